@@ -1,0 +1,39 @@
+"""Every default of ft-run, once. Units are in the names."""
+
+from typing import Final
+
+# The contract of torchrun.
+NNODES: Final = "1:1"
+NPROC_PER_NODE: Final = "1"
+JOB_ID: Final = "none"
+ROLE: Final = "default"
+ENDPOINT_PORT: Final = 29400
+MASTER_ADDR: Final = "127.0.0.1"
+MASTER_PORT: Final = 29500
+MAX_RESTARTS: Final = 0
+SHUTDOWN_TIMEOUT_S: Final = 30.0
+SIGNALS_TO_HANDLE: Final = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+# Membership (docs/faults.md).
+JOIN_TIMEOUT_S: Final = 600.0
+LAST_CALL_TIMEOUT_S: Final = 30.0
+NODE_GRACE_S: Final = 1.0
+NODE_TIMEOUT_S: Final = 5.0
+MASTER_TIMEOUT_S: Final = 600.0
+RESCALE_DELAY_S: Final = 10.0
+NODE_UNIT: Final = 1
+
+# The first connection of an agent to its master: how long a name that does not resolve or a
+# port that refuses may be a master that is still starting.
+CONNECT_TIMEOUT_S: Final = 600.0
+
+# How long a claim to an identity that is already taken waits for its holder to answer.
+IDENTITY_ANSWER_S: Final = 1.0
+
+# How long the master waits, after the verdict, for nodes that have not yet heard it.
+VERDICT_GRACE_S: Final = 5.0
+
+# Bounds on what a failure record carries over the wire.
+ERROR_FILE_MAX_BYTES: Final = 32 * 1024
+STDERR_TAIL_MAX_BYTES: Final = 4 * 1024
+FAILURES_IN_VERDICT: Final = 16

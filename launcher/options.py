@@ -1,0 +1,115 @@
+"""The options of one ``ft-run`` invocation, checked and typed: what the command line means.
+
+``cli`` builds a ``LaunchOptions``; the agent reads it; nothing else parses text.
+"""
+
+import enum
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .. import defaults
+from ..rendezvous.endpoint import Endpoint
+
+
+class ScriptMode(enum.Enum):
+    """How the training script is started."""
+
+    SCRIPT = "script"
+    """``<python> -u script.py …``"""
+    MODULE = "module"
+    """``<python> -u -m module …``"""
+    COMMAND = "command"
+    """``--no-python``: the script itself is executed."""
+    RUN_PATH = "run-path"
+    """``--run-path``: ``runpy.run_path`` in a fresh interpreter."""
+
+
+class Streams(enum.IntFlag):
+    """Which standard streams of a worker: the digits of ``--redirects`` and ``--tee``."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSelection:
+    """The value of ``--redirects`` or ``--tee``: one for all local ranks, or one for some.
+
+    ``default`` holds for every local rank that ``by_local_rank`` does not name.
+    """
+
+    default: Streams = Streams.NONE
+    by_local_rank: Mapping[int, Streams] = field(default_factory=dict)
+
+    def of(self, local_rank: int) -> Streams:
+        """Return the streams selected for ``local_rank``."""
+        return self.by_local_rank.get(local_rank, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Where the workers' output goes."""
+
+    log_dir: str | None = None
+    redirects: StreamSelection = StreamSelection()
+    tee: StreamSelection = StreamSelection()
+    console_local_ranks: frozenset[int] | None = None
+    """``--local-ranks-filter``; None shows all."""
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousOptions:
+    """How this node meets the others. All times in seconds."""
+
+    job_id: str
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_unit: int = defaults.NODE_UNIT
+    max_restarts: int = defaults.MAX_RESTARTS
+    endpoint: Endpoint | None = None
+    """None: standalone. One node, no socket is opened, the master lives in the agent."""
+    hosts_master: bool | None = None
+    """True or False where the user decided (``is_host``, ``--node-rank`` with
+    ``--master-addr``); None: the node that the endpoint names hosts it."""
+    node_rank: int | None = None
+    local_addr: str | None = None
+    worker_ports: range | None = None
+    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
+    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
+    node_grace_s: float = defaults.NODE_GRACE_S
+    node_timeout_s: float = defaults.NODE_TIMEOUT_S
+    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
+    connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
+    rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
+    """None: never; late-comers enter at the next restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """Everything that one ``ft-run script.py`` was asked to do."""
+
+    script: str
+    rendezvous: RendezvousOptions
+    script_args: tuple[str, ...] = ()
+    mode: ScriptMode = ScriptMode.SCRIPT
+    nproc_per_node: str = defaults.NPROC_PER_NODE
+    accelerator: str = "auto"
+    role: str = defaults.ROLE
+    logs: LogOptions = LogOptions()
+    signals: tuple[signal.Signals, ...] = (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )
+    shutdown_timeout_s: float = defaults.SHUTDOWN_TIMEOUT_S
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+    event_log_handler: str = "null"
+    remarks: tuple[str, ...] = ()
+    """What the user should be told once, before the job starts: ignored keys, a missing id."""

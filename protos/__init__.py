@@ -1,0 +1,1 @@
+"""The wire: protobuf definitions and the code generated from them. Nothing else."""
