@@ -37,3 +37,6 @@ VERDICT_GRACE_S: Final = 5.0
 ERROR_FILE_MAX_BYTES: Final = 32 * 1024
 STDERR_TAIL_MAX_BYTES: Final = 4 * 1024
 FAILURES_IN_VERDICT: Final = 16
+
+# How long a master that starts from nothing waits for the members of a running round.
+ADOPTION_GRACE_S: Final = 10.0

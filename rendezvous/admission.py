@@ -1,0 +1,77 @@
+"""Who may join: the reasons for which a node is refused. Pure."""
+
+from .messages import PROTOCOL_VERSION, Attend, JobSpec
+
+_OPTIONS = (
+    ("min_nodes", "the minimum of --nnodes"),
+    ("max_nodes", "the maximum of --nnodes"),
+    ("node_unit", "--node-unit"),
+    ("max_restarts", "--max-restarts"),
+)
+
+
+def refusal(attend: Attend, job: JobSpec | None) -> str | None:
+    """Return why a node may not join the job, in one sentence; None when it may.
+
+    Args:
+        attend: what the node says of itself.
+        job: what the nodes before it agreed on; None for the first.
+    """
+    if attend.protocol != PROTOCOL_VERSION:
+        return (
+            f"this node speaks protocol {attend.protocol} (ft-run {attend.version}) and the "
+            f"master protocol {PROTOCOL_VERSION}; install the same ft-run on all nodes."
+        )
+    return _nonsense(attend) or (job and _difference(attend.job, job)) or None
+
+
+def _nonsense(attend: Attend) -> str | None:
+    job, node = attend.job, attend.node
+    if not 1 <= job.min_nodes <= job.max_nodes or job.node_unit < 1:
+        return (
+            f"--nnodes {job.min_nodes}:{job.max_nodes} with --node-unit {job.node_unit} cannot "
+            "work; right would be 1 <= MIN <= MAX and a unit of at least 1."
+        )
+    if job.min_nodes % job.node_unit:
+        return (
+            f"the minimum of --nnodes ({job.min_nodes}) is not a multiple of --node-unit "
+            f"({job.node_unit})."
+        )
+    if not node.node_id or not node.incarnation or node.local_world_size < 1:
+        return "this node sent no identity or no number of workers; is it an ft-run agent?"
+    if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
+        return (
+            f"--node-rank {node.wanted_rank} is not below the number of nodes "
+            f"({job.max_nodes}); right would be 0 to {job.max_nodes - 1}."
+        )
+    return None
+
+
+def _difference(given: JobSpec, agreed: JobSpec) -> str | None:
+    if given.job_id != agreed.job_id:
+        return (
+            f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
+            "master serves; use another endpoint or the same id."
+        )
+    differences = [
+        f"{option} is {getattr(given, name)} here and {getattr(agreed, name)} there"
+        for name, option in _OPTIONS
+        if getattr(given, name) != getattr(agreed, name)
+    ]
+    if not differences:
+        return None
+    return "this node's options differ from the job's: " + ", ".join(differences) + "."
+
+
+def identity_taken(attend: Attend) -> str:
+    """Return the sentence for a node whose identity a living node already has."""
+    node = attend.node
+    if node.wanted_rank is not None:
+        return (
+            f"--node-rank {node.wanted_rank} belongs to another node that is alive; "
+            "give each node its own rank, or none."
+        )
+    return (
+        f"the identity {node.node_id!r} belongs to another node that is alive; "
+        "give each node its own host name, or --node-rank."
+    )

@@ -1,0 +1,227 @@
+"""What nodes and the master say to each other, as plain values.
+
+The same names and fields stand in ``protos/rendezvous.proto``; ``wire`` converts. They are
+separate from protobuf so that the rules are pure and a standalone job never loads it.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from .failure import Failure
+
+PROTOCOL_VERSION = 1
+"""Raised when a node and a master of the old and the new version could misunderstand."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What must be the same on every node of a job."""
+
+    job_id: str
+    min_nodes: int
+    max_nodes: int
+    node_unit: int
+    max_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What a node is, for as long as its agent lives."""
+
+    node_id: str
+    """Who it is, the same for a restarted agent: host name and a number on that host."""
+    incarnation: str
+    """Random, one per agent process."""
+    host: str
+    address: str
+    """The IP address under which other nodes reach it."""
+    role: str
+    local_world_size: int
+    wanted_rank: int | None
+    """``--node-rank``, when the user gave one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where this node would host the store of the next round, if it got rank 0."""
+
+    address: str
+    port: int
+
+
+class ClaimState(enum.Enum):
+    """How far a node's workers have come in the round they belong to."""
+
+    RUNNING = 1
+    DONE = 2
+    """All of them exited 0."""
+    STOPPED = 3
+    """None is alive; they were stopped or have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The last round that a node was in: what a master that starts from nothing must know."""
+
+    round: int
+    restarts: int
+    nodes: int
+    """Size of that round's world, in nodes."""
+    node_rank: int
+    rank_offset: int
+    """Rank of this node's local rank 0."""
+    state: ClaimState
+    failures: tuple[Failure, ...] = ()
+    """Failures of this node's workers in that round."""
+
+
+# --- node → master ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """First message of every stream."""
+
+    protocol: int
+    version: str
+    job: JobSpec
+    node: NodeSpec
+    offer: Offer
+    claim: Claim | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker of this node failed; the node is stopping its others."""
+
+    round: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All workers of this node exited 0."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No worker of ``round`` is alive on this node; it is ready for the next one."""
+
+    round: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node was asked to go away (SIGTERM); it stops its workers, then closes the stream."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """I am here: the reply to ``Challenge``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The verdict has arrived."""
+
+
+NodeMessage = Attend | Failed | Done | Stopped | Leave | Answer | Heard
+
+
+# --- master → node ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A world is not complete yet."""
+
+    joined: int
+    min_nodes: int
+    max_nodes: int
+    missing: tuple[str, ...]
+    """Who is missing, where that is known: ranks or hosts; bounded."""
+    timeout_s: float
+    """Seconds until the master gives up; 0 when a round runs without this node."""
+    spare: bool
+    """A round runs, and this node is a spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One node's share of a world, and why the round before it ended."""
+
+    round: int
+    restarts: int
+    """Restarts counted so far; the same number on every node."""
+    node_rank: int
+    nodes: int
+    rank_offset: int
+    """Rank of this node's local rank 0."""
+    world_size: int
+    role_rank_offset: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    reason: str
+    """In words: why this round was formed."""
+    cause: Failure | None
+    """The root cause of a restart; None for the first round and for a regroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the workers of a round."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the workers of a round, then answer ``Stopped``."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Another process claims to be you; answer if you are there."""
+
+
+class Outcome(enum.Enum):
+    """How a job ended."""
+
+    SUCCEEDED = 1
+    WORKERS_FAILED = 2
+    RENDEZVOUS_FAILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of the job, the same on every node."""
+
+    outcome: Outcome
+    exit_code: int
+    sentence: str
+    restarts: int
+    rounds: int
+    cause: Failure | None
+    failures: tuple[Failure, ...]
+    """Failures of the last round, the root cause included; bounded."""
+    failure_count: int
+    """How many there were, also those that did not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This node may not join; the stream ends."""
+
+    sentence: str
+
+
+MasterMessage = Waiting | Start | Stop | Challenge | Verdict | Refused
