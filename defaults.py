@@ -25,7 +25,7 @@ NODE_UNIT: Final = 1
 
 # The first connection of an agent to its master: how long a name that does not resolve or a
 # port that refuses may be a master that is still starting.
-CONNECT_TIMEOUT_S: Final = 600.0
+CONNECT_TIMEOUT_S: Final = 60.0
 
 # How long a claim to an identity that is already taken waits for its holder to answer.
 IDENTITY_ANSWER_S: Final = 1.0

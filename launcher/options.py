@@ -113,3 +113,28 @@ class LaunchOptions:
     event_log_handler: str = "null"
     remarks: tuple[str, ...] = ()
     """What the user should be told once, before the job starts: ignored keys, a missing id."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterOptions:
+    """Everything that one ``ft-run master`` was asked to do. All times in seconds."""
+
+    endpoint: Endpoint
+    """Where to listen; ``::`` is all addresses."""
+    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
+    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
+    node_grace_s: float = defaults.NODE_GRACE_S
+    node_timeout_s: float = defaults.NODE_TIMEOUT_S
+    rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
+    """None: never; late-comers enter at the next restart."""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    """Everything that one ``ft-run status`` was asked to do."""
+
+    endpoint: Endpoint
+    json: bool = False
+    timeout_s: float = 5.0
+    """How long to wait for the master's answer."""

@@ -1,0 +1,398 @@
+"""Train a small network on scikit-learn's handwritten digits, and survive the loss of any rank.
+
+    ft-run --standalone --nproc-per-node 2 --max-restarts 2 examples/train_digits.py --die 1:3
+
+What a script needs so that a launcher can restart it, in the order in which ``main`` does it:
+
+1. take rank and world from the environment, every time it starts;
+2. look for the newest complete checkpoint, and let rank 0 decide for all;
+3. write a checkpoint after every epoch, so that no reader ever sees half of one;
+4. fail loudly: an exception or a time-out in one rank is enough, the launcher does the rest.
+
+It is seeded throughout: for a given number of workers on one kind of machine, a run that was
+killed and restarted ends with the same weights, bit for bit, as one that was left alone.
+
+Where checkpoints go: without ``--checkpoint-dir``, to ``digits-checkpoints-<run id>`` in the
+working directory, which is removed when the run succeeds. So the same command trains afresh
+each time, while a job that was interrupted goes on where it stopped if it comes back under the
+same ``--rdzv-id``. A folder named with ``--checkpoint-dir`` is always resumed from, never removed.
+With several nodes put it on storage that all of them see, or rank 0 has to stay on its node.
+"""
+
+import argparse
+import hashlib
+import io
+import math
+import os
+import re
+import shutil
+import signal
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+SEED = 0
+TEST_IMAGES = 360
+PEER_TIMEOUT = timedelta(seconds=60)
+"""How long a collective waits for a peer that is silent; a dead one is noticed much sooner."""
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The value of ``--die``: ``rank`` is killed once, in the middle of ``epoch`` (from 1)."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line. ``batch_size`` is images per worker and step."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    checkpoint_dir: Path | None
+    save_weights: Path | None
+    die: Death | None
+    device: str
+
+
+def parse_args(argv: list[str] | None = None) -> Options:
+    """Return the options in ``argv`` (default: the command line); exit with status 2 if wrong."""
+
+    def count(text: str) -> int:
+        if not re.fullmatch(r"[0-9]+", text) or int(text) == 0:
+            raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+        return int(text)
+
+    def positive(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+        return number
+
+    def death(text: str) -> Death:
+        match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+        if match is None or int(match[2]) == 0:
+            raise argparse.ArgumentTypeError(
+                f"expected RANK:EPOCH, a rank from 0 and an epoch from 1 such as 1:3, got {text!r}"
+            )
+        return Death(rank=int(match[1]), epoch=int(match[2]))
+
+    parser = argparse.ArgumentParser(
+        description="Train a small network on scikit-learn's handwritten digits.",
+        usage="%(prog)s [options]",
+    )
+    parser.add_argument("--epochs", type=count, default=10, metavar="N")
+    parser.add_argument(
+        "--batch-size", type=count, default=32, metavar="N", help="images per worker and step"
+    )
+    parser.add_argument("--lr", type=positive, default=2e-3, help="learning rate of Adam")
+    parser.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="resume from and keep checkpoints here (default: digits-checkpoints-<run id>,"
+        " removed when the run succeeds)",
+    )
+    parser.add_argument(
+        "--save-weights",
+        type=Path,
+        metavar="PATH",
+        help="write the final weights here, as bytes that are equal when the weights are",
+    )
+    parser.add_argument(
+        "--die",
+        type=death,
+        metavar="RANK:EPOCH",
+        help="kill that rank with SIGKILL in the middle of that epoch, once: to see a restart",
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if any"
+    )
+    options = Options(**vars(parser.parse_args(argv)))
+    if options.die is not None and options.die.epoch > options.epochs:
+        parser.error(
+            f"argument --die: expected an epoch up to {options.epochs} (--epochs),"
+            f" got {options.die.epoch}"
+        )
+    return options
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+class Checkpoint(TypedDict):
+    """What a run needs to go on after ``epoch`` epochs.
+
+    No state of random number generators: every epoch starts from a seed of its own.
+    """
+
+    epoch: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``; whoever reads it, even after a power cut, sees all or nothing.
+
+    The temporary file is in the same folder because a rename is atomic only within one file
+    system. The file is synced before the rename, so that the new name never points to data that
+    is not on disk yet; the folder after it, so that the rename itself is on disk.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``checkpoint`` to ``folder`` and return its path.
+
+    The content is a SHA-256 digest and then what ``torch.save`` wrote: ``torch.load`` alone
+    does not notice flipped bits.
+    """
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    content = buffer.getvalue()
+    path = folder / f"epoch-{checkpoint['epoch']:06}.pt"
+    write_atomically(path, hashlib.sha256(content).digest() + content)
+    return path
+
+
+def load_latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest intact checkpoint in ``folder``, or None; say which ones were broken."""
+    for path in sorted(folder.glob("epoch-*.pt"), reverse=True):
+        data = path.read_bytes()
+        digest, content = data[:32], data[32:]
+        if hashlib.sha256(content).digest() != digest:
+            print(f"skipping {path}: incomplete or damaged", flush=True)
+            continue
+        checkpoint: Checkpoint = torch.load(
+            io.BytesIO(content), map_location="cpu", weights_only=True
+        )
+        print(f"resuming from {path}", flush=True)
+        return checkpoint
+    return None
+
+
+def default_folder() -> Path:
+    """Return where checkpoints go without ``--checkpoint-dir``: a folder of this job's own."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex[:8]
+    return Path("digits-checkpoints-" + re.sub(r"[^\w.-]", "_", run_id))
+
+
+def canonical_bytes(weights: dict[str, Tensor]) -> bytes:
+    """Return ``weights`` as bytes that depend on names, types, shapes and values alone."""
+    parts = []
+    for name, tensor in sorted(weights.items()):
+        parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        parts.append(tensor.cpu().contiguous().numpy().tobytes())
+    return b"".join(parts)
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+def make_model() -> nn.Module:
+    """Return the network: 8 × 8 grey values in, 10 scores out."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+
+
+def load_data() -> tuple[TensorDataset, TensorDataset]:
+    """Return the training set and the test set; the split is the same everywhere."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(SEED))
+    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
+) -> Tensor:
+    """Take one step and return this rank's loss."""
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
+    optimizer.step()
+    return loss.detach()
+
+
+@torch.no_grad()
+def evaluate(network: nn.Module, test_set: TensorDataset, device: torch.device) -> float:
+    """Return the share of ``test_set`` that is recognised; each rank looks at its part of it."""
+    network.eval()
+    images, labels = test_set[dist.get_rank() :: dist.get_world_size()]
+    correct = (network(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
+    dist.all_reduce(correct)
+    return int(correct) / len(test_set)
+
+
+def report(network: nn.Module, accuracy: float, save_weights: Path | None) -> None:
+    """Print what came out, and write the weights where they were asked for."""
+    weights = canonical_bytes(network.state_dict())
+    if save_weights is not None:
+        save_weights.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(save_weights, weights)
+    print(f"weights sha256: {hashlib.sha256(weights).hexdigest()}", flush=True)
+    print(f"test accuracy: {accuracy:.4f}", flush=True)
+
+
+def join_process_group(device_choice: str) -> torch.device:
+    """Join the group that the launcher's environment describes; return this rank's device."""
+    if "RANK" not in os.environ:  # plain `python train_digits.py`: a world of one
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    if device_choice == "cpu" or (device_choice == "auto" and not torch.cuda.is_available()):
+        dist.init_process_group("gloo", timeout=PEER_TIMEOUT)
+        return torch.device("cpu")
+    local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local_rank >= gpus:
+        raise SystemExit(
+            f"local rank {local_rank} has no GPU, this node shows {gpus}:"
+            " start at most that many workers here, or use --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl", timeout=PEER_TIMEOUT)
+    return torch.device("cuda", local_rank)
+
+
+def make_deterministic() -> None:
+    """Have torch use only algorithms that give the same bits each time."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # The number of threads decides the order of sums; for a network this small one is fastest.
+    torch.set_num_threads(1)
+
+
+def resume(
+    folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> int:
+    """Load the newest checkpoint, if any, and return how many epochs are done.
+
+    Rank 0 reads and sends, so all ranks go on from the same epoch, also without shared storage.
+    """
+    box = [load_latest_checkpoint(folder) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0, device=device)
+    checkpoint = box[0]
+    if checkpoint is None:
+        return 0
+    network.load_state_dict(checkpoint["model"])
+    lr = optimizer.param_groups[0]["lr"]
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    optimizer.param_groups[0]["lr"] = lr  # of the command line, not of the checkpoint
+    return checkpoint["epoch"]
+
+
+def die_once(death: Death, folder: Path) -> None:
+    """Kill this process on the job's first attempt.
+
+    The restart count tells later attempts apart; the marker does where the launcher itself is
+    started again and counts from 0.
+    """
+    marker = folder / f"died-{death.rank}-{death.epoch}"
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" and not marker.exists():
+        marker.touch()
+        print(f"rank {death.rank} kills itself in epoch {death.epoch}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(
+    options: Options, train_set: TensorDataset, folder: Path, device: torch.device
+) -> nn.Module:
+    """Train from the newest checkpoint in ``folder`` up to ``--epochs``; return the network."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(train_set, seed=SEED)
+    loader = DataLoader(train_set, batch_size=options.batch_size, sampler=sampler)
+
+    torch.manual_seed(SEED)
+    network = make_model().to(device)
+    model = DistributedDataParallel(network, device_ids=None if device.type == "cpu" else [device])
+    optimizer = torch.optim.Adam(network.parameters(), lr=options.lr)
+    # DDP rearranges its gradient buckets after the first backward pass, and with them the order
+    # of sums over three or more ranks: the last bit. A pass that is thrown away puts every start,
+    # fresh or resumed, behind that point.
+    model(train_set[:1][0].to(device)).sum().backward()
+
+    done = resume(folder, network, optimizer, device)
+    if rank == 0 and options.die is not None and options.die.rank >= world:
+        print(f"--die: there is no rank {options.die.rank} in a world of {world}", flush=True)
+    if rank == 0 and done >= options.epochs:
+        print(f"{folder} already holds {done} epochs: only testing", flush=True)
+    for epoch in range(done + 1, options.epochs + 1):
+        sampler.set_epoch(epoch)
+        torch.manual_seed(SEED + epoch * world + rank)
+        loss = torch.zeros((), device=device)
+        for step, (images, labels) in enumerate(loader):
+            loss += train_step(model, optimizer, images.to(device), labels.to(device))
+            if options.die == Death(rank, epoch) and step == len(loader) // 2:
+                die_once(options.die, folder)
+        dist.all_reduce(loss)
+        if rank == 0:
+            state = Checkpoint(
+                epoch=epoch, model=network.state_dict(), optimizer=optimizer.state_dict()
+            )
+            save_checkpoint(folder, state)
+            mean = loss.item() / len(loader) / world
+            print(f"epoch {epoch}/{options.epochs} loss {mean:.4f} restarts {restarts}", flush=True)
+    return network
+
+
+@record
+def main() -> None:
+    """Join, train, test, leave. ``record`` hands an exception to the launcher's report."""
+    options = parse_args()
+    make_deterministic()
+    device = join_process_group(options.device)
+    folder = options.checkpoint_dir or default_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+
+    train_set, test_set = load_data()
+    network = train(options, train_set, folder, device)
+    accuracy = evaluate(network, test_set, device)
+    if dist.get_rank() == 0:
+        report(network, accuracy, options.save_weights)
+    dist.barrier()  # from here on nobody needs the checkpoints
+    dist.destroy_process_group()
+    if options.checkpoint_dir is None and os.environ["LOCAL_RANK"] == "0":
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

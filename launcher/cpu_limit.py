@@ -1,0 +1,162 @@
+"""The CPU limit of the container this process runs in: cgroup quotas and the affinity mask.
+
+Everything is read below an injectable root, so that every layout of Docker, Kubernetes, systemd
+and Slurm is a directory tree in a test. Formats: ``cgroups(7)``, ``proc_pid_mountinfo(5)`` and the
+kernel's ``admin-guide/cgroup-v2.rst`` and ``scheduler/sched-bwc.rst``.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .cgroups import Mount, Parts, read_membership, read_mounts, read_text
+
+_ROOT: Final = Path("/")
+_NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
+"""Positive, and no larger than the kernel's 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """How many CPUs this process may use at once, and what says so.
+
+    ``cpus`` is at least 1. ``source`` is for people, such as
+    ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or ``affinity mask 0-3 of 64 CPUs``.
+    """
+
+    cpus: int
+    source: str
+
+
+class _Quota(NamedTuple):
+    """The bandwidth limit of one cgroup: ``quota_us`` of CPU time in each ``period_us``."""
+
+    quota_us: int
+    period_us: int
+    where: str
+
+    @property
+    def ratio(self) -> float:
+        return self.quota_us / self.period_us
+
+    @property
+    def cpus(self) -> int:
+        """CPUs that can be busy at once, rounded up in integers: exact at any size."""
+        return max(1, -(-self.quota_us // self.period_us))
+
+
+def allowed_cpus() -> frozenset[int]:
+    """Return the CPUs this process may run on (its affinity mask, cpusets included)."""
+    return frozenset(os.sched_getaffinity(0))
+
+
+def read_cpu_limit(
+    root: Path = _ROOT,
+    *,
+    affinity: Set[int] | None = None,
+    machine_cpus: int | None = None,
+) -> CpuLimit | None:
+    """Return the tightest CPU limit on this process, or None where there is none.
+
+    The limit is ``max(1, ceil(quota / period))`` of the tightest cgroup from this process's own
+    up to the mount's root, and never above the affinity mask. A mask smaller than the machine is
+    a limit by itself; shares and weights never are. Files that are missing, unreadable or
+    malformed are no limit; nothing is raised for them.
+
+    Args:
+        root: the directory below which ``proc``, ``sys`` and the cgroup mounts are looked up.
+        affinity: the CPUs this process may run on; None asks the kernel.
+        machine_cpus: the number of CPUs of the machine; None asks the kernel.
+    """
+    mask = allowed_cpus() if affinity is None else affinity
+    total = _count_machine_cpus(root) if machine_cpus is None else machine_cpus
+    quota = _tightest_quota(root)
+    if quota is not None and quota.cpus <= len(mask):
+        return CpuLimit(quota.cpus, quota.where)
+    if len(mask) < total:
+        return CpuLimit(max(1, len(mask)), f"affinity mask {format_cpus(mask)} of {total} CPUs")
+    if quota is not None:
+        return CpuLimit(max(1, len(mask)), f"{quota.where}, more than the {len(mask)} CPUs here")
+    return None
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Return the CPU numbers in the kernel's list format, such as ``0-3,8``.
+
+    Raises:
+        ValueError: ``text`` is not such a list.
+    """
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Return CPU numbers in the kernel's list format: the inverse of :func:`parse_cpus`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(lo) if lo == hi else f"{lo}-{hi}" for lo, hi in runs)
+
+
+def _count_machine_cpus(root: Path) -> int:
+    # Not os.cpu_count() first: since Python 3.13 PYTHON_CPU_COUNT overrides it, and some
+    # versions of the C library count the affinity mask instead of the machine.
+    try:
+        online = parse_cpus(read_text(root / "sys/devices/system/cpu/online"))
+    except ValueError:
+        online = frozenset()
+    return len(online) or os.cpu_count() or 1
+
+
+def _tightest_quota(root: Path) -> _Quota | None:
+    """Return the tightest quota above this process; of equal ones the innermost."""
+    membership = read_membership(root, "cpu")
+    if membership is None:
+        return None
+    is_v1, path = membership
+    mounts = read_mounts(root, "cpu", is_v1=is_v1)
+    # A hierarchy can be mounted in several places (docker-in-docker); each may show levels
+    # that the others hide. Where none shows this process's cgroup, what is mounted is still
+    # the container's own, so its top counts.
+    inside = [mount for mount in mounts if mount.shows(path)]
+    quotas = [quota for mount in inside or mounts for quota in _quotas(mount, path, is_v1=is_v1)]
+    return min(quotas, key=lambda quota: quota.ratio, default=None)
+
+
+def _quotas(mount: Mount, path: Parts, *, is_v1: bool) -> Iterator[_Quota]:
+    """Yield the quota of each level of one mount, from the process's own cgroup upwards."""
+    below = path[len(mount.root) :] if mount.shows(path) else ()
+    for depth in range(len(below), -1, -1):
+        directory = mount.point.joinpath(*below[:depth])
+        if is_v1:
+            name = "v1 cpu.cfs_quota_us"
+            quota = read_text(directory / "cpu.cfs_quota_us").split()
+            period = read_text(directory / "cpu.cfs_period_us").split()
+        else:
+            name = "v2 cpu.max"
+            values = read_text(directory / "cpu.max").split()
+            quota, period = values[:1], values[1:]
+        numbers = _positive(quota), _positive(period)
+        if numbers[0] is not None and numbers[1] is not None:
+            level = "/" + "/".join(mount.root + below[:depth])
+            where = f"cgroup {name} {numbers[0]}/{numbers[1]} at {_printable(level)}"
+            yield _Quota(numbers[0], numbers[1], where)
+
+
+def _positive(words: list[str]) -> int | None:
+    """Return the one positive number in ``words``; None for ``max``, -1, 0 and garbage."""
+    return int(words[0]) if len(words) == 1 and _NUMBER.fullmatch(words[0]) else None
+
+
+def _printable(path: str) -> str:
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,0 +1,147 @@
+"""The words of the event lines: what a person reads of a run, each line with round and node."""
+
+import time
+from collections.abc import Sequence
+
+from ..rendezvous.failure import Failure
+from ..rendezvous.messages import Outcome, Place, Verdict, Waiting
+from .options import RendezvousOptions
+
+_PIDS_SHOWN = 8
+
+
+def _at(place: Place) -> str:
+    return f"round={place.round} node={place.node_rank}"
+
+
+def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
+    """Return ``4`` or ``2:5``, as ``--nnodes`` has it."""
+    return str(min_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
+
+
+def hello(node_id: str, job_id: str, workers: int, source: str, where: str) -> str:
+    """Return the first line of every run."""
+    return f"job={job_id} node={node_id} nproc_per_node={workers} ({source}), {where}"
+
+
+def started(place: Place, pids: Sequence[int]) -> str:
+    """Return the line for workers that have been started."""
+    last = place.rank_offset + len(pids) - 1
+    ranks = f"{place.rank_offset}-{last}" if len(pids) > 1 else str(last)
+    shown = ",".join(map(str, pids[:_PIDS_SHOWN])) + (",…" if len(pids) > _PIDS_SHOWN else "")
+    return (
+        f"{_at(place)} started ranks={ranks} of {place.world_size} on {place.nodes} node(s) "
+        f"pids={shown} store={place.master_addr}:{place.master_port}"
+    )
+
+
+def waiting(message: Waiting) -> str:
+    """Return the line for a node that waits, with who is missing where that is known."""
+    if message.spare:
+        return f"this node is a spare: a round runs without it ({message.joined} nodes in all)"
+    wanted = nodes_wanted(message.min_nodes, message.max_nodes)
+    missing = f"; missing: {', '.join(message.missing)}" if message.missing else ""
+    return (
+        f"waiting for nodes: {message.joined} of {wanted} are here{missing} "
+        f"(gives up in {message.timeout_s:.0f} s)"
+    )
+
+
+def failed(place: Place, failure: Failure) -> str:
+    """Return the line for a failure on this node."""
+    return f"{_at(place)} {failure.summary()}"
+
+
+def stopping(place: Place, reason: str, alive: int) -> str:
+    """Return the line for the lockstep stop."""
+    return f"{_at(place)} stopping {alive} worker(s): {reason}"
+
+
+def killing(place: Place, alive: int, timeout_s: float) -> str:
+    """Return the line for workers that did not end in time."""
+    return (
+        f"{_at(place)} {alive} worker(s) still alive after --shutdown-timeout {timeout_s:g} s: "
+        "sending SIGKILL"
+    )
+
+
+def restart(place: Place, max_restarts: int) -> str:
+    """Return the line that opens a round after a failure; the same on every node."""
+    assert place.cause is not None
+    return f"{_at(place)} restart {place.restarts}/{max_restarts}: {place.cause.summary()}"
+
+
+def regroup(place: Place) -> str:
+    """Return the line that opens a round after a change of members."""
+    return f"{_at(place)} regroup with {place.nodes} node(s): {place.reason}"
+
+
+def done(place: Place, workers: int) -> str:
+    """Return the line for a node whose workers have all succeeded."""
+    others = "; waiting for the other nodes" if place.nodes > 1 else ""
+    return f"{_at(place)} all {workers} worker(s) of this node finished{others}"
+
+
+def leftovers(pids: Sequence[int]) -> str:
+    """Return the line for processes that workers left running."""
+    named = ", ".join(map(str, pids[:_PIDS_SHOWN]))
+    return f"ending {len(pids)} process(es) that the workers left running (pid {named})"
+
+
+def leaving(signal_name: str, workers: int) -> str:
+    """Return the line for an agent that was asked to go away."""
+    return f"received {signal_name}: stopping {workers} worker(s) and leaving the job"
+
+
+def link_down(reason: str, has_workers: bool) -> str:
+    """Return the line for a master that cannot be reached."""
+    so = "workers run on; trying again" if has_workers else "trying again"
+    return f"no connection to the master ({reason}): {so}"
+
+
+def verdict(message: Verdict) -> str:
+    """Return the last line of every run, the same on every node."""
+    word = "succeeded" if message.outcome is Outcome.SUCCEEDED else "FAILED"
+    return f"job {word}: {message.sentence}"
+
+
+class LiveStatus:
+    """The text of the live line."""
+
+    def __init__(self, rendezvous: RendezvousOptions) -> None:
+        self._rendezvous = rendezvous
+        self._since = time.monotonic()
+        self._place: Place | None = None
+        self.waiting: Waiting | None = None
+        self.connected = True
+
+    def started(self, place: Place) -> None:
+        """A round was started here."""
+        self._place, self.waiting = place, None
+
+    def text(self) -> str:
+        """Return the line as of now."""
+        options, place, waiting_ = self._rendezvous, self._place, self.waiting
+        wanted = nodes_wanted(options.min_nodes, options.max_nodes)
+        parts = [f"ft-run {options.job_id}"]
+        if waiting_ is not None:
+            parts.append(f"{waiting_.joined}/{wanted} nodes")
+            if waiting_.missing:
+                parts.append("missing " + ", ".join(waiting_.missing))
+            if waiting_.spare:
+                parts.append("spare")
+        elif place is not None:
+            parts.append(f"{place.nodes}/{wanted} nodes")
+        if place is not None:
+            parts += [f"round {place.round}", f"restarts {place.restarts}/{options.max_restarts}"]
+        if not self.connected:
+            parts.append("master away")
+        parts.append("up " + duration(time.monotonic() - self._since))
+        return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return ``1:02:03``."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"

@@ -1,0 +1,395 @@
+"""Every flag of ``ft-run``, ``ft-run master`` and ``ft-run status``, with its words of help."""
+
+from .. import defaults, exit_codes
+from . import streams, values
+from .params import CommandLine, Flag, HelpText
+
+_WORKERS = "Workers"
+_RENDEZVOUS = "Rendezvous"
+_FAILURE = "Failure"
+_LOGS = "Logs"
+_SCRIPT = "Script"
+_COMPATIBILITY = "Compatibility with torchrun"
+
+_BEFORE = """\
+Usage: ft-run [OPTIONS] SCRIPT [ARGS]...
+       ft-run [OPTIONS] -m MODULE [ARGS]...
+
+Start a training script on every node, and restart it everywhere when it fails
+anywhere. Takes the place of torchrun.
+
+Examples:
+  ft-run --nproc-per-node gpu train.py --lr 0.1
+  ft-run --nnodes 4 --rdzv-id run7 --rdzv-endpoint node0:29400 train.py
+
+Commands:
+  ft-run master --help        Run the master of a job by itself.
+  ft-run status --help        Show the state of a job.
+"""
+
+_AFTER = f"""\
+Every option can be set by PET_<NAME>, such as PET_NNODES=2 or PET_STANDALONE=1;
+the command line beats it. Underscores may stand for dashes, and a name may be
+cut short while it is unambiguous. What follows SCRIPT belongs to the script.
+
+Exit codes:
+  {exit_codes.SUCCESS:<6} the job succeeded
+  {exit_codes.WORKERS_FAILED:<6} workers failed and the restarts are spent
+  {exit_codes.USAGE:<6} wrong usage
+  {exit_codes.POLICY_ENDED_JOB:<6} the failure policy ended the job: trying again would not help
+  {exit_codes.CHECKS_FAILED:<6} checks failed: worth retrying
+  {exit_codes.NODE_EXCLUDED:<6} this node is unhealthy and was excluded
+  {exit_codes.RENDEZVOUS_FAILED:<6} rendezvous failed: no master, or not enough nodes in time
+  {exit_codes.REFUSED:<6} the master refused this node
+  {exit_codes.SIGNAL_BASE}+n  ended by signal n after an orderly stop
+"""
+
+_CONF_KEYS = (
+    "join_timeout, last_call_timeout, node_grace, node_timeout, rescale_delay (seconds, or never)"
+)
+
+
+def launch_command() -> CommandLine:
+    """Return the flags of ``ft-run [OPTIONS] SCRIPT [ARGS]...``."""
+    flags = [
+        *_worker_flags(),
+        *_rendezvous_flags(),
+        *_address_flags(),
+        *_failure_flags(),
+        *_log_flags(),
+        *_script_flags(),
+        *_compatibility_flags(),
+    ]
+    return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER))
+
+
+def master_command() -> CommandLine:
+    """Return the flags of ``ft-run master``."""
+    flags = [
+        Flag(
+            "--bind",
+            "--rdzv-endpoint",
+            "bind",
+            group="Options",
+            metavar="[HOST]:PORT",
+            read=values.bind_address,
+            help=f"Where to listen; default :{defaults.ENDPOINT_PORT}, on all addresses.",
+        ),
+        Flag(
+            "--rdzv-conf",
+            group="Options",
+            metavar="K=V,...",
+            read=values.string,
+            help=f"Times: {_CONF_KEYS}.",
+        ),
+    ]
+    before = """\
+Usage: ft-run master [OPTIONS]
+
+Run the master of a job by itself, away from the nodes that train. The nodes
+reach it by --rdzv-endpoint HOST:PORT. It ends with the job.
+
+Example:
+  ft-run master --bind :29400 --rdzv-conf join_timeout=900
+"""
+    after = "Every option can be set by PET_<NAME>, such as PET_BIND=:29400.\n"
+    return CommandLine("ft-run master", flags, HelpText(before, after))
+
+
+def status_command() -> CommandLine:
+    """Return the flags of ``ft-run status``."""
+    flags = [
+        Flag(
+            "--rdzv-endpoint",
+            group="Options",
+            metavar="HOST[:PORT]",
+            read=values.endpoint,
+            help="The master, where it is not given as an argument;"
+            f" default localhost:{defaults.ENDPOINT_PORT}.",
+        ),
+        Flag("--json", group="Options", help="Print JSON instead of text."),
+        Flag(
+            "--timeout",
+            group="Options",
+            metavar="SECONDS",
+            read=values.seconds_above_zero,
+            help="How long to wait for the master's answer; default 5.",
+        ),
+    ]
+    before = """\
+Usage: ft-run status [OPTIONS] [HOST[:PORT]]
+
+Ask the master of a job for its state: the round, the nodes and the restarts.
+
+Example:
+  ft-run status node0:29400 --json
+"""
+    after = "Every option can be set by PET_<NAME>, such as PET_RDZV_ENDPOINT=node0:29400.\n"
+    return CommandLine("ft-run status", flags, HelpText(before, after))
+
+
+def _worker_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--nproc-per-node",
+            group=_WORKERS,
+            metavar="N|auto|cpu|gpu|xpu",
+            read=values.nproc_per_node,
+            help="Workers on this node; default 1. auto: one per accelerator, else the CPU limit.",
+        ),
+        Flag(
+            "--accelerator",
+            group=_WORKERS,
+            metavar="TYPE",
+            read=values.accelerator,
+            ours=True,
+            help="The kind of device that auto and gpu count: auto (default), nvidia.com/gpu,"
+            " amd.com/gpu, ascend-npu or cpu.",
+        ),
+        Flag(
+            "--role",
+            group=_WORKERS,
+            metavar="NAME",
+            read=values.string,
+            help="The role of this node's workers; default: default.",
+        ),
+        Flag(
+            "--virtual-local-rank",
+            group=_WORKERS,
+            help="Show each worker LOCAL_RANK=0 and its own device only.",
+        ),
+        Flag(
+            "--numa-binding",
+            group=_WORKERS,
+            metavar="MODE",
+            read=values.one_of("node", "socket", "exclusive", "core-complex"),
+            help="Bind workers to the CPUs near their GPU: node, socket, exclusive, core-complex.",
+        ),
+    ]
+
+
+def _rendezvous_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--nnodes",
+            group=_RENDEZVOUS,
+            metavar="N|MIN:MAX",
+            read=values.nnodes,
+            help="Nodes of the job; default 1. With MIN:MAX the job grows and shrinks.",
+        ),
+        Flag(
+            "--node-unit",
+            group=_RENDEZVOUS,
+            metavar="N",
+            read=values.whole(1),
+            ours=True,
+            help="Only multiples of N nodes make a world; default 1.",
+        ),
+        Flag(
+            "--rdzv-endpoint",
+            group=_RENDEZVOUS,
+            metavar="HOST[:PORT]",
+            read=values.endpoint,
+            help=f"Where the master is or shall be; default port {defaults.ENDPOINT_PORT}.",
+        ),
+        Flag(
+            "--rdzv-id",
+            group=_RENDEZVOUS,
+            metavar="ID",
+            read=values.string,
+            help="The id of the job, the same on every node.",
+        ),
+        Flag(
+            "--standalone",
+            group=_RENDEZVOUS,
+            help="One node by itself: no endpoint, no open port.",
+        ),
+        Flag(
+            "--rdzv-conf",
+            group=_RENDEZVOUS,
+            metavar="K=V,...",
+            read=values.string,
+            help=f"Times and more: {_CONF_KEYS}, master_timeout, connect_timeout, is_host.",
+        ),
+        Flag(
+            "--rescale-delay",
+            group=_RENDEZVOUS,
+            metavar="SECONDS|never",
+            read=lambda text: (values.seconds_or_never(text),),
+            ours=True,
+            help="How long a new node waits for more before the world grows; default"
+            f" {defaults.RESCALE_DELAY_S:g}. never: it enters at the next restart.",
+        ),
+    ]
+
+
+def _address_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--node-rank",
+            group=_RENDEZVOUS,
+            metavar="N",
+            read=values.whole(0),
+            help="Pin the rank of this node. With --master-addr, node 0 hosts the master.",
+        ),
+        Flag(
+            "--master-addr",
+            group=_RENDEZVOUS,
+            metavar="HOST",
+            read=values.host,
+            help=f"Instead of --rdzv-endpoint: the host of node 0; default {defaults.MASTER_ADDR}.",
+        ),
+        Flag(
+            "--master-port",
+            group=_RENDEZVOUS,
+            metavar="PORT",
+            read=values.whole(0, values.MAX_PORT),
+            help=f"The port with --master-addr; default {defaults.MASTER_PORT}.",
+        ),
+        Flag(
+            "--local-addr",
+            group=_RENDEZVOUS,
+            metavar="ADDR",
+            read=values.host,
+            help="The address other nodes reach this one by; default: the one that routes to"
+            " the master.",
+        ),
+        Flag(
+            "--worker-port",
+            group=_RENDEZVOUS,
+            metavar="PORT|LO-HI",
+            read=values.ports,
+            ours=True,
+            help="The port, or the range to take it from, for MASTER_PORT; default: any.",
+        ),
+    ]
+
+
+def _failure_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--max-restarts",
+            group=_FAILURE,
+            metavar="N",
+            read=values.whole(0),
+            help="Restarts before the job fails, counted over all nodes; default 0.",
+        ),
+        Flag(
+            "--shutdown-timeout",
+            group=_FAILURE,
+            metavar="SECONDS",
+            read=values.seconds,
+            help="From SIGTERM to SIGKILL when workers are stopped; default"
+            f" {defaults.SHUTDOWN_TIMEOUT_S:g}, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
+        ),
+        Flag(
+            "--signals-to-handle",
+            group=_FAILURE,
+            metavar="NAMES",
+            read=values.string,
+            help=f"Signals that stop the job in order; default {defaults.SIGNALS_TO_HANDLE}.",
+        ),
+    ]
+
+
+def _log_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--log-dir",
+            group=_LOGS,
+            metavar="DIR",
+            read=values.string,
+            help="Where log files go; default: a temporary folder.",
+        ),
+        Flag(
+            "-r",
+            "--redirects",
+            group=_LOGS,
+            metavar="STREAMS",
+            read=streams.streams,
+            help="Write streams to files instead of the console: 0 none, 1 stdout, 2 stderr,"
+            " 3 both, or by local rank, such as 0:1,10:3.",
+        ),
+        Flag(
+            "-t",
+            "--tee",
+            group=_LOGS,
+            metavar="STREAMS",
+            read=streams.streams,
+            help="Write streams to files as well as to the console.",
+        ),
+        Flag(
+            "--local-ranks-filter",
+            group=_LOGS,
+            metavar="RANKS",
+            read=lambda text: (streams.local_ranks(text),),
+            help="Show only these local ranks on the console, such as 0,1.",
+        ),
+        Flag(
+            "--duplicate-stdout-filters",
+            group=_LOGS,
+            metavar="WORDS",
+            read=streams.filters,
+            help="Copy the lines of stdout with one of these words (with commas; ,, is a comma)"
+            " to a file of their own.",
+        ),
+        Flag(
+            "--duplicate-stderr-filters",
+            group=_LOGS,
+            metavar="WORDS",
+            read=streams.filters,
+            help="The same for stderr.",
+        ),
+    ]
+
+
+def _script_flags() -> list[Flag]:
+    return [
+        Flag("-m", "--module", group=_SCRIPT, help="SCRIPT is a module, run as by python -m."),
+        Flag("--no-python", group=_SCRIPT, help="SCRIPT is a program to run as it is."),
+        Flag(
+            "--run-path",
+            group=_SCRIPT,
+            help="Run SCRIPT by runpy.run_path; beats --no-python.",
+        ),
+    ]
+
+
+def _compatibility_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--rdzv-backend",
+            group=_COMPATIBILITY,
+            metavar="NAME",
+            read=values.backend,
+            help="grpc, c10d or static: all of them mean the master of ft-run.",
+        ),
+        Flag(
+            "--event-log-handler",
+            group=_COMPATIBILITY,
+            metavar="NAME",
+            read=values.one_of("null", "console"),
+            help="null (default) or console.",
+        ),
+        Flag(
+            "--monitor-interval",
+            group=_COMPATIBILITY,
+            metavar="SECONDS",
+            read=values.number,
+            help="Accepted; nothing polls.",
+        ),
+        Flag(
+            "--start-method",
+            group=_COMPATIBILITY,
+            metavar="METHOD",
+            read=values.one_of("spawn", "fork", "forkserver"),
+            help="Accepted; spawn, fork or forkserver.",
+        ),
+        Flag(
+            "--logs-specs",
+            group=_COMPATIBILITY,
+            metavar="NAME",
+            read=values.logs_specs,
+            help="Refused: there are no plug-ins for logs.",
+        ),
+    ]

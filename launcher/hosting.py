@@ -1,0 +1,115 @@
+"""Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..errors import PortInUseError
+from ..rendezvous.endpoint import Endpoint
+from ..rendezvous.events import GroupSettings
+from ..rendezvous.link import LocalLink, MasterLink
+from ..rendezvous.master import Master
+from .address import any_address, listen_address
+from .options import RendezvousOptions
+from .version import VERSION
+
+if TYPE_CHECKING:
+    from ..rendezvous.server import MasterServer
+    from .agent import Agent
+
+_PORT_TAKEN_CONNECT_S = 5.0
+"""A master that has this host's port answers at once; what does not answer is something else."""
+
+Note = Callable[[str, int], None]
+
+
+class Hosting:
+    """The master of this process, if it has one, and how its agent reaches the job's master."""
+
+    def __init__(self, options: RendezvousOptions, note: Note) -> None:
+        self._options = options
+        self._note = note
+        self._connect_timeout_s = options.connect_timeout_s
+        self._server: MasterServer | None = None
+        self.master: Master | None = None
+        self.where = "standalone"
+        """For people: which master this node attends."""
+
+    async def start(self) -> None:
+        """Start the master if it belongs in this process.
+
+        Raises:
+            PortInUseError: the port is taken, and this node must host the master.
+            UsageError: the endpoint cannot be listened at.
+        """
+        endpoint = self._options.endpoint
+        if endpoint is None:
+            self.master = self._new_master()
+            return
+        self.where = f"master at {endpoint}"
+        if self._options.hosts_master is False:
+            return
+        address = listen_address(endpoint)
+        if address is None:
+            if not self._options.hosts_master:
+                return
+            # The name is that of a service or a translated address in front of this host.
+            address = Endpoint(any_address(), endpoint.port)
+        await self._serve(address)
+
+    def connect(self, agent: "Agent") -> MasterLink:
+        """Return the agent's link to the master."""
+        endpoint = self._options.endpoint
+        if endpoint is None:
+            assert self.master is not None
+            return LocalLink(self.master, agent.attend, agent.post)
+        from ..rendezvous.client import GrpcLink
+
+        return GrpcLink(
+            endpoint,
+            agent.attend,
+            agent.post,
+            node_timeout_s=self._options.node_timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            master_timeout_s=self._options.master_timeout_s,
+        )
+
+    async def stop(self, *, wait: bool) -> None:
+        """End the master.
+
+        Args:
+            wait: until every node has heard the verdict.
+        """
+        if self.master is None:
+            return
+        if wait:
+            await self.master.finished()
+        if self._server is not None:
+            await self._server.stop()
+        else:
+            self.master.close()
+
+    async def _serve(self, address: Endpoint) -> None:
+        from ..rendezvous.server import MasterServer
+
+        master = self._new_master()
+        server = MasterServer(master, VERSION, self._options.node_timeout_s)
+        try:
+            await server.start(address)
+        except PortInUseError:
+            # Another agent of this host was first; or it is something else, as we shall see.
+            await server.stop()
+            self._connect_timeout_s = min(self._connect_timeout_s, _PORT_TAKEN_CONNECT_S)
+            return
+        self.master, self._server = master, server
+        self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
+
+    def _new_master(self) -> Master:
+        options = self._options
+        settings = GroupSettings(
+            join_timeout_s=options.join_timeout_s,
+            last_call_timeout_s=options.last_call_timeout_s,
+            node_grace_s=options.node_grace_s,
+            rescale_delay_s=options.rescale_delay_s,
+        )
+        return Master(settings, lambda text: self._note(f"master: {text}", logging.DEBUG))

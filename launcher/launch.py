@@ -1,0 +1,101 @@
+"""``ft-run script.py``: from the options to the exit status of this node."""
+
+import gc
+import logging
+import os
+
+from .. import exit_codes
+from .display import Display
+from .log_dir import LogDir
+from .options import LaunchOptions
+from .relay_client import RelayClient, start_relay
+from .spawner_client import SpawnerClient
+from .worker_command import WorkerCommands
+from .worker_count import WorkerCount, omp_num_threads, resolve_worker_count
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run a job's workers on this node; return the exit status.
+
+    Raises:
+        FtRunError: what a user can cause: one sentence and an exit code.
+    """
+    display = Display()
+    environ = dict(os.environ)
+    count = resolve_worker_count(
+        options.nproc_per_node,
+        options.accelerator,
+        environ,
+        virtual_local_rank=options.virtual_local_rank,
+    )
+    _set_omp_threads(environ, count)
+    commands = WorkerCommands(options, count.count, environ)
+    cpus = _numa_cpus(options, count)
+    log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
+    # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
+    gc.freeze()
+    spawner = SpawnerClient()
+    relay = (
+        start_relay(lambda text: display.event(text, logging.WARNING))
+        if (log_dir.needs_relay)
+        else None
+    )
+    status = exit_codes.WORKERS_FAILED
+    try:
+        status = _run(options, count, commands, cpus, log_dir, spawner, relay, display)
+    finally:
+        display.close()
+        spawner.close()
+        if status == exit_codes.SUCCESS:
+            log_dir.remove_if_temporary()
+    return status
+
+
+def _run(
+    options: LaunchOptions,
+    count: WorkerCount,
+    commands: WorkerCommands,
+    cpus: tuple[frozenset[int], ...] | None,
+    log_dir: LogDir,
+    spawner: SpawnerClient,
+    relay: RelayClient | None,
+    display: Display,
+) -> int:
+    import asyncio
+
+    from .node import run_node
+
+    # gRPC reports what we report better; it reads this when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    return asyncio.run(
+        run_node(
+            options,
+            count,
+            commands=commands,
+            cpus=cpus,
+            log_dir=log_dir,
+            spawner=spawner,
+            relay=relay,
+            display=display,
+        )
+    )
+
+
+def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:
+    from .cpu_limit import read_cpu_limit
+
+    if "OMP_NUM_THREADS" not in environ:
+        limit = read_cpu_limit() if count.count == 1 else None
+        threads = omp_num_threads(environ, count.count, limit)
+        if threads is not None:
+            environ["OMP_NUM_THREADS"] = threads
+
+
+def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:
+    if options.numa_binding is None:
+        return None
+    from .accelerators import AcceleratorKind, find_accelerators
+    from .numa import plan_numa_binding
+
+    devices = find_accelerators(AcceleratorKind.NVIDIA, os.environ).devices
+    return plan_numa_binding(options.numa_binding, devices, count.count)

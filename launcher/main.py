@@ -1,0 +1,49 @@
+"""The entry point: read the command line, do what it says, end with a documented exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import exit_codes
+from ..errors import FtRunError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``ft-run``; return its exit status.
+
+    Args:
+        argv: the arguments after the program's name; None takes those of the process.
+    """
+    _open_standard_streams()
+    try:
+        return _main(sys.argv[1:] if argv is None else argv)
+    except FtRunError as error:
+        print(f"ft-run: error: {error.sentence}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:  # before the agent has taken over the signals
+        return exit_codes.SIGNAL_BASE + 2
+
+
+def _main(argv: Sequence[str]) -> int:
+    from .cli import parse
+    from .options import LaunchOptions, MasterOptions
+
+    options = parse(argv, os.environ)
+    if isinstance(options, LaunchOptions):
+        from .launch import launch
+
+        return launch(options)
+    if isinstance(options, MasterOptions):
+        from .master_command import run_master
+
+        return run_master(options)
+    from .status_command import show_status
+
+    return show_status(options)
+
+
+def _open_standard_streams() -> None:
+    """Make sure that 0, 1 and 2 are open, or the next file would become a standard stream."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -1,0 +1,68 @@
+"""``ft-run master``: a master without an agent, for a pod of its own or a login node."""
+
+import asyncio
+import logging
+import signal
+
+from .. import exit_codes
+from ..rendezvous.events import GroupSettings
+from ..rendezvous.failure import signal_name
+from ..rendezvous.messages import Verdict
+from .display import Display
+from .events_text import verdict as verdict_line
+from .options import MasterOptions
+from .version import VERSION
+
+
+def run_master(options: MasterOptions) -> int:
+    """Serve one job; return its exit status, or 128 + n after signal n.
+
+    Raises:
+        FtRunError: the endpoint cannot be listened at.
+    """
+    display = Display(live=False)
+    return asyncio.run(_serve(options, display))
+
+
+async def _serve(options: MasterOptions, display: Display) -> int:
+    from ..rendezvous.master import Master
+    from ..rendezvous.server import MasterServer
+
+    for remark in options.remarks:
+        display.event(remark)
+    settings = GroupSettings(
+        join_timeout_s=options.join_timeout_s,
+        last_call_timeout_s=options.last_call_timeout_s,
+        node_grace_s=options.node_grace_s,
+        rescale_delay_s=options.rescale_delay_s,
+    )
+    master = Master(settings, lambda text: display.event(f"master: {text}"))
+    server = MasterServer(master, VERSION, options.node_timeout_s)
+    port = await server.start(options.endpoint)
+    display.event(f"master: listening at {options.endpoint} (port {port})")
+    outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, outcome.put_nowait, int(number))
+    finished = asyncio.create_task(master.finished())
+
+    def settle(task: "asyncio.Task[Verdict]") -> None:
+        if not task.cancelled():
+            outcome.put_nowait(task.result())
+
+    finished.add_done_callback(settle)
+    try:
+        first = await outcome.get()
+        if isinstance(first, Verdict):
+            failed = first.exit_code != exit_codes.SUCCESS
+            display.event(verdict_line(first), logging.ERROR if failed else logging.INFO)
+            return first.exit_code
+        display.event(
+            f"master: received {signal_name(first)}: ending; the workers run on and their "
+            "agents wait for a new master",
+            logging.WARNING,
+        )
+        return exit_codes.SIGNAL_BASE + first
+    finally:
+        finished.cancel()
+        await server.stop()

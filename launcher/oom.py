@@ -1,0 +1,35 @@
+"""Whether the kernel's OOM killer has struck in this process's memory cgroup."""
+
+import re
+from pathlib import Path
+
+from .cgroups import own_directory
+
+_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class OomWatch:
+    """Counts the OOM kills of this process's cgroup (v1 ``memory.oom_control``, v2
+    ``memory.events``); the workers are in the same one."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        directory = own_directory(root, "memory")
+        self._files: list[Path] = []
+        if directory is not None:
+            self._files = [directory / "memory.events", directory / "memory.oom_control"]
+        self._count = self._read()
+
+    def has_struck(self) -> bool:
+        """Return whether a process was killed since the last call."""
+        before, self._count = self._count, self._read()
+        return self._count > before
+
+    def _read(self) -> int:
+        for path in self._files:
+            try:
+                match = _OOM_KILL.search(path.read_text(encoding="ascii"))
+            except (OSError, ValueError):
+                continue
+            if match is not None:
+                return int(match[1])
+        return 0

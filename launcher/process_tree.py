@@ -1,0 +1,76 @@
+"""Finding and ending the descendants of a process. Linux; used by the single-threaded spawner.
+
+psutil would do it too, but its import costs more memory and time than the spawner may take.
+"""
+
+import os
+import signal
+from contextlib import suppress
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of the direct children of ``pid``, zombies included."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/{pid}/task"):  # a kernel without CONFIG_PROC_CHILDREN
+            return _children_by_scan(pid)
+    except ProcessLookupError:
+        pass
+    return found
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The command name is in parentheses and may hold anything, ')' included.
+                if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                    found.append(int(name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of all descendants of ``pid``, parents before children."""
+    found = children(pid)
+    for child in found:  # grows while it is walked
+        found += children(child)
+    return found
+
+
+def is_zombie(pid: int) -> bool:
+    """Return whether a process is dead and only waits to be reaped (or is gone)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
+
+
+def signal_session(leader: int, number: int, root: int) -> None:
+    """Send a signal to every process of the session of ``leader`` that descends from ``root``.
+
+    The leader's process group gets it in one atomic step; other groups of the session after it.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+    for pid in descendants(root):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader and os.getpgid(pid) != leader:
+                os.kill(pid, number)
+
+
+def kill_all(root: int) -> list[int]:
+    """SIGKILL every descendant of ``root``; return those that were not yet dead.
+
+    A process can fork while this walks the tree: call it again until nothing is left.
+    """
+    alive = [pid for pid in descendants(root) if not is_zombie(pid)]
+    for pid in alive:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return alive

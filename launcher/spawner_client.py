@@ -1,0 +1,192 @@
+"""The agent's side of the spawner: it forks it, asks it to start workers, hears of their exits."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from .spawner import HEADER, MAX_FDS, spawner_main
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """How one worker is started."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """What is set on top of the agent's own environment."""
+    stdout: int | None = None
+    """File descriptor of its standard output; None: the agent's."""
+    stderr: int | None = None
+    cpus: frozenset[int] | None = None
+    """The CPUs it may run on; None: all of the agent's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The workers of a round have been started."""
+
+    round: int
+    pids: tuple[int, ...]
+    """Process ids, by local rank."""
+    errors: Mapping[int, int] = field(default_factory=dict)
+    """The errno of each worker, by local rank, that could not be started; it exits with 127."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker has exited."""
+
+    round: int
+    local_rank: int
+    exit_code: int
+    """As ``subprocess`` has it: the exit status, or minus the signal's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """After ``kill`` or ``terminate_all``: no worker is left, nor a process that one started."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnerGone:
+    """The spawner died; the kernel has killed the workers with it."""
+
+
+SpawnerEvent = Spawned | Exited | Empty | SpawnerGone
+
+
+class SpawnerClient:
+    """The spawner process, seen from the agent.
+
+    Create it before anything starts a thread or loads gRPC; ``listen`` when the loop runs.
+    """
+
+    def __init__(self) -> None:
+        """Fork the spawner.
+
+        Raises:
+            OSError: the process could not be created.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._default_signals = [
+            int(number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        self._blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            spawner_main(theirs)
+        theirs.close()
+        self._channel = ours
+        self._buffer = bytearray()
+        self._on_event: Callable[[SpawnerEvent], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def listen(self, on_event: Callable[[SpawnerEvent], None]) -> None:
+        """Call ``on_event`` for what happens, on the running event loop."""
+        self._on_event = on_event
+        self._channel.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+
+    def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
+        """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""
+        requests: list[dict[str, object]] = []
+        fds: list[int] = []
+        for index, worker in enumerate(workers):
+            given = {1: worker.stdout, 2: worker.stderr}
+            mine = {target: fd for target, fd in given.items() if fd is not None}
+            fds += mine.values()
+            requests.append(
+                {
+                    "index": index,
+                    "argv": worker.argv,
+                    "env": dict(worker.env),
+                    "fds": len(mine),
+                    "targets": list(mine),
+                    "cpus": sorted(worker.cpus) if worker.cpus else None,
+                    "default_signals": self._default_signals,
+                    "blocked_signals": self._blocked,
+                }
+            )
+        self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the session of every living worker."""
+        self._send({"do": "signal", "signal": int(number)})
+
+    def terminate_all(self) -> None:
+        """SIGTERM everything that descends from a worker; ``Empty`` follows when it is gone."""
+        self._send({"do": "terminate"})
+
+    def kill(self) -> None:
+        """SIGKILL everything that descends from a worker; ``Empty`` follows when it is gone."""
+        self._send({"do": "kill"})
+
+    def set_last_words(self, text: str) -> None:
+        """Have the spawner write this to the terminal, should the agent be killed."""
+        self._send({"do": "last-words", "text": text})
+
+    def close(self) -> None:
+        """End the spawner; it kills what is left. Returns when it has been reaped."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        with suppress(ChildProcessError):  # reaped by the agent as an unknown child
+            os.waitpid(self.pid, 0)
+
+    def _send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        data = json.dumps(request).encode()
+        data = HEADER.pack(len(data)) + data
+        # The spawner reads at once, so that a blocking write is short; it cannot deadlock,
+        # because what the spawner says is small and fits the socket's buffer.
+        self._channel.setblocking(True)
+        try:
+            while fds:
+                sent = socket.send_fds(self._channel, [data[:1]], list(fds[:MAX_FDS]))
+                data, fds = data[sent:], fds[MAX_FDS:]
+            self._channel.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # its end is reported by the reader
+        finally:
+            self._channel.setblocking(False)
+
+    def _readable(self) -> None:
+        assert self._on_event is not None
+        try:
+            data = self._channel.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._on_event(SpawnerGone())
+            return
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer)
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            event = json.loads(bytes(self._buffer[HEADER.size : end]))
+            del self._buffer[:end]
+            self._on_event(_parse(event))
+
+
+def _parse(event: dict[str, object]) -> SpawnerEvent:
+    match event:
+        case {"event": "spawned", "round": int(number), "pids": list(pids), "errors": list(errors)}:
+            return Spawned(number, tuple(pids), dict(errors))
+        case {"event": "exited", "round": int(number), "index": int(index), "status": int(status)}:
+            return Exited(number, index, status)
+        case {"event": "empty"}:
+            return Empty()
+    raise AssertionError(f"unknown event of the spawner: {event}")

@@ -1,0 +1,100 @@
+"""What each worker is: its environment and its command line, as torchrun's contract has them."""
+
+import os
+import sys
+from collections.abc import Mapping
+from string import Template
+
+from ..errors import UsageError
+from ..rendezvous.messages import Place
+from .options import LaunchOptions, ScriptMode
+
+_RUN_PATH = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+class WorkerCommands:
+    """Builds the command line and the environment of every worker of this node."""
+
+    def __init__(
+        self, options: LaunchOptions, local_world_size: int, environ: Mapping[str, str]
+    ) -> None:
+        """Check what can be checked before a round.
+
+        Raises:
+            UsageError: ``--virtual-local-rank`` with fewer visible devices than workers.
+        """
+        self._options = options
+        self._local_world_size = local_world_size
+        self._environ = environ
+        self._devices = _virtual_devices(options, local_world_size, environ)
+
+    def argv(self, local_rank: int) -> tuple[str, ...]:
+        """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
+        options = self._options
+        python = os.environ.get("PYTHON_EXEC") or sys.executable
+        match options.mode:
+            case ScriptMode.SCRIPT:
+                head = [python, "-u", options.script]
+            case ScriptMode.MODULE:
+                head = [python, "-u", "-m", options.script]
+            case ScriptMode.COMMAND:
+                head = [options.script]
+            case ScriptMode.RUN_PATH:
+                head = [python, "-u", "-c", _RUN_PATH, options.script]
+        arguments = (
+            Template(argument).safe_substitute(local_rank=str(local_rank))
+            for argument in options.script_args
+        )
+        return (*head, *arguments)
+
+    def env(self, place: Place, local_rank: int, error_file: str) -> dict[str, str]:
+        """Return what is set for a worker on top of the agent's own environment."""
+        rendezvous = self._options.rendezvous
+        given = {
+            "RANK": place.rank_offset + local_rank,
+            "LOCAL_RANK": 0 if self._devices else local_rank,
+            "GROUP_RANK": place.node_rank,
+            "ROLE_RANK": place.role_rank_offset + local_rank,
+            "ROLE_NAME": self._options.role,
+            "LOCAL_WORLD_SIZE": self._local_world_size,
+            "WORLD_SIZE": place.world_size,
+            "GROUP_WORLD_SIZE": place.nodes,
+            "ROLE_WORLD_SIZE": place.role_world_size,
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": place.master_port,
+            "TORCHELASTIC_RESTART_COUNT": place.restarts,
+            "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
+            "TORCHELASTIC_RUN_ID": rendezvous.job_id,
+            # Rank 0 hosts the store, as under srun: the agent has none, it never loads torch.
+            "TORCHELASTIC_USE_AGENT_STORE": False,
+            "TORCHELASTIC_ERROR_FILE": error_file,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
+        }
+        env = {name: str(value) for name, value in given.items()}
+        if self._devices:
+            env["CUDA_VISIBLE_DEVICES"] = self._devices[local_rank]
+        if "OMP_NUM_THREADS" in self._environ:
+            env["OMP_NUM_THREADS"] = self._environ["OMP_NUM_THREADS"]
+        return env
+
+
+def _virtual_devices(
+    options: LaunchOptions, local_world_size: int, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the one visible device of each worker under ``--virtual-local-rank``."""
+    if not options.virtual_local_rank:
+        return ()
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(map(str, range(local_world_size)))
+    devices = [device.strip() for device in visible.split(",")]
+    if len(devices) < local_world_size:
+        raise UsageError(
+            f"--virtual-local-rank gives each of the {local_world_size} workers one device of "
+            f"CUDA_VISIBLE_DEVICES={visible!r}, which lists {len(devices)}."
+        )
+    return tuple(devices[:local_world_size])

@@ -1,0 +1,182 @@
+"""This node's workers in one round: started together, watched, stopped together.
+
+    STARTING → RUNNING → DONE
+        └─────────┴────────┴──→ STOPPING → KILLING → GONE
+
+Nothing here waits: methods are called for what happened and say what follows from it.
+"""
+
+import enum
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..rendezvous.messages import Place
+from .log_dir import AttemptLogs, Route, Stream, StreamPlan, console_prefix, open_log, tail_of_file
+from .relay_client import RelayClient
+from .relay_stream import StreamOrder
+from .spawner_client import Exited, Spawned, SpawnerClient, WorkerCommand
+from .worker_command import WorkerCommands
+
+
+class GroupState(enum.Enum):
+    """How far the workers of a round are. The legal order is in the module's text."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPING = "stopping"
+    """Told to end; those that ignore it are killed when their time is over."""
+    KILLING = "killing"
+    """Everything that descends from a worker was sent SIGKILL."""
+    GONE = "gone"
+    """No process of the round is left."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    pid: int = 0
+    exit_code: int | None = None
+    stderr_stream: int | None = None
+    """The relay's number of its standard error, when it goes through the relay."""
+
+
+class WorkerGroup:
+    """The workers of one round on this node."""
+
+    def __init__(
+        self,
+        place: Place,
+        logs: AttemptLogs,
+        role: str,
+        spawner: SpawnerClient,
+        relay: RelayClient | None,
+    ) -> None:
+        self.place = place
+        self.logs = logs
+        self.state = GroupState.STARTING
+        self._role = role
+        self._spawner = spawner
+        self._relay = relay
+        self._workers = [_Worker() for _ in logs.workers]
+        self.streams: list[int] = []
+        """The relay's numbers of this round's streams."""
+
+    def start(
+        self, commands: WorkerCommands, cpus: Sequence[frozenset[int]] | None
+    ) -> tuple[str, ...]:
+        """Ask the spawner for all workers at once; return the program of each."""
+        requests: list[WorkerCommand] = []
+        fds: list[int] = []
+        for local_rank, logs in enumerate(self.logs.workers):
+            stdout = self._open(local_rank, Stream.STDOUT, logs.streams[Stream.STDOUT])
+            stderr = self._open(local_rank, Stream.STDERR, logs.streams[Stream.STDERR])
+            fds += [fd for fd in (stdout, stderr) if fd is not None]
+            requests.append(
+                WorkerCommand(
+                    argv=commands.argv(local_rank),
+                    env=commands.env(self.place, local_rank, logs.error_file),
+                    stdout=stdout,
+                    stderr=stderr,
+                    cpus=cpus[local_rank] if cpus else None,
+                )
+            )
+        self._spawner.spawn(self.place.round, requests)
+        for fd in fds:
+            os.close(fd)
+        return tuple(request.argv[0] for request in requests)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by local rank."""
+        return tuple(worker.pid for worker in self._workers)
+
+    @property
+    def alive(self) -> int:
+        """How many workers have not exited."""
+        return sum(worker.exit_code is None for worker in self._workers)
+
+    def spawned(self, event: Spawned) -> None:
+        """Take note of the process ids."""
+        for worker, pid in zip(self._workers, event.pids, strict=True):
+            worker.pid = pid
+        if self.state is GroupState.STARTING:
+            self.state = GroupState.RUNNING
+
+    def exited(self, event: Exited) -> None:
+        """Take note of an exit; when it was the last one, the round here is done or is cleared."""
+        self._workers[event.local_rank].exit_code = event.exit_code
+        if self.alive:
+            return
+        if self.state is GroupState.STOPPING:
+            self.kill()
+        elif self.state is GroupState.RUNNING and not any(w.exit_code for w in self._workers):
+            self.state = GroupState.DONE
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell all workers to end; ``kill`` must follow when their time is over."""
+        if self.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+            self.state = GroupState.STOPPING
+            if self.alive:
+                self._spawner.signal(number)
+            else:
+                self.kill()
+
+    def end_leftovers(self) -> None:
+        """Tell what workers that succeeded have left running to end; ``gone`` follows."""
+        assert self.state is GroupState.DONE
+        self.state = GroupState.STOPPING
+        self._spawner.terminate_all()
+
+    def kill(self) -> None:
+        """SIGKILL whatever descends from a worker; ``gone`` follows."""
+        if self.state is not GroupState.GONE:
+            self.state = GroupState.KILLING
+            self._spawner.kill()
+
+    def gone(self) -> None:
+        """Nothing is left of the round."""
+        self.state = GroupState.GONE
+
+    async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
+        """Return the last bytes of a worker's standard error, where they were captured."""
+        number = self._workers[local_rank].stderr_stream
+        if number is not None and self._relay is not None:
+            # A child of the worker can keep the pipe open: then what has come must do.
+            if await self._relay.drained([number], timeout_s):
+                return await self._relay.tail(number, timeout_s)
+            return self._relay.last_tail(number)
+        plan = self.logs.workers[local_rank].streams[Stream.STDERR]
+        return tail_of_file(plan.path, max_bytes) if plan.path is not None else b""
+
+    def _open(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int | None:
+        """Return the descriptor for a worker's stream; None: the agent's own."""
+        match plan.route:
+            case Route.INHERIT:
+                return None
+            case Route.DISCARD:
+                return os.open(os.devnull, os.O_WRONLY)
+            case Route.FILE:
+                assert plan.path is not None
+                return open_log(plan.path)
+            case Route.RELAY:
+                return self._open_relayed(local_rank, stream, plan)
+
+    def _open_relayed(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int:
+        assert self._relay is not None
+        rank = self.place.rank_offset + local_rank
+        template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+        opened = self._relay.add_stream(
+            StreamOrder(
+                stream=stream,
+                prefix=console_prefix(self._role, rank, local_rank, template),
+                log_path=plan.path,
+                filters=plan.filters,
+                filtered_path=plan.filtered_path,
+            )
+        )
+        self.streams.append(opened.number)
+        if stream is Stream.STDERR:
+            self._workers[local_rank].stderr_stream = opened.number
+        return opened.write_fd

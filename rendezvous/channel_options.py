@@ -1,0 +1,53 @@
+"""gRPC settings that both ends must agree on, each with its reason. Measured with grpcio 1.85."""
+
+Options = list[tuple[str, int]]
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""A claim or a verdict with its bounded failures is far below this."""
+
+SERVICE = "ft_run.rendezvous.v1.Rendezvous"
+
+
+def _keepalive(node_timeout_s: float) -> Options:
+    """A silent peer is noticed within ``node_timeout_s``: a ping after 2/5 of it, 3/5 to answer."""
+    return [
+        ("grpc.keepalive_time_ms", int(node_timeout_s * 400)),
+        ("grpc.keepalive_timeout_ms", int(node_timeout_s * 600)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Pings are not bound to data: most streams are silent for hours.
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(node_timeout_s: float) -> Options:
+    """Return the options of a master's server; the time is in seconds."""
+    return [
+        *_keepalive(node_timeout_s),
+        # Or the pings of the clients are answered with GOAWAY too_many_pings.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        # On by default: two masters on one port would silently share the clients.
+        ("grpc.so_reuseport", 0),
+        # Above 1,000 pending calls the server drops calls silently.
+        ("grpc.server.max_pending_requests", 1_000_000),
+        ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ]
+
+
+def client_options(node_timeout_s: float) -> Options:
+    """Return the options of an agent's channel; the time is in seconds."""
+    return [
+        *_keepalive(node_timeout_s),
+        # The master is a peer, never behind the web proxy of the environment.
+        ("grpc.enable_http_proxy", 0),
+        # A pod that comes back has a new address; the defaults (30 s, 120 s) would be fatal.
+        ("grpc.dns_min_time_between_resolutions_ms", 100),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # Each attempt has its own channel and starts at once, whatever the last one met.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ]

@@ -1,0 +1,183 @@
+"""The master on the network: gRPC streams, ``Status`` and the standard health service."""
+
+import asyncio
+import errno
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ..errors import PortInUseError, UsageError
+from ..protos import rendezvous_pb2 as pb
+from .channel_options import SERVICE, server_options
+from .endpoint import Endpoint, join_host_port
+from .master import Master
+from .messages import Attend, MasterMessage
+from .wire import WireError, decode_node, encode_master
+
+_HEALTH_SERVICE_GRACE_S = 0.5
+
+
+class MasterServer:
+    """Serves one master on one port."""
+
+    def __init__(self, master: Master, version: str, node_timeout_s: float) -> None:
+        self._master = master
+        self._version = version
+        self._server = grpc.aio.server(options=server_options(node_timeout_s))
+        handlers = {
+            "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._status,
+                request_deserializer=pb.StatusRequest.FromString,
+                response_serializer=pb.StatusReply.SerializeToString,
+            ),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+        )
+        self._add_health_service()
+
+    async def start(self, address: Endpoint) -> int:
+        """Listen; return the port.
+
+        Args:
+            address: host to bind, ``::`` for all interfaces, and port; 0 takes a free one.
+
+        Raises:
+            PortInUseError: something listens there already.
+            UsageError: the address is not one of this host.
+        """
+        _raise_open_files_limit()
+        check_can_bind(address)
+        try:
+            port = self._server.add_insecure_port(join_host_port(address.host, address.port))
+        except RuntimeError as error:
+            raise PortInUseError(f"cannot listen at {address}: {error}") from error
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        """End all streams after what was sent on them, then stop listening."""
+        self._master.close()
+        await self._server.stop(_HEALTH_SERVICE_GRACE_S)
+
+    def _add_health_service(self) -> None:
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._health = asyncio.ensure_future(
+            servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        )
+
+    async def _attend(
+        self,
+        requests: AsyncIterator[bytes],
+        context: "grpc.aio.ServicerContext[bytes, bytes]",
+    ) -> None:
+        outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
+        link = self._master.attach(outbox.put_nowait)
+        # The node waits for this: it says that a master is there, before it has anything to say.
+        await context.send_initial_metadata(())
+        reader = asyncio.create_task(self._read(link, requests, outbox))
+        try:
+            while (message := await outbox.get()) is not None:
+                await context.write(encode_master(message))
+        finally:
+            reader.cancel()
+            self._master.detach(link)
+
+    async def _read(
+        self,
+        link: int,
+        requests: AsyncIterator[bytes],
+        outbox: "asyncio.Queue[MasterMessage | None]",
+    ) -> None:
+        attended = False
+        try:
+            async for data in requests:
+                message = decode_node(data)
+                if attended == isinstance(message, Attend):
+                    raise WireError("the first message of a stream, and only that, is Attend")
+                attended = True
+                self._master.receive(link, message)
+        except (WireError, DecodeError, grpc.RpcError, grpc.aio.AioRpcError):
+            # Not an agent, or a stream that broke: either way it is over.
+            pass
+        finally:
+            outbox.put_nowait(None)
+
+    async def _status(
+        self,
+        _request: pb.StatusRequest,
+        _context: "grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]",
+    ) -> pb.StatusReply:
+        group = self._master.group
+        uptime_s, round_uptime_s = self._master.uptime_s()
+        reply = pb.StatusReply(
+            phase=group.phase.value,
+            round=group.round,
+            restarts=group.restarts,
+            world_nodes=group.world_nodes,
+            uptime_s=uptime_s,
+            round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
+            version=self._version,
+        )
+        if group.job is not None:
+            reply.job_id = group.job.job_id
+            reply.max_restarts = group.job.max_restarts
+            reply.min_nodes, reply.max_nodes = group.job.min_nodes, group.job.max_nodes
+        for node in group.roster:
+            placed = node.rank is not None and node.round == group.round
+            reply.nodes.add(
+                node_id=node.spec.node_id,
+                host=node.spec.host,
+                address=node.spec.address,
+                role=node.spec.role,
+                phase=node.phase.value,
+                node_rank=node.rank if placed and node.rank is not None else -1,
+                rank_offset=node.rank_offset if placed else -1,
+                local_world_size=node.spec.local_world_size,
+                attached=node.link is not None,
+            )
+        return reply
+
+
+def check_can_bind(address: Endpoint) -> None:
+    """Find out whether an address can be listened at, in words a person understands.
+
+    Raises:
+        PortInUseError: something listens there already.
+        UsageError: the address is not one of this host, or the port is not for this user.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with suppress(OSError):
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(f"the port of {address} is in use on this host.") from error
+            if error.errno == errno.EACCES:
+                raise UsageError(
+                    f"this user may not listen at {address}; use a port above 1023."
+                ) from error
+            raise UsageError(
+                f"cannot listen at {address}: {error.strerror}; give an address of this host."
+            ) from error
+
+
+def _raise_open_files_limit() -> None:
+    """One stream is one open file: thousands of nodes need more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
