@@ -1,0 +1,205 @@
+"""Driving the installed ``ft-run`` as a user would, with a leak check after every test.
+
+Nothing here sleeps to wait for a condition: output is awaited line by line, exits by ``wait``.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+FT_RUN = str(Path(sys.executable).with_name("ft-run"))
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TIMEOUT_S = 60.0
+"""Bounds every wait: a broken product must not hang the suite. No test asserts on speed."""
+
+_MARK = "FT_RUN_TEST_ID"
+
+
+class Command:
+    """One running command with both of its outputs captured as they come."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self._changed = threading.Condition()
+        self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._open = 2
+        for name, stream in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert stream is not None
+            threading.Thread(target=self._read, args=(name, stream), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        """What has come on standard output so far."""
+        with self._changed:
+            return "".join(self._lines["stdout"])
+
+    @property
+    def stderr(self) -> str:
+        """What has come on standard error so far."""
+        with self._changed:
+            return "".join(self._lines["stderr"])
+
+    def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
+        """Wait until ``count`` lines of either output match; return the matches."""
+        found: list[re.Match[str]] = []
+
+        def enough() -> bool:
+            lines = self._lines["stdout"] + self._lines["stderr"]
+            found[:] = [match for line in lines if (match := re.search(pattern, line))]
+            return len(found) >= count or not self._open
+
+        with self._changed:
+            self._changed.wait_for(enough, TIMEOUT_S)
+        if len(found) < count:
+            pytest.fail(
+                f"{len(found)} of {count} lines match {pattern!r}\n"
+                f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+            )
+        return found
+
+    def wait(self) -> int:
+        """Wait for the exit and for the end of the outputs; return the exit status."""
+        try:
+            status = self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(
+                f"still running after {TIMEOUT_S} s\n"
+                f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open, 5.0)
+        return status
+
+    def send(self, number: int) -> None:
+        """Send a signal to the command itself."""
+        self.process.send_signal(number)
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                with self._changed:
+                    self._lines[name].append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+
+def processes_marked(mark: str) -> dict[int, str]:
+    """Return pid and command line of living processes whose environment holds the mark."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            if f"{_MARK}={mark}".encode() not in (entry / "environ").read_bytes():
+                continue
+            if (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+                continue
+            found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+class Launcher:
+    """Starts commands for one test and knows every process that descends from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.mark = uuid.uuid4().hex
+        self.commands: list[Command] = []
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment that commands of this test get."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "TORCHELASTIC"))}
+        env.update({_MARK: self.mark, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"})
+        env.update(extra or {})
+        return env
+
+    def start(
+        self,
+        *args: object,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        program: Sequence[str] = (FT_RUN,),
+        new_session: bool = False,
+    ) -> Command:
+        """Start ``ft-run`` (or ``program``) with arguments; return at once."""
+        process = subprocess.Popen(
+            [*program, *map(str, args)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=self.environment(env),
+            cwd=cwd or self.folder,
+            start_new_session=new_session,
+        )
+        command = Command(process)
+        self.commands.append(command)
+        return command
+
+    def run(self, *args: object, **options: object) -> Command:
+        """Start a command and wait for its end; its status is ``process.returncode``."""
+        command = self.start(*args, **options)  # type: ignore[arg-type]
+        command.wait()
+        return command
+
+    def script(self, text: str, name: str = "script.py") -> Path:
+        """Write a training script."""
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def processes(self) -> dict[int, str]:
+        """Return pid and command line of every living process of this test."""
+        return processes_marked(self.mark)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+        """Wait for a state of the machine that nothing announces (a process that is gone)."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout_s} s: {what}; running: {self.processes()}")
+            threading.Event().wait(0.01)
+
+
+@pytest.fixture
+def ft(tmp_path: Path) -> Iterator[Launcher]:
+    """A launcher; afterwards no process and no temporary file of the test may be left."""
+    launcher = Launcher(tmp_path)
+    yield launcher
+    for command in launcher.commands:
+        if command.process.poll() is None:
+            command.send(signal.SIGKILL)
+            command.process.wait()
+    launcher.wait_until(lambda: not launcher.processes(), "all processes of the test have ended")
+    left = [str(path.relative_to(launcher.temporary)) for path in launcher.temporary.iterdir()]
+    if all(command.process.returncode == 0 for command in launcher.commands):
+        assert not left, f"temporary files were left: {left}"
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
