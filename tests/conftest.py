@@ -1,0 +1,25 @@
+"""For all tests: on a machine that can run them all, none may be skipped."""
+
+import os
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say so, loudly, when tests were skipped where that is forbidden."""
+    if _forbidden(terminalreporter):
+        terminalreporter.write_line(
+            "FT_RUN_FORBID_SKIPS is set and tests were skipped: that is a failure.", red=True
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run when tests were skipped where that is forbidden."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _forbidden(reporter) and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _forbidden(reporter: pytest.TerminalReporter) -> bool:
+    return bool(os.environ.get("FT_RUN_FORBID_SKIPS") and reporter.stats.get("skipped"))
