@@ -123,6 +123,8 @@ class Agent:
         self._link: MasterLink | None = None
         self._group: WorkerGroup | None = None
         self._claim: Claim | None = None
+        self._started: int | None = None
+        """The last round whose workers were started here."""
         self._programs: tuple[str, ...] = ()
         self._leaving: int | None = None
         self._exit_code: int | None = None
@@ -260,6 +262,8 @@ class Agent:
 
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
+        if self._leaving is not None:
+            self._send(Leave(signal_name(self._leaving)))  # the first may be lost
         if again or self._last_down:
             self._event("connected to the master" + (" again" if again else ""))
         self._last_down = ""
@@ -272,13 +276,28 @@ class Agent:
 
     def _waiting(self, waiting: Waiting) -> None:
         self.status.waiting = waiting
+        if waiting.spare and (self._group is None or self._group.state is GroupState.GONE):
+            self._become_spare()
         self._event(say.waiting(waiting))
+
+    def _become_spare(self) -> None:
+        """Claim to be in no round's world, so that no later master takes us for a member."""
+        known = self._claim
+        self._claim = Claim(
+            round=known.round if known is not None else 0,
+            restarts=known.restarts if known is not None else 0,
+            nodes=0,
+            node_rank=0,
+            rank_offset=0,
+            state=ClaimState.STOPPED,
+        )
 
     def _start(self, place: Place) -> None:
         if self._leaving is not None or self._exit_code is not None:
             return
-        if self._claim is not None and place.round <= self._claim.round:
+        if self._started is not None and place.round <= self._started:
             return  # said twice
+        self._started = place.round
         assert self._group is None or self._group.state is GroupState.GONE
         if place.cause is not None:
             max_restarts = self._options.rendezvous.max_restarts
@@ -304,7 +323,8 @@ class Agent:
     def _stop(self, stop: Stop) -> None:
         group = self._group
         if group is None or group.state is GroupState.GONE or group.place.round != stop.round:
-            if self._claim is None or self._claim.round == stop.round:
+            # Also for a round that this node never heard of: it has no workers of it.
+            if self._claim is None or self._claim.round <= stop.round:
                 self._send(Stopped(stop.round, self._port.offer))
             return
         if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):

@@ -23,8 +23,25 @@ _CLOSE_S = 2.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
 
-_FOREIGN = re.compile(r"http1\.x server|unexpected content-type|Received http2 header", re.I)
-"""What gRPC says when the other side talks, but not gRPC."""
+_FOREIGN = re.compile(
+    r"http1\.x server|unexpected content-type|expected SETTINGS|failed parsing HTTP/2"
+    r"|http2 header with status: [234]",
+    re.IGNORECASE,
+)
+"""What gRPC says when the other side talks, but not gRPC. (5xx is what a proxy in front of a
+master says while the master is not there.)"""
+
+_IN_WORDS = (
+    (r"Connection refused", "connection refused"),
+    (r"DNS resolution failed|errors resolving|lookup failed", "the name does not resolve"),
+    (r"Network is unreachable", "network is unreachable"),
+    (r"No route to host", "no route to the host"),
+    (r"Connection reset", "connection reset"),
+    (r"Socket closed", "connection closed"),
+    (r"keepalive", "no sign of life"),
+    (r"before receiving SETTINGS", "it accepts connections but does not answer"),
+    (r"timeout|timed out|deadline exceeded", "no answer"),
+)
 
 
 class GrpcLink:
@@ -43,6 +60,7 @@ class GrpcLink:
         node_timeout_s: float,
         connect_timeout_s: float,
         master_timeout_s: float,
+        port_is_taken: bool = False,
     ) -> None:
         """Start to connect, on the running event loop.
 
@@ -53,6 +71,7 @@ class GrpcLink:
             node_timeout_s: a silent master is noticed within this time.
             connect_timeout_s: how long the first connection may take.
             master_timeout_s: how long the master may be away later.
+            port_is_taken: the endpoint is on this host, and another process has its port.
         """
         self._endpoint = endpoint
         self._attend = attend
@@ -60,6 +79,7 @@ class GrpcLink:
         self._options = client_options(node_timeout_s)
         self._connect_timeout_s = connect_timeout_s
         self._master_timeout_s = master_timeout_s
+        self._port_is_taken = port_is_taken
         self._outbox: asyncio.Queue[NodeMessage | None] | None = None
         self._was_up = False
         self._over = False
@@ -92,9 +112,11 @@ class GrpcLink:
                 # A master that takes us and drops us at once is not hammered.
                 if away_since - tried_at > _BACKOFF_MAX_S:
                     attempts = 0
-            except _NotAMasterError as error:
-                self._on_event(LinkLost(str(error)))
-                return
+            except _NotAMasterError:
+                if not self._was_up:
+                    self._on_event(LinkLost(self._not_a_master()))
+                    return
+                reason = "something else answers there"  # a proxy in front of it, say
             except _UnreachableError as error:
                 reason = str(error)
             if self._over:
@@ -111,14 +133,17 @@ class GrpcLink:
         """Attend until the stream ends; return why it ended."""
         async with grpc.aio.insecure_channel(str(self._endpoint), options=self._options) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
+            # From here on ``Attend`` no longer tells all: what happens is sent after it.
+            outbox: asyncio.Queue[NodeMessage | None] = asyncio.Queue()
+            self._outbox = outbox
             try:
                 await asyncio.wait_for(self._open(call), _FIRST_ANSWER_S)
             except asyncio.TimeoutError:
+                self._outbox = None
                 raise _UnreachableError("no answer") from None
             except grpc.aio.AioRpcError as error:
-                raise self._cannot_open(error) from None
-            outbox: asyncio.Queue[NodeMessage | None] = asyncio.Queue()
-            self._outbox = outbox
+                self._outbox = None
+                raise _cannot_open(error) from None
             self._on_event(LinkUp(again=self._was_up))
             self._was_up = True
             writer = asyncio.create_task(self._write(call, outbox))
@@ -146,7 +171,7 @@ class GrpcLink:
                     self._over = True
                 self._on_event(message)
         except grpc.aio.AioRpcError as error:
-            return _reason(error)
+            return in_words(error)
         except (WireError, DecodeError) as error:
             return f"the master said something that makes no sense: {error}"
         return "the master ended the stream"
@@ -158,14 +183,11 @@ class GrpcLink:
                 await call.write(encode_node(message))
             await call.done_writing()
 
-    def _cannot_open(self, error: grpc.aio.AioRpcError) -> Exception:
-        details = error.details() or ""
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED or _FOREIGN.search(details):
-            return _NotAMasterError(
-                f"what listens at {self._endpoint} is not an ft-run master; "
-                "check --rdzv-endpoint, or use a free port."
-            )
-        return _UnreachableError(_reason(error))
+    def _not_a_master(self) -> str:
+        return (
+            f"what listens at {self._endpoint} is not an ft-run master; check the endpoint "
+            "(--rdzv-endpoint), or use a free port."
+        )
 
     def _gave_up(self, limit_s: float, reason: str) -> str:
         if self._was_up:
@@ -173,9 +195,15 @@ class GrpcLink:
                 f"the master at {self._endpoint} stayed away for {limit_s:g} s ({reason}); "
                 "--rdzv-conf master_timeout=SECONDS sets how long it may."
             )
+        if self._port_is_taken:
+            return (
+                f"port {self._endpoint.port} of this host is in use by something that does not "
+                f"answer as an ft-run master ({reason}); free it, or use another port for the "
+                "endpoint (--rdzv-endpoint)."
+            )
         return (
-            f"no master at {self._endpoint} within {limit_s:g} s ({reason}); is --rdzv-endpoint "
-            "right, and does the node that it names run ft-run?"
+            f"no master at {self._endpoint} within {limit_s:g} s ({reason}); is the endpoint "
+            "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
         )
 
 
@@ -202,19 +230,21 @@ def _backoff_s(attempts: int) -> float:
     return step * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
 
 
-def _reason(error: grpc.aio.AioRpcError) -> str:
+def _cannot_open(error: grpc.aio.AioRpcError) -> Exception:
+    return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
+
+
+def is_foreign(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether an error of a call means that something else than a master answers."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return True
+    return _FOREIGN.search(error.details() or "") is not None
+
+
+def in_words(error: grpc.aio.AioRpcError) -> str:
     """Return the few words of gRPC's details that help a person."""
     details = error.details() or error.code().name.lower()
-    for known, words in (
-        ("Connection refused", "connection refused"),
-        ("DNS resolution failed", "the name does not resolve"),
-        ("Network is unreachable", "network is unreachable"),
-        ("No route to host", "no route to the host"),
-        ("Connection reset", "connection reset"),
-        ("Socket closed", "connection closed"),
-        ("keepalive", "no sign of life"),
-        ("timeout", "no answer"),
-    ):
-        if known.lower() in details.lower():
+    for known, words in _IN_WORDS:
+        if re.search(known, details, re.IGNORECASE):
             return words
     return details.splitlines()[0][:200]

@@ -1,5 +1,7 @@
 """Waiting for nodes: until when, and what those who wait are told. Pure."""
 
+from itertools import islice
+
 from .events import GroupSettings
 from .messages import JobSpec, Waiting
 from .roster import Roster
@@ -78,7 +80,8 @@ def missing_names(job: JobSpec, roster: Roster, former: dict[str, int]) -> tuple
         roster: who is there.
         former: node ranks of members of the last world that are gone, by identity.
     """
-    names = [name for name in former if roster.get(name) is None]
+    gone = (name for name in former if roster.get(name) is None)
+    names = list(islice(gone, _MISSING_NAMED))
     if not names and roster.anyone_wants_a_rank():
         names = [
             f"--node-rank {rank}"

@@ -57,6 +57,11 @@ def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
+def largest_size(max_nodes: int, unit: int) -> int:
+    """Return the number of nodes beyond which no world grows."""
+    return max_nodes // unit * unit
+
+
 def usable_size(count: int, min_nodes: int, max_nodes: int, unit: int) -> int:
     """Return how many of ``count`` nodes a world takes; 0 when they are too few.
 

@@ -1,0 +1,169 @@
+"""How nodes come: admission, identity contests, reconnection. Pure.
+
+This is the middle part of ``group.Group``.
+"""
+
+import math
+
+from .admission import identity_taken, refusal
+from .adoption import Adoption, is_spare
+from .contest import Contest, Newcomer
+from .events import Close, GroupSettings, Send
+from .messages import Attend, Challenge, Claim, ClaimState, Offer, Refused, Start, Stop
+from .roster import Node, NodePhase
+from .rounds import GroupPhase, Rounds
+
+_TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
+
+
+class Joining(Rounds):
+    """Takes in the nodes of a job."""
+
+    def __init__(self, settings: GroupSettings | None = None) -> None:
+        super().__init__(settings)
+        self._contest = Contest()
+
+    def _attend(self, link: int, attend: Attend, now: float) -> None:
+        sentence = refusal(attend, self.job)
+        if sentence is not None:
+            self._refuse(link, attend, sentence)
+            return
+        self.job = self.job or attend.job
+        node = self.roster.get(attend.node.node_id)
+        if node is not None and node.spec.incarnation == attend.node.incarnation:
+            self._reattach(node, link, attend, now)
+            return
+        if self._ending is not None:
+            self._out += self._ending.tell([link])
+            return
+        rival = node or self.roster.by_wanted_rank(attend.node.wanted_rank)
+        if rival is None:
+            self._admit(link, attend, None, now)
+            return
+        self._contest.open(link, attend, rival.spec, now)
+        if rival.leaving:
+            self._rival_leaves(rival)
+        elif rival.link is not None:
+            self._challenge(rival, now)
+
+    def _refuse(self, link: int, attend: Attend, sentence: str) -> None:
+        self._note(f"node {attend.node.node_id} was refused: {sentence}")
+        self._out += [Send(link, Refused(sentence)), Close(link)]
+
+    # --- identity ----------------------------------------------------------------------------
+
+    def _challenge(self, rival: Node, now: float) -> None:
+        """Ask the holder of an identity to answer those who claim it, if there are any."""
+        if self._contest.postpone(rival.spec, now + self.settings.identity_answer_s):
+            self._send(rival, Challenge())
+
+    def _rival_leaves(self, rival: Node) -> None:
+        """A node that is about to go is waited for: its workers may still be dying."""
+        self._contest.postpone(rival.spec, math.inf)
+
+    def _forget(self, node: Node) -> None:
+        super()._forget(node)
+        self._contest.postpone(node.spec, -math.inf)
+
+    def _answered(self, node: Node) -> None:
+        """The holder of an identity is there: who else claimed it is refused."""
+        if node.leaving:
+            return
+        for newcomer in self._contest.lost(node.spec):
+            self._refuse(newcomer.link, newcomer.attend, identity_taken(newcomer.attend))
+
+    def _displace(self, newcomer: Newcomer, now: float) -> None:
+        """Give the identity of a node that did not answer to the process that claims it."""
+        rival = self.roster.get(newcomer.rival.node_id)
+        rank = None
+        if rival is not None and rival.spec == newcomer.rival:
+            rank = rival.rank
+            if rival.link is not None:
+                self._out.append(Close(rival.link))
+            self._lose(rival, "another process took its place")
+        spec = newcomer.attend.node
+        if self.roster.get(spec.node_id) or self.roster.by_wanted_rank(spec.wanted_rank):
+            # Another newcomer was given it at the same moment: now that one is the rival.
+            self._attend(newcomer.link, newcomer.attend, now)
+        else:
+            self._admit(newcomer.link, newcomer.attend, rank, now)
+
+    # --- the first stream of a node ----------------------------------------------------------
+
+    def _admit(self, link: int, attend: Attend, rank: int | None, now: float) -> None:
+        spec, claim = attend.node, attend.claim
+        node = self.roster.add(spec, attend.offer, link, NodePhase.READY)
+        former = self._former_ranks.pop(spec.node_id, None)
+        node.rank = former if rank is None else rank
+        self._note(f"node {spec.node_id} joined from {spec.address}")
+        if self._lobby.since is None and not self._formed_before:
+            self._lobby.open(now)
+        self._lobby.arrived(len(self.roster), now)
+        self._learn(claim)
+        if claim is not None and not self._formed_before:
+            self._take_claim(node, claim, now)
+        elif claim is not None and claim.state is not ClaimState.STOPPED:
+            self._stop_stale(node, claim.round)
+        elif self.phase is not GroupPhase.ADOPTING:
+            self._wait(node, now)
+
+    def _learn(self, claim: Claim | None) -> None:
+        """Never fall behind the numbers that any node has seen, whoever gave them."""
+        if claim is not None:
+            self._highest = max(self._highest, claim.round)
+            self.restarts = max(self.restarts, claim.restarts)
+
+    def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
+        if self._adoption is None:
+            self._adoption = Adoption(now + self.settings.adoption_grace_s)
+            self.phase = GroupPhase.ADOPTING
+            self._note(f"round={claim.round} was formed by an earlier master; taking it over")
+        self._adoption.claim(node.spec.node_id, claim)
+
+    # --- the next stream of a node -----------------------------------------------------------
+
+    def _reattach(self, node: Node, link: int, attend: Attend, now: float) -> None:
+        if node.link is not None:
+            self._out.append(Close(node.link))
+        self.roster.attach(node, link)
+        node.offer = attend.offer
+        if self._ending is not None:
+            self._out += self._ending.tell([link])
+            return
+        self._note(f"node {node.spec.node_id} is connected again")
+        if node.leaving:
+            self._rival_leaves(node)
+        else:
+            self._challenge(node, now)
+        claim = attend.claim
+        self._learn(claim)
+        if self._adoption is not None:
+            if claim is not None:
+                self._take_claim(node, claim, now)
+        elif node.phase is not NodePhase.READY:
+            self._resume(node, attend, now)
+        elif claim is not None and claim.state is not ClaimState.STOPPED:
+            self._stop_stale(node, claim.round)
+        else:
+            self._wait(node, now)
+
+    def _resume(self, node: Node, attend: Attend, now: float) -> None:
+        """Bring a node of a round and its master to the same knowledge again."""
+        claim, was_told = attend.claim, node.phase in _TO_STOP
+        if claim is not None and claim.round == node.round and not is_spare(claim):
+            self._catch_up(node, claim, attend.offer, now)
+        elif node.phase is NodePhase.RUNNING and node.place is not None:
+            self._send(node, Start(node.place))  # the stream broke before it heard of its round
+        if was_told and node.phase in _TO_STOP:
+            # Also to one that seems not to have heard of its round: the start may lie before it.
+            reason = self._postmortem.reason or f"round {node.round} is over"
+            self._send(node, Stop(node.round, reason))
+
+    def _catch_up(self, node: Node, claim: Claim, offer: Offer, now: float) -> None:
+        """Take in what happened on a node while its stream was broken."""
+        for failure in claim.failures:
+            self._failed(node, claim.round, failure)
+        if claim.state is ClaimState.STOPPED:
+            self._stopped(node, claim.round, offer, now)
+        elif claim.state is ClaimState.DONE:
+            self._done(node, claim.round)

@@ -1,0 +1,409 @@
+"""Do the tests of the group's rules notice a broken rule? Break each on purpose and see.
+
+Run it as a script: ``python tests/break_rules.py [HISTORIES]``. Each rule is broken in a copy of
+the package, by replacing a piece of source text; then the scenario tests and, separately, the
+simulation must fail. Prints a table; exits 1 when a broken rule went unnoticed by both.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HISTORIES = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
+SCENARIOS = (
+    "test_group",
+    "test_restarts",
+    "test_joining",
+    "test_adoption",
+    "test_world",
+    "test_failure",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One rule and how to break it: ``old`` in ``module`` becomes ``new``."""
+
+    rule: str
+    module: str
+    old: str
+    new: str
+
+
+BREAKS = (
+    Break(
+        "every member is told to stop",
+        "rounds",
+        "for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):\n"
+        "            self.roster.move(node, NodePhase.STOPPING)\n"
+        "            self._send(node, Stop(self.round, reason))",
+        "for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):\n"
+        "            self.roster.move(node, NodePhase.STOPPING)\n"
+        "            if node.rank != 1:\n"
+        "                self._send(node, Stop(self.round, reason))",
+    ),
+    Break("a restart is counted", "rounds", "self.restarts += 1", "self.restarts += 0"),
+    Break(
+        "the budget is not exceeded",
+        "rounds",
+        "self.restarts >= self.job.max_restarts",
+        "self.restarts > self.job.max_restarts",
+    ),
+    Break(
+        "the budget is used up",
+        "rounds",
+        "self.restarts >= self.job.max_restarts",
+        "self.restarts + 1 >= self.job.max_restarts",
+    ),
+    Break(
+        "a regroup costs nothing",
+        "rounds",
+        'leaves: {reason}", counted=False)',
+        'leaves: {reason}", counted=True)',
+    ),
+    Break(
+        "a lost stream has a grace",
+        "group",
+        "self.roster.detach(node, now + self.settings.node_grace_s)",
+        "self.roster.detach(node, now)",
+    ),
+    Break(
+        "a node is lost after its grace",
+        "group",
+        "self.roster.detach(node, now + self.settings.node_grace_s)",
+        "self.roster.detach(node, now + 1e6)",
+    ),
+    Break(
+        "a new round waits for all to stop",
+        "rounds",
+        "self.phase = GroupPhase.STOPPING\n",
+        "self.phase = GroupPhase.GATHERING\n",
+    ),
+    Break(
+        "those who are slow to stop are waited for",
+        "rounds",
+        "settled = ready == len(self.roster)",
+        "settled = True",
+    ),
+    Break(
+        "a lost start is repeated",
+        "joining",
+        "self._send(node, Start(node.place))",
+        "pass",
+    ),
+    Break(
+        "a lost stop is repeated",
+        "joining",
+        "if was_told and node.phase in _TO_STOP:",
+        "if False:",
+    ),
+    Break(
+        "a node that seems not to know its round confirms its stop",
+        "joining",
+        "if was_told and node.phase in _TO_STOP:",
+        "if was_told and claim is None:\n"
+        "            self._stopped(node, node.round, attend.offer, now)\n"
+        "        elif was_told and node.phase in _TO_STOP:",
+    ),
+    Break(
+        "failures are caught up with",
+        "joining",
+        "self._failed(node, claim.round, failure)",
+        "pass",
+    ),
+    Break(
+        "stale workers are stopped",
+        "joining",
+        "elif claim is not None and claim.state is not ClaimState.STOPPED:\n"
+        "            self._stop_stale(node, claim.round)\n"
+        "        elif self.phase",
+        "elif self.phase",
+    ),
+    Break(
+        "a message of another round changes nothing",
+        "rounds",
+        "if node.round != round_number or node.phase is NodePhase.READY:",
+        "if node.phase is NodePhase.READY:",
+    ),
+    Break(
+        "success of another round changes nothing",
+        "rounds",
+        "elif node.round == round_number and node.phase is NodePhase.RUNNING:",
+        "elif node.phase is NodePhase.RUNNING:",
+    ),
+    Break(
+        "the highest round is taken over",
+        "adoption",
+        "if claim.round > self.round:",
+        "if self.round < 0:",
+    ),
+    Break(
+        "a takeover waits for the members",
+        "adoption",
+        "if now < self.until and (missing or not members):",
+        "if now < self.until and not members:",
+    ),
+    Break(
+        "a takeover is not held up by the missing for ever",
+        "adoption",
+        "if now < self.until and (missing or not members):",
+        "if missing or not members:",
+    ),
+    Break(
+        "a failure before the takeover counts",
+        "adoption",
+        "        if self._failed:\n            return Finding.FAILED\n",
+        "",
+    ),
+    Break(
+        "members are stopped during a takeover",
+        "adoption",
+        "is_over = self._failed if is_member else claim.round < self.round",
+        "is_over = False",
+    ),
+    Break(
+        "a takeover keeps the count of restarts",
+        "joining",
+        "self.restarts = max(self.restarts, claim.restarts)",
+        "pass",
+    ),
+    Break(
+        "a takeover keeps the number of the round",
+        "rounds",
+        "max(self.round, self._highest) + 1",
+        "(self.round if self.world_nodes else -1) + 1",
+    ),
+    Break(
+        "numbers never repeat when the highest comes last",
+        "rounds",
+        "max(self.round, self._highest) + 1",
+        "self.round + 1",
+    ),
+    Break(
+        "spares do not form a world before the members are back",
+        "joining",
+        "if claim is not None and not self._formed_before:",
+        "if claim is not None and claim.nodes and not self._formed_before:",
+    ),
+    Break(
+        "a repeated failure is one failure",
+        "postmortem",
+        "if key not in self._failures:",
+        "if True:",
+    ),
+    Break(
+        "the root cause is not collateral",
+        "failure",
+        "if not is_collateral(failure):",
+        "if True:",
+    ),
+    Break(
+        "spares hear the verdict",
+        "rounds",
+        "self._ending.tell(n.link for n in self.roster if n.link is not None)",
+        "self._ending.tell(\n"
+        "            n.link for n in self.roster if n.link is not None and n.round == self.round\n"
+        "        )",
+    ),
+    Break(
+        "who comes after the verdict hears it",
+        "joining",
+        "        if self._ending is not None:\n"
+        "            self._out += self._ending.tell([link])\n"
+        "            return\n"
+        "        rival",
+        "        if self._ending is not None:\n            return\n        rival",
+    ),
+    Break(
+        "newcomers in a contest hear the verdict",
+        "group",
+        "newcomers = self._contest.dissolve()",
+        "newcomers = []",
+    ),
+    Break(
+        "the master waits until all have heard",
+        "ending",
+        "if self.is_over or ((self._unheard or detached) and now < self.until):",
+        "if self.is_over:",
+    ),
+    Break(
+        "who has heard is not waited for",
+        "group",
+        "if had_heard:",
+        "if False:",
+    ),
+    Break(
+        "a wanted rank pins",
+        "world",
+        "for rank_of in (_wanted_rank, _previous_rank):",
+        "for rank_of in (_previous_rank,):",
+    ),
+    Break(
+        "survivors keep their ranks",
+        "world",
+        "for rank_of in (_wanted_rank, _previous_rank):",
+        "for rank_of in (_wanted_rank,):",
+    ),
+    Break(
+        "the unit is kept",
+        "world",
+        "size = min(count, max_nodes) // unit * unit",
+        "size = min(count, max_nodes)",
+    ),
+    Break(
+        "the maximum is kept",
+        "world",
+        "size = min(count, max_nodes) // unit * unit",
+        "size = count // unit * unit",
+    ),
+    Break(
+        "roles are counted for themselves",
+        "world",
+        "role_sizes[spec.role] += spec.local_world_size",
+        'role_sizes[""] += spec.local_world_size',
+    ),
+    Break(
+        "a world with room grows",
+        "rounds",
+        "self._rescale_at = now + delay",
+        "pass",
+    ),
+    Break(
+        "a node that has stopped stale workers makes the world grow",
+        "rounds",
+        "elif was_stale and self._ending is None:",
+        "elif False:",
+    ),
+    Break(
+        "a holder that answers keeps its identity",
+        "group",
+        "self._answered(node)",
+        "pass",
+    ),
+    Break(
+        "a holder that does not answer loses its identity",
+        "joining",
+        "self._contest.postpone(rival.spec, now + self.settings.identity_answer_s)",
+        "self._contest.postpone(rival.spec, now + 1e6)",
+    ),
+    Break(
+        "who leaves is let go when its workers are dead",
+        "rounds",
+        "        if node.leaving:\n            self._let_go(node)\n        elif was_stale",
+        "        if was_stale",
+    ),
+    Break(
+        "the offer of the last stop is used",
+        "rounds",
+        "        self.roster.move(node, NodePhase.READY)\n        node.offer = offer\n",
+        "        self.roster.move(node, NodePhase.READY)\n",
+    ),
+    Break(
+        "a repeated attend changes nothing",
+        "group",
+        "if node is None and not self._contest.waits(link):",
+        "if True:",
+    ),
+    Break(
+        "time is not asked for again and again",
+        "group",
+        "if not self._formed_before and self.roster.ready_attached() == len(self.roster):",
+        "if not self._formed_before:",
+    ),
+)
+
+
+def check_breaks() -> None:
+    """Every piece of text to replace must be there, or its rule is not tested at all."""
+    for broken in BREAKS:
+        source = (ROOT / "rendezvous" / f"{broken.module}.py").read_text()
+        if source.count(broken.old) < 1:
+            sys.exit(f"{broken.rule}: its text is no longer in {broken.module}.py")
+
+
+def copy_package(to: Path) -> Path:
+    """Copy what the group's rules and their tests need."""
+    package = to / "ft_run"
+    package.mkdir()
+    for name in ("__init__.py", "defaults.py", "exit_codes.py", "errors.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, package)
+    for folder in ("rendezvous", "tests"):
+        shutil.copytree(
+            ROOT / folder, package / folder, ignore=shutil.ignore_patterns("e2e", "__pycache__")
+        )
+    return package
+
+
+def run(package: Path, *command: str) -> str:
+    """Run Python in the copy; return what it printed, empty when it exited 0."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=package,
+        env=os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def failed_scenario(package: Path) -> str:
+    """Run the scenario tests of a copy; return the name of the first that fails."""
+    paths = [str(package / "tests" / f"{name}.py") for name in SCENARIOS]
+    printed = run(package, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths)
+    failed = re.search(r"^FAILED .*::(\S+)", printed, re.MULTILINE)
+    if printed and failed is None:
+        sys.exit(f"the tests did not run:\n{printed}")
+    return failed.group(1) if failed else ""
+
+
+def failed_history(package: Path) -> str:
+    """Simulate random histories in a copy; return what the first bad one breaks."""
+    printed = run(package, "-c", _SIMULATE, str(HISTORIES))
+    return printed.strip().splitlines()[-1][:70] if printed else ""
+
+
+_SIMULATE = """
+import random, sys
+from ft_run.tests.simulation import SETUP_BYTES, live_through
+random.seed(1)
+for number in range(int(sys.argv[1])):
+    data = random.randbytes(SETUP_BYTES + random.randrange(40, 400))
+    try:
+        live_through(data)
+    except Exception as error:
+        sys.exit(f"history {number}: {str(error).splitlines()[0] or type(error).__name__}")
+"""
+
+
+def main() -> int:
+    """Break all rules, one after the other; return the exit status."""
+    check_breaks()
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        package = copy_package(Path(folder))
+        whole = failed_scenario(package) or failed_history(package)
+        if whole:
+            sys.exit(f"nothing is broken yet, and still: {whole}")
+        print(f"{'rule that is broken':58} | {'scenario test':54} | simulation, {HISTORIES}")
+        for broken in BREAKS:
+            path = package / "rendezvous" / f"{broken.module}.py"
+            source = path.read_text()
+            path.write_text(source.replace(broken.old, broken.new, 1))
+            scenario = failed_scenario(package)
+            simulated = failed_history(package)
+            path.write_text(source)
+            unnoticed += not (scenario or simulated)
+            print(f"{broken.rule:58} | {scenario[:54] or '-':54} | {simulated or '-'}", flush=True)
+    print(f"{len(BREAKS)} rules broken, {unnoticed} unnoticed")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

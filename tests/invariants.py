@@ -1,0 +1,441 @@
+"""The invariants I1 to I7 (docs/architecture.md), checked from outside at every step.
+
+They look at what was sent to and from the nodes, at the nodes themselves, and of the group only
+at what its ``Status`` shows: phase, round, restarts, roster.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from ft_run.rendezvous.events import (
+    Command,
+    Event,
+    Finish,
+    GroupSettings,
+    Received,
+    Send,
+    Tick,
+)
+from ft_run.rendezvous.failure import FailureKind
+from ft_run.rendezvous.group import Group, GroupPhase
+from ft_run.rendezvous.messages import (
+    Attend,
+    Claim,
+    ClaimState,
+    Failed,
+    JobSpec,
+    Leave,
+    Outcome,
+    Place,
+    Refused,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+)
+from ft_run.rendezvous.roster import NodePhase
+from ft_run.rendezvous.world import usable_size
+from ft_run.tests.simulated_agent import Agent
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold."""
+
+
+class Invariants:
+    """What an observer of one history has seen, and what follows for the next step."""
+
+    def __init__(self, job: JobSpec, settings: GroupSettings, agents: list[Agent]) -> None:
+        self._job = job
+        self._settings = settings
+        self._agents = agents
+        self._highest = -1
+        self._given_up: dict[str, int] = {}
+        """By incarnation: up to this round its workers are no longer waited for."""
+        self._done: dict[tuple[int, int], set[str]] = defaultdict(set)
+        self._is_settling = False
+        self.is_void = False
+        """Two masters that knew nothing of each other have used one number; a third mixes them.
+
+        It takes a master that starts from nothing and meets only new nodes, enough for a world,
+        before any member of the running round is back, and then is lost as well. Claims name no
+        world that could tell the two rounds apart.
+        """
+        self.new_master()
+
+    def new_master(self) -> None:
+        """Another master: what the one before has said is no longer known."""
+        self._worlds: dict[int, dict[str, Place]] = {}
+        self._ports_claimed: dict[int, int] = {}
+        self._heard_of = -1
+        self._restarts_heard_of = 0
+        self._in_round: dict[str, int] = {}
+        self._failed: set[int] = set()
+        self._stops: set[tuple[int, int]] = set()
+        self._verdict: Verdict | None = None
+        self._adopting_since: float | None = None
+        self._has_decided = False
+        self._is_counted: bool | None = None
+        self._last_restarts: int | None = None
+
+    # --- around each event -------------------------------------------------------------------
+
+    def before(self, group: Group, event: Event) -> None:
+        """Take note of how things stand."""
+        self._phase, self._round = group.phase, group.round
+        self._roster = {n.spec.incarnation: n for n in group.roster}
+        self._node_phases = {n.spec.incarnation: n.phase for n in group.roster}
+        if isinstance(event, Received) and not isinstance(event.message, Attend):
+            self._hear(group, event)
+
+    def _hear(self, group: Group, event: Received) -> None:
+        node = group.roster.by_link(event.link)
+        if node is None:
+            return
+        incarnation, message = node.spec.incarnation, event.message
+        if isinstance(message, Stopped) and self._in_round.get(incarnation) == message.round:
+            del self._in_round[incarnation]
+        is_member = node.phase is not NodePhase.STALE
+        is_of_round = self._in_round.get(incarnation) == getattr(message, "round", None)
+        if not (isinstance(message, Failed) and is_of_round and is_member):
+            return
+        # While a round is taken over, a failure during an earlier master's stop says nothing new.
+        if not (message.failure.after_stop and group.phase is GroupPhase.ADOPTING):
+            self._hear_of_failure(group, message.round)
+
+    def _hear_of_failure(self, group: Group, round_number: int) -> None:
+        current = self._heard_of if group.phase is GroupPhase.ADOPTING else group.round
+        if round_number == current and group.phase is not GroupPhase.FINISHED:
+            self._failed.add(round_number)
+
+    def after(self, group: Group, event: Event, commands: Sequence[Command], now: float) -> None:
+        """Check all that must hold now."""
+        if isinstance(event, Received) and isinstance(event.message, Attend):
+            self._hear_attend(group, event.link, event.message)
+        if self.is_void:
+            return
+        self._who_was_given_up(group, now)
+        self._how_the_round_ended(group, event)
+        self._what_was_sent(group, commands)
+        self._all_were_stopped(group)
+
+    def _hear_attend(self, group: Group, link: int, attend: Attend) -> None:
+        node = group.roster.by_link(link)
+        if node is None or attend.claim is None:
+            return
+        claim, incarnation = attend.claim, attend.node.incarnation
+        self._heard_of = max(self._heard_of, claim.round)
+        self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
+        if claim.nodes == 0:
+            return
+        self._find_mixture(group, attend.claim, incarnation)
+        known = self._in_round.get(incarnation, -1)
+        if claim.state is ClaimState.STOPPED:
+            if known <= claim.round:
+                self._in_round.pop(incarnation, None)
+        elif claim.round > known:
+            self._in_round[incarnation] = claim.round
+        was_member = known == claim.round or group.phase is GroupPhase.ADOPTING
+        if was_member and any(not failure.after_stop for failure in claim.failures):
+            self._hear_of_failure(group, claim.round)
+
+    def _find_mixture(self, group: Group, claim: Claim, incarnation: str) -> None:
+        place = next(a.place for a in self._agents if a.spec.incarnation == incarnation)
+        if place is None or place.round != claim.round or claim.round in self._worlds:
+            return
+        port = self._ports_claimed.setdefault(claim.round, place.master_port)
+        self.is_void |= port != place.master_port
+
+    def _who_was_given_up(self, group: Group, now: float) -> None:
+        """Workers of nodes that the master has declared lost may run on, for a while."""
+        present = {node.spec.incarnation for node in group.roster}
+        for incarnation in self._roster.keys() - present:
+            self._in_round.pop(incarnation, None)
+            self._give_up(lambda agent, gone=incarnation: agent.spec.incarnation == gone)
+        is_adopting = group.phase is GroupPhase.ADOPTING
+        if is_adopting and self._adopting_since is None:
+            self._adopting_since = now
+        if self._has_decided or is_adopting or group.round < 0:
+            return
+        # The first decision of a new master. Before its grace is over it may only go on without
+        # those who were not in the round that it takes over.
+        self._has_decided = True
+        since = self._adopting_since
+        is_patient = since is not None and now < since + self._settings.adoption_grace_s
+        self._give_up(
+            lambda agent: (
+                agent.spec.incarnation not in present
+                and not (is_patient and agent.live == self._heard_of)
+            )
+        )
+
+    def _give_up(self, which: Callable[[Agent], bool]) -> None:
+        for agent in self._agents:
+            if which(agent):  # also with a start that it has yet to hear of
+                self._given_up[agent.spec.incarnation] = self._highest
+
+    # --- I1: one world -----------------------------------------------------------------------
+
+    def started(self, agent: Agent) -> None:
+        """Workers have started on a node."""
+        place = agent.place
+        assert place is not None
+        for other in self._agents:
+            if other.live is None or other.live >= place.round:
+                continue
+            if other.live > self._given_up.get(other.spec.incarnation, -1):
+                raise InvariantError(
+                    f"I1: {agent.name} starts round {place.round} while {other.name} has workers "
+                    f"of round {other.live}"
+                )
+        if place.node_rank == 0 and (place.master_addr, place.master_port) != (
+            agent.offer.address,
+            agent.offer.port,
+        ):
+            raise InvariantError(f"I2: {agent.name} does not host {place.master_port}")
+
+    def done(self, agent: Agent) -> None:
+        """The workers of a node have exited 0."""
+        assert agent.place is not None
+        done = self._done[agent.place.round, agent.place.master_port]
+        done.add(agent.spec.incarnation)
+
+    # --- I2, I3, I5: what was sent -----------------------------------------------------------
+
+    def _what_was_sent(self, group: Group, commands: Sequence[Command]) -> None:
+        new: dict[int, dict[str, Place]] = defaultdict(dict)
+        incarnations = {n.link: n.spec.incarnation for n in group.roster if n.link is not None}
+        for command in commands:
+            if not isinstance(command, Send):
+                continue
+            match command.message:
+                case Start(place):
+                    incarnation = incarnations[command.link]
+                    if place.round in self._worlds:
+                        if self._worlds[place.round].get(incarnation) != place:
+                            raise InvariantError("I2: another place in the same round")
+                    else:
+                        new[place.round][incarnation] = place
+                        self._in_round[incarnation] = place.round
+                case Stop(round_number):
+                    self._stops.add((command.link, round_number))
+                case Verdict():
+                    self._one_verdict(group, command.message)
+        for round_number, places in new.items():
+            self._agreed(group, round_number, places)
+
+    def _agreed(self, group: Group, round_number: int, places: dict[str, Place]) -> None:
+        job = self._job
+        ordered = sorted(places.values(), key=lambda place: place.node_rank)
+        first = ordered[0]
+        specs = {n.spec.incarnation: n.spec for n in group.roster}
+        nodes = {place.node_rank: specs[name] for name, place in places.items()}
+        if [place.node_rank for place in ordered] != list(range(first.nodes)):
+            raise InvariantError(
+                f"I2: node ranks {[p.node_rank for p in ordered]} of {first.nodes}"
+            )
+        if not job.min_nodes <= first.nodes <= job.max_nodes or first.nodes % job.node_unit:
+            raise InvariantError(f"I2: a world of {first.nodes} nodes")
+        offset, role_offsets = 0, defaultdict(int)
+        for place in ordered:
+            spec = nodes[place.node_rank]
+            if place.rank_offset != offset or place.role_rank_offset != role_offsets[spec.role]:
+                raise InvariantError("I2: ranks overlap or leave a gap")
+            offset += spec.local_world_size
+            role_offsets[spec.role] += spec.local_world_size
+        for place in ordered:
+            if place.world_size != offset:
+                raise InvariantError("I2: the world's size is not the sum of its nodes")
+            if place.role_world_size != role_offsets[nodes[place.node_rank].role]:
+                raise InvariantError("I2: the role's size is not the sum of its nodes")
+            if (place.master_addr, place.master_port) != (first.master_addr, first.master_port):
+                raise InvariantError("I2: two addresses of rank 0")
+            if (place.restarts, place.nodes) != (first.restarts, first.nodes):
+                raise InvariantError("I3: two counts of restarts")
+        if self._worlds and round_number <= max(self._worlds):
+            raise InvariantError("numbers of rounds must increase")
+        if round_number <= self._heard_of:
+            raise InvariantError(f"round {round_number} formed after {self._heard_of} was heard of")
+        for agent in self._agents:
+            is_known = agent.spec.incarnation in specs
+            if is_known and agent.live is not None and agent.live < round_number:
+                raise InvariantError(
+                    f"I1: round {round_number} formed while {agent.name} has workers"
+                )
+        self._highest = max(self._highest, round_number)
+        self._counted(first.restarts)
+        self._pins_hold(nodes)
+        self._worlds[round_number] = places
+
+    def _pins_hold(self, nodes: dict[int, object]) -> None:
+        for rank, spec in nodes.items():
+            wanted = spec.wanted_rank  # type: ignore[attr-defined]
+            if wanted is not None and wanted < len(nodes) and wanted != rank:
+                raise InvariantError(f"I2: --node-rank {wanted} has rank {rank}")
+
+    def _counted(self, restarts: int) -> None:
+        if not self._restarts_heard_of <= restarts <= self._job.max_restarts:
+            raise InvariantError(f"I3: {restarts} restarts")
+        if self._last_restarts is not None and self._is_counted is not None:
+            before, heard_of = self._last_restarts, self._restarts_heard_of
+            expected = max(before, heard_of) + self._is_counted
+            # What comes to light after the round has ended is not counted on top.
+            if restarts not in (expected, max(before + self._is_counted, heard_of)):
+                raise InvariantError(f"I3: {restarts} restarts where there were {expected}")
+        self._last_restarts, self._is_counted = restarts, None
+
+    def _how_the_round_ended(self, group: Group, event: Event) -> None:
+        """Tell a restart from a regroup by what happened, as a bystander would."""
+        if self._phase is not GroupPhase.RUNNING or group.phase is GroupPhase.RUNNING:
+            return
+        present = {node.spec.incarnation for node in group.roster}
+        was_lost = any(
+            phase is NodePhase.RUNNING and name not in present
+            for name, phase in self._node_phases.items()
+        )
+        message = event.message if isinstance(event, Received) else None
+        sender = None if message is None else group.roster.by_link(event.link)
+        was_running = sender and self._node_phases.get(sender.spec.incarnation) is NodePhase.RUNNING
+        is_left = isinstance(message, Leave) and was_running
+        self._is_counted = not is_left and (
+            was_lost or isinstance(message, Failed | Attend | Stopped)
+        )
+
+    def _one_verdict(self, group: Group, verdict: Verdict) -> None:
+        if self._verdict is not None:
+            if verdict != self._verdict:
+                raise InvariantError("I5: two verdicts")
+            return
+        self._verdict = verdict
+        if verdict.restarts > self._job.max_restarts:
+            raise InvariantError("I3: the verdict counts too many restarts")
+        match verdict.outcome:
+            case Outcome.SUCCEEDED:
+                self._all_are_done(group)
+            case Outcome.WORKERS_FAILED:
+                is_stuck = any(f.kind is FailureKind.STUCK for f in verdict.failures)
+                if verdict.restarts < self._job.max_restarts and not is_stuck:
+                    raise InvariantError("I3: failed with restarts left")
+                if verdict.cause is None and verdict.failures:
+                    raise InvariantError("I5: failed without a cause")
+            case Outcome.RENDEZVOUS_FAILED:
+                if self._is_settling and self._usable():
+                    raise InvariantError(f"I7: {self._usable()} healthy nodes and no round")
+
+    def _all_are_done(self, group: Group) -> None:
+        present = {node.spec.incarnation for node in group.roster}
+        for agent in self._agents:
+            if agent.spec.incarnation in present and agent.live == group.round:
+                raise InvariantError(f"I5: succeeded while {agent.name} has workers")
+        places = [a.place for a in self._agents if a.spec.incarnation in present and a.is_done]
+        for place in places:
+            assert place is not None
+            done = self._done[place.round, place.master_port]
+            everyone = self._worlds.get(place.round, {})
+            if place.round == group.round and (len(done) < place.nodes or everyone.keys() - done):
+                raise InvariantError("I5: succeeded, but not all were done")
+
+    # --- I4: lockstep ------------------------------------------------------------------------
+
+    def _all_were_stopped(self, group: Group) -> None:
+        if self._verdict is not None:
+            return
+        current = self._heard_of if group.phase is GroupPhase.ADOPTING else group.round
+        for node in group.roster:
+            round_number = self._in_round.get(node.spec.incarnation)
+            if round_number is None or node.link is None:
+                continue
+            is_over = round_number in self._failed or round_number < current
+            if is_over and (node.link, round_number) not in self._stops:
+                raise InvariantError(f"I4: {node.spec.node_id} was not told to stop {round_number}")
+
+    # --- I6: idempotence ---------------------------------------------------------------------
+
+    def repeated(
+        self, group: Group, event: Received, now: float, handle: Callable[[Event], list[object]]
+    ) -> None:
+        """Deliver again what has just been delivered: nothing may change."""
+        before = snapshot(group)
+        commands = handle(event)
+        if snapshot(group) != before:
+            raise InvariantError(f"I6: {event} changed {before} to {snapshot(group)}")
+        for command in commands:
+            says_no = isinstance(command, Send) and isinstance(command.message, Refused | Verdict)
+            if isinstance(command, Send | Finish) and not says_no:
+                raise InvariantError(f"I6: {event} repeated led to {command}")
+
+    def deadline_moved(
+        self, group: Group, now: float, handle: Callable[[Event], list[object]]
+    ) -> None:
+        """A deadline that is reached must not be asked for again and again."""
+        for _ in range(3):
+            deadline = group.deadline()
+            if deadline is None or deadline > now:
+                return
+            handle(Tick())
+        raise InvariantError(f"I7: at {now} the next tick is wanted at {group.deadline()}")
+
+    # --- I7: progress ------------------------------------------------------------------------
+
+    def settling(self) -> None:
+        """From now on nothing goes wrong."""
+        self._is_settling = True
+
+    def _usable(self) -> int:
+        """How many nodes a world could have now."""
+        healthy = {a.spec.node_id for a in self._agents if a.is_there and not a.is_leaving}
+        job = self._job
+        return usable_size(len(healthy), job.min_nodes, job.max_nodes, job.node_unit)
+
+    def settled(self, group: Group) -> None:
+        """Nothing more happens by itself: the job runs or is over."""
+        for agent in self._agents:
+            if agent.is_there and agent.is_leaving:
+                raise InvariantError(f"I7: {agent.name} cannot leave")
+        if group.phase is GroupPhase.RUNNING:
+            self._runs(group)
+        elif group.phase is not GroupPhase.FINISHED and group.job is not None:
+            raise InvariantError(f"I7: the group is {group.phase.value} for ever")
+
+    def _runs(self, group: Group) -> None:
+        members = 0
+        for agent in self._agents:
+            if agent.live is not None and agent.live != group.round:
+                raise InvariantError(f"I4: {agent.name} runs round {agent.live} on")
+            members += agent.live is not None
+            if agent.is_there and group.roster.get(agent.spec.node_id) is None:
+                raise InvariantError(f"I7: the group does not know {agent.name}")
+        if members != group.roster.count(NodePhase.RUNNING):
+            raise InvariantError(f"I7: {members} nodes run of {group.world_nodes}")
+        job, ready = self._job, group.roster.count(NodePhase.READY)
+        could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
+        grows = self._settings.rescale_delay_s is not None and members == group.world_nodes
+        if grows and could > members:
+            raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")
+
+    def ended(self, group: Group, has_finished: bool) -> None:
+        """All workers have exited 0, or the job has failed: everybody has heard and is gone."""
+        if group.job is None:
+            return
+        if group.verdict is None or not has_finished:
+            raise InvariantError(f"I5: no verdict, but {group.phase.value}")
+        for agent in self._agents:
+            if agent.is_there:
+                raise InvariantError(f"I5: {agent.name} never heard the verdict")
+
+
+def snapshot(group: Group) -> tuple[object, ...]:
+    """Return all of a group that a message could change."""
+    nodes = tuple(
+        (n.spec, n.offer, n.phase, n.link, n.round, n.rank, n.rank_offset, n.place, n.leaving)
+        for n in group.roster
+    )
+    return (
+        group.phase,
+        group.round,
+        group.restarts,
+        group.world_nodes,
+        group.verdict,
+        group.deadline(),
+        nodes,
+    )

@@ -1,0 +1,280 @@
+"""Agents and streams of the simulated world: what a real agent does, without processes.
+
+Messages on a stream keep their order; they are delayed for as long as the history likes, and
+lost only when the stream breaks, each side noticing in its own time.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ft_run.rendezvous.failure import Failure, FailureKind
+from ft_run.rendezvous.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Attend,
+    Challenge,
+    Claim,
+    ClaimState,
+    Done,
+    Failed,
+    Heard,
+    JobSpec,
+    Leave,
+    MasterMessage,
+    NodeMessage,
+    NodeSpec,
+    Offer,
+    Place,
+    Refused,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+    Waiting,
+)
+
+
+class Broken:
+    """Stands at the end of what a stream still delivers."""
+
+    def __repr__(self) -> str:
+        return "Broken()"
+
+
+BROKEN = Broken()
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One stream between an agent and a master; ``number`` is the master's name for it."""
+
+    number: int
+    agent: "Agent"
+    up: deque[NodeMessage | Broken] = field(default_factory=deque)
+    down: deque[MasterMessage | Broken] = field(default_factory=deque)
+    is_up_open: bool = True
+    is_down_open: bool = True
+
+    def send_up(self, message: NodeMessage) -> None:
+        """Send from the agent; into a broken stream, it vanishes."""
+        if self.is_up_open:
+            self.up.append(message)
+
+    def send_down(self, message: MasterMessage) -> None:
+        """Send from the master."""
+        if self.is_down_open:
+            self.down.append(message)
+
+    def end_up(self) -> None:
+        """The agent's side ends after what was sent."""
+        if self.is_up_open:
+            self.up.append(BROKEN)
+            self.is_up_open = False
+
+    def end_down(self) -> None:
+        """The master's side ends after what was sent."""
+        if self.is_down_open:
+            self.down.append(BROKEN)
+            self.is_down_open = False
+
+    def cut(self, keep_up: int, keep_down: int) -> None:
+        """The network breaks the stream: some of what was on its way still arrives."""
+        _cut(self.up, keep_up)
+        _cut(self.down, keep_down)
+        self.is_up_open = self.is_down_open = False
+
+
+def _cut(queue: deque[object], keep: int) -> None:
+    if BROKEN in queue:
+        keep = min(keep, len(queue) - 1)
+    while len(queue) > keep:
+        queue.pop()
+    queue.append(BROKEN)
+
+
+class Agent:
+    """One agent process and its workers."""
+
+    def __init__(
+        self, spec: NodeSpec, job: JobSpec, new_port: Callable[[], int], *, repeats_leave: bool
+    ) -> None:
+        self.spec = spec
+        self.job = job
+        self.is_alive = True
+        self.is_frozen = False
+        self.has_ended = False
+        self.was_refused = False
+        self.verdict: Verdict | None = None
+        self.is_leaving = False
+        self.stream: Stream | None = None
+        self.live: int | None = None
+        """The round whose workers are alive."""
+        self.is_stopping = False
+        self.place: Place | None = None
+        self.starts: list[int] = []
+        self._new_port = new_port
+        self._repeats_leave = repeats_leave
+        self._claim: Claim | None = None
+        self._is_spare = False
+        self.offer = Offer(spec.address, new_port())
+
+    @property
+    def name(self) -> str:
+        """Its identity and incarnation."""
+        return f"{self.spec.node_id}/{self.spec.incarnation}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the process exists and has something to do."""
+        return self.is_alive and not self.has_ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its workers have all exited 0."""
+        return self._claim is not None and self._claim.state is ClaimState.DONE
+
+    # --- streams -----------------------------------------------------------------------------
+
+    def attend(self, number: int) -> Stream:
+        """Open a stream."""
+        self.stream = Stream(number, self)
+        self._send(
+            Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, self._present_claim())
+        )
+        if self.is_leaving and self._repeats_leave:
+            self._send(Leave("SIGTERM"))
+        return self.stream
+
+    def _present_claim(self) -> Claim | None:
+        if not self._is_spare:
+            return self._claim
+        last = self._claim
+        return Claim(
+            round=last.round if last else 0,
+            restarts=last.restarts if last else 0,
+            nodes=0,
+            node_rank=0,
+            rank_offset=0,
+            state=ClaimState.STOPPED,
+        )
+
+    def _send(self, message: NodeMessage) -> None:
+        if self.stream is not None:
+            self.stream.send_up(message)
+
+    def receive(self, stream: Stream, message: MasterMessage | Broken) -> bool:
+        """Take what a stream delivers; return whether it makes the workers of a round start."""
+        if not self.is_there or stream is not self.stream:
+            return False
+        match message:
+            case Broken():
+                self.stream = None
+                stream.end_up()
+            case Start(place):
+                return self._start(place)
+            case Stop(round_number):
+                self._stop(round_number)
+            case Challenge():
+                self._send(Answer())
+            case Verdict():
+                self.verdict = message
+                self._send(Heard())
+                self._end()
+            case Refused():
+                self.was_refused = True
+                self._end()
+            case Waiting():
+                self._is_spare = message.spare and self.live is None and not self.is_done
+        return False
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self.live = None
+        if self.stream is not None:
+            self.stream.end_up()
+
+    # --- rounds ------------------------------------------------------------------------------
+
+    def _start(self, place: Place) -> bool:
+        if self.is_leaving or (self._claim is not None and place.round <= self._claim.round):
+            return False
+        assert self.live is None, f"{self.name} told to start over live workers"
+        self._claim = Claim(
+            round=place.round,
+            restarts=place.restarts,
+            nodes=place.nodes,
+            node_rank=place.node_rank,
+            rank_offset=place.rank_offset,
+            state=ClaimState.RUNNING,
+        )
+        self.live, self.place, self._is_spare = place.round, place, False
+        self.starts.append(place.round)
+        return True
+
+    def _stop(self, round_number: int) -> None:
+        if self._claim is not None and round_number < self._claim.round:
+            return  # of a round long over
+        if self._claim is None or self._claim.round < round_number:
+            self._send(Stopped(round_number, self.offer))
+        elif self.live is not None:
+            self.is_stopping = True
+        elif self.is_done:
+            self._has_stopped()
+        else:
+            self._send(Stopped(round_number, self.offer))
+
+    def finish_stop(self) -> None:
+        """The last worker is dead."""
+        self._has_stopped()
+
+    def _has_stopped(self) -> None:
+        assert self._claim is not None
+        self.live, self.is_stopping = None, False
+        self._claim = replace(self._claim, state=ClaimState.STOPPED)
+        self.offer = Offer(self.spec.address, self._new_port())
+        self._send(Stopped(self._claim.round, self.offer))
+        if self.is_leaving:
+            self._end()
+
+    def fail(self, kind: FailureKind = FailureKind.WORKER) -> None:
+        """A worker fails."""
+        assert self._claim is not None
+        assert self.place is not None
+        failure = Failure(
+            kind=kind,
+            rank=self.place.rank_offset,
+            local_rank=0,
+            node_rank=self.place.node_rank,
+            host=self.spec.host,
+            pid=self._new_port(),
+            exit_code=1,
+            time_s=0,
+            after_stop=self.is_stopping and kind is FailureKind.WORKER,
+        )
+        self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
+        self._send(Failed(self._claim.round, failure))
+        self.is_stopping = True
+
+    def finish(self) -> None:
+        """All workers exit 0."""
+        assert self._claim is not None
+        self.live = None
+        self._claim = replace(self._claim, state=ClaimState.DONE)
+        self._send(Done(self._claim.round))
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        self.is_leaving = True
+        self._send(Leave("SIGTERM"))
+        if self.live is not None:
+            self.is_stopping = True
+        elif self.is_done:
+            self._has_stopped()
+        else:
+            self._end()
+
+    def kill(self) -> None:
+        """SIGKILL: its workers die with it."""
+        self.is_alive = False
+        self.live = None

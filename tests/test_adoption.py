@@ -1,0 +1,324 @@
+"""A master that starts from nothing and takes over what runs."""
+
+import sys
+
+import pytest
+from ft_run.rendezvous.group import GroupPhase
+from ft_run.rendezvous.messages import (
+    ClaimState,
+    Done,
+    Failed,
+    Leave,
+    Outcome,
+    Stopped,
+    Verdict,
+    Waiting,
+)
+from ft_run.tests.scene import SPARE, Scene, claim_of, worker_failure
+
+STOPPED, DONE = ClaimState.STOPPED, ClaimState.DONE
+
+
+def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0, restarts=2))
+    assert scene.group.phase is GroupPhase.ADOPTING
+    scene.attend("b", claim=claim_of(4, 1, restarts=2))
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert (scene.group.round, scene.group.restarts) == (4, 2)
+    assert scene.told["a"] == scene.told["b"] == [], "workers and agents do not notice"
+    scene.done("a", "b")
+    verdict = scene.last("a", Verdict)
+    assert (verdict.outcome, verdict.restarts, verdict.rounds) == (Outcome.SUCCEEDED, 2, 5)
+
+
+def test_numbers_restarts_and_ranks_go_on():
+    scene = Scene(2, restarts=3)
+    scene.attend("a", claim=claim_of(4, 1, restarts=2))
+    scene.attend("b", claim=claim_of(4, 0, restarts=2))
+    scene.say("a", Failed(4, worker_failure(1)))
+    assert scene.stops("a") == scene.stops("b") == [4]
+    scene.stopped("a", "b")
+    assert scene.rounds("a") == [5]
+    assert scene.ranks("b", "a") == [0, 1]
+    assert scene.place("a").restarts == 3
+
+
+def test_spares_and_new_nodes_do_not_disturb_it():
+    scene = Scene(2)
+    scene.attend("s", claim=SPARE)
+    scene.attend("n")
+    scene.attend("m", claim=claim_of(3, 0, state=STOPPED))
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.wait(9)
+    scene.attend("b", claim=claim_of(4, 1))
+    scene.wait(100)
+    assert scene.group.round == 4
+    assert scene.stops("a") == []
+    assert all(scene.last(name, Waiting).spare for name in "snm")
+
+
+def test_spares_alone_wait_for_the_members_of_the_round_they_know_of():
+    scene = Scene(1)
+    scene.attend("s", claim=SPARE)
+    scene.attend("t", claim=SPARE)
+    scene.wait(9)
+    assert scene.rounds("s") == []
+    scene.attend("a", claim=claim_of(0, 0, nodes=1))
+    scene.wait(100)
+    assert scene.rounds("s") == []
+    assert scene.group.round == 0
+
+
+def test_spares_whose_round_never_comes_back_form_another():
+    scene = Scene(1)
+    scene.attend("s", claim=SPARE)
+    scene.wait(10)
+    assert scene.rounds("s") == [1]
+
+
+def test_a_world_with_room_grows_after_it_was_taken_over():
+    scene = Scene(1, 2)
+    scene.attend("n")
+    scene.attend("a", claim=claim_of(4, 0, nodes=1))
+    scene.wait(10)
+    assert scene.stops("a") == [4]
+
+
+def test_members_that_do_not_come_back_in_time_cost_a_restart():
+    scene = Scene(1, 3, restarts=2)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3))
+    scene.wait(9.9)
+    assert scene.stops("a") == []
+    scene.wait(0.1)
+    assert scene.stops("a") == scene.stops("b") == [4]
+    scene.stopped("a", "b")
+    place = scene.place("a")
+    assert (place.round, place.restarts, place.nodes) == (5, 1, 2)
+    assert "did not come back" in place.reason
+
+
+def test_a_member_that_comes_back_too_late_stops_and_joins_again():
+    scene = Scene(1, 2)
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.wait(10)
+    scene.stopped("a")
+    assert scene.rounds("a") == [5]
+    scene.attend("b", claim=claim_of(4, 1))
+    assert scene.stops("b") == [4]
+    scene.say("b", Stopped(4, scene.offer("b")))
+    scene.wait(10)
+    scene.stopped("a")
+    assert scene.rounds("b") == [6]
+
+
+def test_a_round_that_not_everybody_heard_of_is_formed_anew_at_no_cost():
+    scene = Scene(2)
+    scene.attend("b", claim=claim_of(3, 1, state=STOPPED))
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.wait(10)
+    assert scene.stops("a") == [4]
+    scene.stopped("a")
+    assert scene.rounds("b") == [5]
+    assert scene.place("b").restarts == 0
+
+
+def test_a_round_that_was_being_stopped_is_formed_anew_at_no_cost():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0, state=STOPPED))
+    assert scene.rounds("a") == []
+    scene.attend("b", claim=claim_of(4, 1))
+    assert scene.stops("b") == [4]
+    scene.stopped("b")
+    assert scene.rounds("a") == scene.rounds("b") == [5]
+    assert scene.place("b").restarts == 0
+
+
+def test_workers_that_ended_after_the_stop_are_no_failure():
+    scene = Scene(2)
+    late = worker_failure(0, after_stop=True)
+    scene.attend("a", claim=claim_of(4, 0, state=STOPPED, failures=(late,)))
+    scene.attend("b", claim=claim_of(4, 1, state=STOPPED))
+    assert scene.place("a").restarts == 0
+
+
+def test_a_failure_while_the_master_was_away_is_handled_when_all_are_back():
+    scene = Scene(2, restarts=1)
+    failure = worker_failure(1, message="ValueError: no")
+    scene.attend("b", claim=claim_of(4, 1, state=STOPPED, failures=(failure,)))
+    scene.attend("a", claim=claim_of(4, 0))
+    assert scene.stops("a") == [4]
+    scene.stopped("a")
+    assert scene.place("a").restarts == 1
+    assert scene.place("a").cause == failure
+
+
+def test_who_is_there_is_stopped_at_once_also_while_members_are_missing():
+    scene = Scene(1, 3)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3, failures=(worker_failure(1),)))
+    assert scene.stops("a") == scene.stops("b") == [4]
+    scene.say("a", Stopped(4, scene.offer("a")))
+    scene.say("b", Stopped(4, scene.offer("b")))
+    assert scene.rounds("a") == [], "the third may still have workers"
+    scene.attend("c", claim=claim_of(4, 2, nodes=3))
+    assert scene.stops("c")[0] == 4
+    scene.say("c", Stopped(4, scene.offer("c")))
+    assert scene.rounds("a") == scene.rounds("c") == [5]
+    assert scene.place("c").restarts == 1
+
+
+def test_a_failure_reported_before_the_decision():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.say("a", Failed(4, worker_failure(0)))
+    assert scene.stops("a") == [4]
+    scene.say("a", Stopped(4, scene.offer("a")))
+    scene.attend("b", claim=claim_of(4, 1))
+    assert scene.stops("b")[-1] == 4
+    scene.stopped("b")
+    assert scene.place("a").cause == worker_failure(0)
+
+
+def test_a_budget_that_was_spent_before_is_spent():
+    scene = Scene(2, restarts=1)
+    scene.attend("a", claim=claim_of(4, 0, restarts=1))
+    scene.attend("b", claim=claim_of(4, 1, restarts=1))
+    scene.say("a", Failed(4, worker_failure(0)))
+    scene.stopped("a", "b")
+    assert scene.last("b", Verdict).outcome is Outcome.WORKERS_FAILED
+    assert scene.last("b", Verdict).restarts == 1
+
+
+def test_success_while_the_master_was_away():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0, state=DONE))
+    scene.attend("b", claim=claim_of(4, 1))
+    scene.done("b")
+    assert scene.last("a", Verdict).outcome is Outcome.SUCCEEDED
+
+
+def test_success_reported_before_the_decision():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.say("a", Done(4))
+    scene.attend("b", claim=claim_of(4, 1, state=DONE))
+    assert scene.last("a", Verdict).outcome is Outcome.SUCCEEDED
+
+
+def test_whoever_was_in_a_lower_round_first_decides_nothing():
+    scene = Scene(1, 2)
+    old = worker_failure(0)
+    scene.attend("s", claim=claim_of(3, 0, state=STOPPED, failures=(old,)))
+    scene.wait(1)
+    scene.attend("a", claim=claim_of(5, 0, restarts=1))
+    scene.attend("b", claim=claim_of(5, 1, restarts=1))
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert (scene.group.round, scene.group.restarts) == (5, 1)
+
+
+def test_workers_of_a_lower_round_are_stopped():
+    scene = Scene(2)
+    scene.attend("old", claim=claim_of(3, 1))
+    scene.attend("a", claim=claim_of(4, 0))
+    assert scene.stops("old") == [3]
+    scene.attend("b", claim=claim_of(4, 1))
+    assert scene.group.phase is GroupPhase.RUNNING
+    scene.say("a", Failed(4, worker_failure(0)))
+    scene.stopped("a", "b")
+    assert scene.rounds("a") == [], "the stale workers are not dead yet"
+    scene.say("old", Stopped(3, scene.offer("old")))
+    assert scene.rounds("a") == [5]
+
+
+def test_numbers_never_repeat_even_when_the_highest_round_comes_last():
+    scene = Scene(1)
+    scene.attend("s")
+    assert scene.rounds("s") == [0]
+    scene.attend("a", claim=claim_of(7, 0, nodes=1, restarts=2))
+    assert scene.stops("a") == [7]
+    scene.say("a", Stopped(7, scene.offer("a")))
+    scene.fail("s")
+    scene.stopped("s")
+    assert scene.rounds("s") == [0, 8]
+    assert scene.place("s").restarts == 3
+
+
+def test_claims_of_nodes_that_are_gone_again_still_teach_their_numbers():
+    scene = Scene(1)
+    scene.attend("a", claim=claim_of(4, 0, nodes=1, restarts=2, state=STOPPED))
+    assert scene.rounds("a") == [5]
+    scene = Scene(1, 2)
+    scene.attend("a", claim=claim_of(4, 0, restarts=2))
+    scene.detach("a")
+    scene.wait(1)
+    scene.attend("n")
+    scene.wait(8)
+    assert scene.rounds("n") == []
+    scene.wait(1)
+    assert scene.rounds("n") == [5]
+    assert scene.place("n").restarts == 2
+
+
+def test_the_latest_offer_of_a_node_is_used_after_the_takeover():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.detach("a")
+    scene.attend("a", claim=claim_of(4, 0, state=STOPPED))
+    node = scene.group.roster.get("a")
+    assert node is not None
+    offer = node.offer
+    scene.attend("b", claim=claim_of(4, 1, state=STOPPED))
+    assert (scene.place("b").master_addr, scene.place("b").master_port) == (
+        offer.address,
+        offer.port,
+    )
+
+
+def test_who_leaves_during_the_takeover_stops_first():
+    scene = Scene(1, 2)
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.say("a", Leave("SIGTERM"))
+    assert scene.closed == []
+    scene.attend("b", claim=claim_of(4, 1))
+    assert scene.stops("b") == [4]
+    scene.stopped("b", "a")
+    assert scene.closed == ["a"]
+    assert scene.rounds("b") == [5]
+    assert scene.place("b").restarts == 0
+
+
+def test_two_claims_on_one_rank_are_no_round_that_could_be_taken_over():
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(0, 0, state=DONE))
+    scene.attend("b", claim=claim_of(0, 0, state=DONE))
+    assert scene.group.verdict is None
+    scene.stopped("a", "b")
+    assert scene.rounds("a") == [1]
+
+
+def calls_of(nodes: int, *, takes_over: bool) -> int:
+    """Return how many calls it takes to come to a running world."""
+    scene = Scene(nodes)
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for number in range(nodes):
+            claim = claim_of(4, number, nodes=nodes) if takes_over else None
+            scene.attend(f"node-{number}", claim=claim)
+    finally:
+        sys.setprofile(None)
+    assert scene.group.phase is GroupPhase.RUNNING
+    return calls
+
+
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_the_work_grows_as_the_number_of_nodes(takes_over):
+    few, many = (calls_of(nodes, takes_over=takes_over) for nodes in (200, 800))
+    assert many < 6 * few
