@@ -73,7 +73,7 @@ def advertised_address(endpoint: Endpoint | None, local_addr: str | None) -> str
     master (standalone) the loopback address.
 
     Raises:
-        UsageError: ``--local-addr`` is not an address of this host.
+        UsageError: ``--local-addr`` is neither an address nor a name that resolves.
     """
     if local_addr is not None:
         addresses = resolve(local_addr)

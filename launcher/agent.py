@@ -46,7 +46,7 @@ from .identity import NodeIdentity
 from .log_dir import LogDir
 from .oom import OomWatch
 from .options import LaunchOptions
-from .process_tree import descendants, is_zombie
+from .process_tree import descendants, is_zombie, kill_all
 from .relay_client import RelayClient
 from .report import final_report
 from .spawner import become_subreaper
@@ -60,6 +60,8 @@ STDERR_WAIT_S = 0.2
 
 _SURVIVES_KILL_S = 10.0
 """A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
+
+_KILL_AGAIN_S = 0.02
 
 _LEFTOVERS_S = 5.0
 """What workers that succeeded left running has this long to end after SIGTERM."""
@@ -254,7 +256,7 @@ class Agent:
             case Empty():
                 self._gone()
             case SpawnerGone():
-                self._spawner_gone()
+                await self._spawner_gone()
             case _Signalled():
                 await self._signalled(event)
             case _TimeOver():
@@ -483,7 +485,13 @@ class Agent:
         if self._leaving is not None and self._exit_code is None:
             self._exit_code = exit_codes.SIGNAL_BASE + self._leaving
 
-    def _spawner_gone(self) -> None:
+    async def _spawner_gone(self) -> None:
+        """The kernel has killed the workers; what they had started was left to this process."""
+        relay = self._relay.pid if self._relay is not None else None
+        for _ in range(round(_SURVIVES_KILL_S / _KILL_AGAIN_S)):
+            if not kill_all(os.getpid(), spare=relay):
+                break
+            await asyncio.sleep(_KILL_AGAIN_S)
         if self._group is not None:
             self._group.gone()
         self._end(

@@ -8,12 +8,11 @@ and to them the terminal is still a terminal.
 
 import logging
 import os
-import shutil
-import signal
-import sys
+import re
+import select
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Final
 
 _LEVELS: Final = {
@@ -23,11 +22,21 @@ _LEVELS: Final = {
     "ERROR": logging.ERROR,
     "CRITICAL": logging.CRITICAL,
 }
+_STDERR: Final = 2
 _MIN_ROWS: Final = 6
+_MIN_COLUMNS: Final = 20
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
+_MAKE_ROOM = "\x1bD\x1b[A"
+"""One line down, which scrolls if it is the last, and up again: the column stays."""
+_BOTTOM = "\x1b[9999;1H"
+"""The first column of the last row, however many rows there are."""
 _CLEAR_LINE = "\x1b[2K"
 _RESET_SCROLLING = "\x1b[r"
+_GIVE_BACK = f"{_SAVE}{_RESET_SCROLLING}{_BOTTOM}{_CLEAR_LINE}{_RESTORE}"
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+"""What must not reach a terminal or a log from a job's name or a worker's message."""
 
 
 class Display:
@@ -41,87 +50,137 @@ class Display:
                 foreground of.
         """
         self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), logging.INFO)
-        self._live = _can_be_live() if live is None else live
-        self._colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
+        self._colour = understands and not os.environ.get("NO_COLOR")
+        self._live = understands and _in_foreground() if live is None else live
         self._rows = 0
+        """Rows of the terminal whose last is set aside; 0: none is."""
         self._status = ""
+        self._held: list[str] = []
+        """Lines that could not be written without waiting."""
+        self._waits = False
+        """Whether writing may wait: when there is nothing else left to do."""
+        self._tell_last_words: Callable[[str], None] = lambda _: None
 
     @property
     def live(self) -> bool:
-        """Whether there is a live line."""
+        """Whether there is a live line, or would be in a larger terminal."""
         return self._live
 
     def event(self, text: str, level: int = logging.INFO) -> None:
-        """Write one line for one event, if the level (``LOGLEVEL``) allows it."""
+        """Write one line for one event, if the level (``LOGLEVEL``) allows it.
+
+        Where nobody reads (Ctrl-S on a terminal, a pager on a pipe), the line is kept for later:
+        what stops the output must not stop the job.
+        """
         if level < self._level:
             return
-        line = f"{time.strftime('%H:%M:%S')} ft-run {text}"
+        line = f"{time.strftime('%H:%M:%S')} ft-run {_printable(text)}"
         if self._colour and level >= logging.WARNING:
             line = f"\x1b[{31 if level >= logging.ERROR else 33}m{line}\x1b[0m"
-        _write(line + "\n")
+        self._held.append(line + "\n")
+        self._catch_up()
 
     def report(self, text: str) -> None:
         """Write a text of several lines as it is."""
-        _write(text if text.endswith("\n") else text + "\n")
+        self._held.append(text if text.endswith("\n") else text + "\n")
+        self._catch_up()
 
-    def open(self) -> None:
-        """Set the live line's row aside."""
-        if self._live:
-            signal.signal(signal.SIGWINCH, self._resized)
-            self._set_aside()
+    def open(self, tell_last_words: Callable[[str], None]) -> None:
+        """Set the live line's row aside.
+
+        Args:
+            tell_last_words: told what gives the terminal back, should this process be killed;
+                again when that changes.
+        """
+        self._tell_last_words = tell_last_words
+        self.refresh()
 
     def status(self, text: str) -> None:
         """Redraw the live line with this text."""
-        self._status = text
-        if self._live and self._rows:
-            self._draw()
+        self._status = _printable(text)
+        self.refresh()
 
-    @property
-    def last_words(self) -> str:
-        """What gives the terminal back, should this process be killed."""
-        return self._give_back() if self._live and self._rows else ""
+    def refresh(self) -> None:
+        """Draw what is there in the terminal's present size, if this is its foreground."""
+        self._catch_up()
+        if not self._live or not _in_foreground() or not _is_writable():
+            return
+        rows, columns = _size()
+        if rows != self._rows:
+            self._set_aside(rows)
+        if self._rows:
+            self._draw(columns)
+
+    def suspend(self) -> None:
+        """Give the terminal back until the next ``refresh``."""
+        if self._rows:
+            _write(_GIVE_BACK)
+            self._rows = 0
+            self._tell_last_words("")
 
     def close(self) -> None:
-        """Give the whole terminal back."""
-        if self._live and self._rows:
-            _write(self._give_back())
-            self._rows = 0
+        """Give the whole terminal back, for good; from now on, wait for whoever reads."""
+        self.suspend()
         self._live = False
+        self._waits = True
+        self._catch_up()
 
-    def _set_aside(self) -> None:
-        size = shutil.get_terminal_size()
-        if size.lines < _MIN_ROWS:
-            self._rows = 0
-            return
-        self._rows = size.lines
-        # A line feed first: if the cursor is in the last row, that row scrolls up.
-        _write(f"\n{_SAVE}\x1b[1;{self._rows - 1}r{_RESTORE}\x1b[1A")
-        if self._status:
-            self._draw()
+    def _catch_up(self) -> None:
+        while self._held and (self._waits or _is_writable()):
+            _write(self._held.pop(0))
 
-    def _draw(self) -> None:
-        columns = shutil.get_terminal_size().columns
-        text = self._status[: columns - 1]
+    def _set_aside(self, rows: int) -> None:
+        text = _SAVE + _RESET_SCROLLING + _RESTORE if self._rows else ""
+        if rows:
+            text += f"{_MAKE_ROOM}{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}"
+        _write(text)
+        if bool(rows) != bool(self._rows):
+            self._tell_last_words(_GIVE_BACK if rows else "")
+        self._rows = rows
+
+    def _draw(self, columns: int) -> None:
+        # One column is left free: writing to the last one makes some terminals wrap.
+        text = self._status
+        if len(text) >= columns:
+            text = text[: columns - 2] + "…"
         if self._colour:
             text = f"\x1b[7m{text.ljust(columns - 1)}\x1b[0m"
-        _write(f"{_SAVE}\x1b[{self._rows};1H{_CLEAR_LINE}{text}{_RESTORE}")
-
-    def _give_back(self) -> str:
-        return f"{_SAVE}\x1b[{self._rows};1H{_CLEAR_LINE}{_RESET_SCROLLING}{_RESTORE}"
-
-    def _resized(self, _number: int, _frame: FrameType | None) -> None:
-        if self._live:
-            _write(f"{_SAVE}{_RESET_SCROLLING}{_RESTORE}")
-            self._set_aside()
+        # The region is set anew each time: a worker may have reset the terminal.
+        region = f"\x1b[1;{self._rows - 1}r"
+        _write(f"{_SAVE}{region}\x1b[{self._rows};1H{_CLEAR_LINE}{text}{_RESTORE}")
 
 
-def _can_be_live() -> bool:
-    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
-        return False
+def _in_foreground() -> bool:
     try:
-        return os.tcgetpgrp(2) == os.getpgrp()
+        return os.tcgetpgrp(_STDERR) == os.getpgrp()
     except OSError:
         return False
+
+
+def _is_writable() -> bool:
+    """Whether a line can be written without waiting."""
+    poll = select.poll()
+    poll.register(_STDERR, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def _size() -> tuple[int, int]:
+    """Return rows and columns of the terminal; 0, 0 where it is too small for a live line.
+
+    The variables COLUMNS and LINES are not asked: they do not change when the terminal does.
+    """
+    try:
+        size = os.get_terminal_size(_STDERR)
+    except OSError:
+        return 0, 0
+    if size.lines < _MIN_ROWS or size.columns < _MIN_COLUMNS:
+        return 0, 0
+    return size.lines, size.columns
+
+
+def _printable(text: str) -> str:
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def _write(text: str) -> None:
@@ -129,4 +188,4 @@ def _write(text: str) -> None:
     data = text.encode(errors="backslashreplace")
     with suppress(BlockingIOError, BrokenPipeError, OSError):
         while data:
-            data = data[os.write(2, data) :]
+            data = data[os.write(_STDERR, data) :]

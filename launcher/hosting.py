@@ -29,7 +29,7 @@ class Hosting:
     def __init__(self, options: RendezvousOptions, note: Note) -> None:
         self._options = options
         self._note = note
-        self._connect_timeout_s = options.connect_timeout_s
+        self._port_is_taken = False
         self._server: MasterServer | None = None
         self.master: Master | None = None
         self.where = "standalone"
@@ -39,7 +39,6 @@ class Hosting:
         """Start the master if it belongs in this process.
 
         Raises:
-            PortInUseError: the port is taken, and this node must host the master.
             UsageError: the endpoint cannot be listened at.
         """
         endpoint = self._options.endpoint
@@ -65,13 +64,17 @@ class Hosting:
             return LocalLink(self.master, agent.attend, agent.post)
         from ..rendezvous.client import GrpcLink
 
+        connect_timeout_s = self._options.connect_timeout_s
+        if self._port_is_taken:
+            connect_timeout_s = min(connect_timeout_s, _PORT_TAKEN_CONNECT_S)
         return GrpcLink(
             endpoint,
             agent.attend,
             agent.post,
             node_timeout_s=self._options.node_timeout_s,
-            connect_timeout_s=self._connect_timeout_s,
+            connect_timeout_s=connect_timeout_s,
             master_timeout_s=self._options.master_timeout_s,
+            port_is_taken=self._port_is_taken,
         )
 
     async def stop(self, *, wait: bool) -> None:
@@ -99,7 +102,7 @@ class Hosting:
         except PortInUseError:
             # Another agent of this host was first; or it is something else, as we shall see.
             await server.stop()
-            self._connect_timeout_s = min(self._connect_timeout_s, _PORT_TAKEN_CONNECT_S)
+            self._port_is_taken = True
             return
         self.master, self._server = master, server
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"

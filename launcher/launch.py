@@ -3,11 +3,13 @@
 import gc
 import logging
 import os
+from collections.abc import Mapping
 
 from .. import exit_codes
+from ..errors import UsageError
 from .display import Display
 from .log_dir import LogDir
-from .options import LaunchOptions
+from .options import LaunchOptions, ScriptMode
 from .relay_client import RelayClient, start_relay
 from .spawner_client import SpawnerClient
 from .worker_command import WorkerCommands
@@ -28,6 +30,7 @@ def launch(options: LaunchOptions) -> int:
         environ,
         virtual_local_rank=options.virtual_local_rank,
     )
+    _check_interpreter(options, environ)
     _set_omp_threads(environ, count)
     commands = WorkerCommands(options, count.count, environ)
     cpus = _numa_cpus(options, count)
@@ -79,6 +82,24 @@ def _run(
             display=display,
         )
     )
+
+
+def _check_interpreter(options: LaunchOptions, environ: Mapping[str, str]) -> None:
+    """Refuse a ``PYTHON_EXEC`` that no worker could be started with.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    python = environ.get("PYTHON_EXEC")
+    if not python or options.mode is ScriptMode.COMMAND:
+        return
+    import shutil
+
+    if shutil.which(python) is None:
+        raise UsageError(
+            f"PYTHON_EXEC was given {python!r}, which is not a program on the PATH or not "
+            "executable; right would be the path of a Python interpreter, or no PYTHON_EXEC."
+        )
 
 
 def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:

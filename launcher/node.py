@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
 import os
+import signal
+from collections.abc import AsyncIterator
 
 from .. import exit_codes
 from . import events_text as say
-from .address import PortReservation, advertised_address
+from .address import PortReservation, advertised_address, is_local_address
 from .agent import Agent
 from .display import Display
 from .hosting import Hosting
@@ -42,6 +45,12 @@ async def run_node(
         display.event(remark)
     identity = NodeIdentity(rendezvous.job_id)
     address = advertised_address(rendezvous.endpoint, rendezvous.local_addr)
+    if rendezvous.local_addr is not None and not is_local_address(address):
+        display.event(
+            f"--local-addr: {address} is not an address of this host; workers of other nodes "
+            "will use it all the same (right for a translated address only)",
+            logging.WARNING,
+        )
     port = PortReservation(address, rendezvous.worker_ports)
     hosting = Hosting(rendezvous, display.event)
     agent = Agent(
@@ -63,9 +72,7 @@ async def run_node(
         display.event(
             say.hello(identity.node_id, rendezvous.job_id, count.count, count.source, where)
         )
-        display.open()
-        spawner.set_last_words(display.last_words)
-        async with _live_line(agent, display):
+        async with _live_line(agent, display, spawner):
             status = await agent.run(hosting.connect)
         await hosting.stop(wait=agent.verdict is not None)
     except BaseException:
@@ -82,16 +89,27 @@ async def run_node(
 
 
 @contextlib.asynccontextmanager
-async def _live_line(agent: Agent, display: Display):  # type: ignore[no-untyped-def]
+async def _live_line(agent: Agent, display: Display, spawner: SpawnerClient) -> AsyncIterator[None]:
+    """Keep the live line for as long as the agent runs."""
     if not display.live:
         yield
         return
+    loop = asyncio.get_running_loop()
+
+    def stopped() -> None:
+        display.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     async def redraw() -> None:
         while True:
             display.status(agent.status.text())
             await asyncio.sleep(_REDRAW_S)
 
+    display.open(spawner.set_last_words)
+    loop.add_signal_handler(signal.SIGWINCH, display.refresh)
+    loop.add_signal_handler(signal.SIGCONT, display.refresh)
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
+        loop.add_signal_handler(signal.SIGTSTP, stopped)
     task = asyncio.create_task(redraw())
     try:
         yield

@@ -64,12 +64,12 @@ def signal_session(leader: int, number: int, root: int) -> None:
                 os.kill(pid, number)
 
 
-def kill_all(root: int) -> list[int]:
-    """SIGKILL every descendant of ``root``; return those that were not yet dead.
+def kill_all(root: int, *, spare: int | None = None) -> list[int]:
+    """SIGKILL every descendant of ``root`` but ``spare``; return those that were not yet dead.
 
     A process can fork while this walks the tree: call it again until nothing is left.
     """
-    alive = [pid for pid in descendants(root) if not is_zombie(pid)]
+    alive = [pid for pid in descendants(root) if pid != spare and not is_zombie(pid)]
     for pid in alive:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -99,11 +99,11 @@ class Spawner:
     def _receive(self) -> bool:
         """Take what the agent sent; return False at end-of-file."""
         try:
-            data, fds, _, _ = socket.recv_fds(
-                self._channel, 1 << 20, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-            )
+            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 20, MAX_FDS)
         except ConnectionError:
             return False
+        for fd in fds:  # recv_fds drops its flags, so MSG_CMSG_CLOEXEC cannot be asked for
+            os.set_inheritable(fd, False)
         if not data:
             return False
         self._buffer += data

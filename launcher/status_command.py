@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 
 from .. import exit_codes
 from ..errors import RendezvousError
 from .options import StatusOptions
+
+_UNFOLDED = 10_000
+"""Columns; more than any line has."""
 
 
 def show_status(options: StatusOptions) -> int:
@@ -30,6 +34,7 @@ async def _ask(options: StatusOptions) -> dict[str, Any]:
 
     from ..protos import rendezvous_pb2 as pb
     from ..rendezvous.channel_options import SERVICE, client_options
+    from ..rendezvous.client import in_words, is_foreign
 
     async with grpc.aio.insecure_channel(
         str(options.endpoint), options=client_options(options.timeout_s)
@@ -42,9 +47,14 @@ async def _ask(options: StatusOptions) -> dict[str, Any]:
         try:
             reply: pb.StatusReply = await ask(pb.StatusRequest(), timeout=options.timeout_s)
         except grpc.aio.AioRpcError as error:
+            if is_foreign(error):
+                raise RendezvousError(
+                    f"what listens at {options.endpoint} is not an ft-run master; right would be "
+                    "the job's --rdzv-endpoint."
+                ) from error
             raise RendezvousError(
-                f"no ft-run master answers at {options.endpoint} within {options.timeout_s:g} s; "
-                "is the endpoint right, and is the job still running?"
+                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); is the "
+                "endpoint right, and is the job still running?"
             ) from error
     return _as_dict(reply)
 
@@ -66,15 +76,30 @@ def _print_table(status: dict[str, Any]) -> None:
 
     from .events_text import duration, nodes_wanted
 
-    console = Console(file=sys.stdout, highlight=False)
+    # Into a pipe nothing is folded, so that it can be searched by line.
+    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
     wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
-    console.print(
-        f"job {status['job_id'] or '(no node has come yet)'} · {status['phase']} · "
-        f"round {status['round']} · nodes {status['world_nodes']} of {wanted} · "
-        f"restarts {status['restarts']}/{status['max_restarts']} · "
-        f"round up {duration(status['round_uptime_s'])} · master up {duration(status['uptime_s'])}",
-        markup=False,
-    )
+    if not status["job_id"]:
+        lines = [f"no node has come yet · {status['phase']}"]
+    elif status["round"] < 0:
+        here = len(status["nodes"])
+        lines = [
+            f"job {status['job_id']} · {status['phase']}",
+            f"nodes {here} of {wanted} are here",
+        ]
+    else:
+        lines = [
+            f"job {status['job_id']} · {status['phase']}",
+            f"round {status['round']} up {duration(status['round_uptime_s'])} · "
+            f"nodes {status['world_nodes']} of {wanted} · "
+            f"restarts {status['restarts']}/{status['max_restarts']}",
+        ]
+    lines[-1] += f" · master up {duration(status['uptime_s'])}"
+    for line in lines:
+        console.print(line, markup=False)
+    if not status["nodes"]:
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("NODE", "HOST", "ADDRESS", "ROLE", "RANKS", "PHASE", "CONNECTED"):
         table.add_column(title, overflow="fold")

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import Final
 
 from ..errors import UsageError
+from ..rendezvous import endpoint as endpoints
 from ..rendezvous.endpoint import Endpoint
 
 MAX_SECONDS: Final = 1e9
 """About 30 years: more is a mistake, and would overflow the timers of grpc."""
 
+MAX_PORT: Final = endpoints.MAX_PORT
+
 MAX_COUNT: Final = 999_999_999
 """Nodes, workers and restarts travel as 32-bit integers."""
 
-MAX_PORT: Final = 65535
-
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_HOST = re.compile(r"[\w.:%-]+")
 _NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 _TRUE = ("1", "true", "yes", "t", "y")
@@ -215,31 +215,19 @@ def host(text: str) -> str:
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
-    if text and (_HOST.fullmatch(text) is None or (":" in text and not _is_ipv6(text))):
+    if text and not endpoints.is_host(text):
         raise BadValue("a host name or an address, such as node0, 10.0.0.1 or fd00::1")
     return text
 
 
 def endpoint(text: str) -> Endpoint | None:
-    """Return where a master is, or None for an empty text.
-
-    A bare IPv6 address that ends in what can only be a port (``fd00::1:29400``: no group of an
-    address has five digits) is read as torchrun reads it.
-    """
-    text = text.strip()
-    if not text:
+    """Return where a master is, or None for an empty text."""
+    if not text.strip():
         return None
-    right = "HOST[:PORT], such as node0:29400 or [fd00::1]:29400"
     try:
-        found = Endpoint.parse(text)
-        if ":" in found.host and not _is_ipv6(found.host):
-            address, _, port = text.rpartition(":")
-            found = Endpoint.parse(f"[{address}]:{port}")
-    except (UsageError, ValueError):
-        raise BadValue(right) from None
-    if _HOST.fullmatch(found.host) is None or (":" in found.host and not _is_ipv6(found.host)):
-        raise BadValue(right)
-    return found
+        return Endpoint.parse(text)
+    except UsageError:
+        raise BadValue(endpoints.RIGHT) from None
 
 
 def bind_address(text: str) -> Endpoint:
@@ -256,13 +244,3 @@ def bind_address(text: str) -> Endpoint:
     if found is None:
         raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400")
     return found
-
-
-def _is_ipv6(text: str) -> bool:
-    import socket
-
-    try:
-        socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
-    except (OSError, ValueError):
-        return False
-    return True

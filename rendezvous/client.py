@@ -80,16 +80,17 @@ class GrpcLink:
         self._connect_timeout_s = connect_timeout_s
         self._master_timeout_s = master_timeout_s
         self._port_is_taken = port_is_taken
-        self._outbox: asyncio.Queue[NodeMessage | None] | None = None
+        self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
         self._over = False
         """A verdict or a refusal has come, or this side closes: no reconnection."""
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     def send(self, message: NodeMessage) -> None:
         """Send a message; it is dropped while the master is away, since ``Attend`` tells all."""
         if self._outbox is not None:
-            self._outbox.put_nowait(message)
+            self._outbox.put_nowait(encode_node(message))
 
     async def close(self) -> None:
         """Deliver what was sent, wait a moment for the master to end the stream, then end it."""
@@ -100,6 +101,13 @@ class GrpcLink:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """An error of ours must end the node, not leave it waiting for a link that is no more."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            sentence = f"the link to the master failed, which is a bug of ft-run: {error!r}."
+            self._on_event(LinkLost(sentence))
 
     async def _run(self) -> None:
         away_since = time.monotonic()
@@ -134,7 +142,7 @@ class GrpcLink:
         async with grpc.aio.insecure_channel(str(self._endpoint), options=self._options) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
-            outbox: asyncio.Queue[NodeMessage | None] = asyncio.Queue()
+            outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
             self._outbox = outbox
             try:
                 await asyncio.wait_for(self._open(call), _FIRST_ANSWER_S)
@@ -176,11 +184,11 @@ class GrpcLink:
             return f"the master said something that makes no sense: {error}"
         return "the master ended the stream"
 
-    async def _write(self, call: Any, outbox: "asyncio.Queue[NodeMessage | None]") -> None:
+    async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
         # A broken stream is the reader's to report.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while (message := await outbox.get()) is not None:
-                await call.write(encode_node(message))
+            while (data := await outbox.get()) is not None:
+                await call.write(data)
             await call.done_writing()
 
     def _not_a_master(self) -> str:

@@ -50,6 +50,7 @@ class Group(Joining):
             self._link_gone(event.link, now)
         self._timers(now)
         self._advance(now)
+        self._tell_newly_ready(now)
         commands, self._out = self._out, []
         return commands
 
@@ -86,8 +87,8 @@ class Group(Joining):
             if self._ending is not None:
                 self._ending.heard(link)
             return
-        if node is None:
-            return  # a stream that was replaced or refused
+        if node is None or self.phase is GroupPhase.FINISHED:
+            return  # a stream that was replaced or refused; nothing changes a verdict
         match message:
             case Failed(round_number, failure):
                 self._failed(node, round_number, failure)

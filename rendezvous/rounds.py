@@ -62,6 +62,7 @@ class Rounds:
         self._former_ranks: dict[str, int] = {}
         self._postmortem = Postmortem()
         self._rescale_at: float | None = None
+        self._newly_ready: list[Node] = []
         self._ending: Ending | None = None
 
     @property
@@ -240,6 +241,7 @@ class Rounds:
             f"restarts={self.restarts}/{self.job.max_restarts} ({reason})"
         )
         self._start(world, reason, ended.cause)
+        self._newly_ready = []
         waiting = self._waiting(now)
         for spare in self.roster.in_phase(NodePhase.READY):
             spare.rank = None
@@ -303,9 +305,15 @@ class Rounds:
     # --- output ------------------------------------------------------------------------------
 
     def _wait(self, node: Node, now: float) -> None:
-        """A node has become ready: say what it waits for, and make use of it."""
-        self._send(node, self._waiting(now))
+        """A node has become ready: make use of it, and if it still waits then, say for what."""
+        self._newly_ready.append(node)
         self._plan_rescale(now)
+
+    def _tell_newly_ready(self, now: float) -> None:
+        nodes, self._newly_ready = self._newly_ready, []
+        for node in nodes:
+            if node.phase is NodePhase.READY and self.phase is not GroupPhase.FINISHED:
+                self._send(node, self._waiting(now))
 
     def _waiting(self, now: float) -> Waiting:
         assert self.job is not None

@@ -165,7 +165,10 @@ def check_can_bind(address: Endpoint) -> None:
             probe.bind((address.host, address.port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(f"the port of {address} is in use on this host.") from error
+                raise PortInUseError(
+                    f"port {address.port} of this host is in use; free it, or listen at another "
+                    "with --bind."
+                ) from error
             if error.errno == errno.EACCES:
                 raise UsageError(
                     f"this user may not listen at {address}; use a port above 1023."

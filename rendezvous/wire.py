@@ -30,6 +30,11 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _text(value: str) -> str:
+    """Return a text that protobuf takes: bytes that were not UTF-8 become visible escapes."""
+    return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+
+
 class _Codec:
     """Converts one dataclass and the protobuf message of the same name."""
 
@@ -88,7 +93,7 @@ def _converters(hint: Any) -> tuple[_Encode, _Decode]:
     if hasattr(hint, "__dataclass_fields__"):
         codec = _codec(hint)
         return (codec.encode, codec.decode)
-    return (_same, _same)
+    return (_text if hint is str else _same, _same)
 
 
 def _enum_decoder(kind: type[enum.Enum]) -> _Decode:

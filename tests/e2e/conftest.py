@@ -119,6 +119,8 @@ def processes_marked(mark: str) -> dict[int, str]:
 class Launcher:
     """Starts commands for one test and knows every process that descends from them."""
 
+    program = (FT_RUN,)
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.temporary = folder / "tmp"
@@ -130,6 +132,7 @@ class Launcher:
         """Return the environment that commands of this test get."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "TORCHELASTIC"))}
         env.update({_MARK: self.mark, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"})
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
         env.update(extra or {})
         return env
 

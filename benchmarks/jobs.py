@@ -1,0 +1,261 @@
+"""Runs one job under one launcher, checks that it went right, and leaves no process behind."""
+
+import enum
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procfs import MARK, marked
+
+WORKER = Path(__file__).with_name("worker.py")
+_GONE_S = 5.0
+"""A launcher has exited: what it started has this long to be gone."""
+
+
+class Launcher(enum.Enum):
+    """Who runs the job; the value is the command, beside this interpreter."""
+
+    TORCHRUN = "torchrun"
+    FT_RUN = "ft-run"
+
+    @property
+    def path(self) -> Path:
+        """Where the command is installed."""
+        return Path(sys.executable).with_name(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a job is and how its agents are started."""
+
+    agents: int = 1
+    workers: int = 2
+    """Per agent."""
+    nnodes: str = "1"
+    max_restarts: int = 0
+    rdzv_conf: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """All workers."""
+        return self.agents * self.workers
+
+    def arguments(self, port: int) -> list[str]:
+        """Return the launcher's arguments: the same ones for both."""
+        given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
+        if self.nnodes == "1":
+            return ["--standalone", *given]
+        given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]
+        given += ["--rdzv-endpoint", f"127.0.0.1:{port}"]
+        return [*given, "--rdzv-conf", self.rdzv_conf] if self.rdzv_conf else given
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a worker wrote when it began to run."""
+
+    attempt: int
+    rank: int
+    world_size: int
+    restarts: int
+    """Its TORCHELASTIC_RESTART_COUNT."""
+    pid: int
+    time_ns: int
+
+
+@dataclass(slots=True)
+class JobResult:
+    """What became of one job."""
+
+    started_ns: int
+    lines: list[Line] = field(default_factory=list)
+    death_ns: int | None = None
+    statuses: list[int] = field(default_factory=list)
+    cpu_s: float = 0.0
+    """Of the launcher and everything it waited for, the workers included."""
+    wall_s: float = 0.0
+    """From the command to the exit of the last agent."""
+    problems: list[str] = field(default_factory=list)
+    log: str = ""
+
+    def first_lines_s(self, attempt: int, since_ns: int) -> float:
+        """Return the seconds from a time to the line of the last worker of an attempt."""
+        return (max(ln.time_ns for ln in self.lines if ln.attempt == attempt) - since_ns) / 1e9
+
+
+def parse_lines(text: str) -> list[Line]:
+    """Return what workers wrote; other output is passed over."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 7 and words[0] == "bench" and all(map(str.isdecimal, words[1:])):
+            found.append(Line(*map(int, words[1:])))
+    return found
+
+
+def check_lines(
+    lines: Iterable[Line], launcher: Launcher, shape: Shape, attempts: int
+) -> list[str]:
+    """Return what is wrong with the lines of a job: who is missing, twice there, or miscounts."""
+    problems = []
+    by_attempt: dict[int, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_attempt[line.attempt].append(line)
+    if sorted(by_attempt) != list(range(attempts)):
+        problems.append(f"attempts {sorted(by_attempt)}, not {list(range(attempts))}")
+    for attempt, members in sorted(by_attempt.items()):
+        ranks = sorted(line.rank for line in members)
+        if ranks != list(range(shape.world_size)):
+            problems.append(f"attempt {attempt}: ranks {ranks} of {shape.world_size}")
+        if any(line.world_size != shape.world_size for line in members):
+            problems.append(f"attempt {attempt}: another world size than {shape.world_size}")
+        # torchrun counts per node: only on one node is its count that of the job.
+        counts = {line.restarts for line in members}
+        if (launcher is Launcher.FT_RUN or shape.nnodes == "1") and counts != {attempt}:
+            problems.append(f"attempt {attempt}: restart counts {sorted(counts)}")
+    return problems
+
+
+class Job:
+    """A job that runs. Use ``running_job``."""
+
+    def __init__(self, launcher: Launcher, shape: Shape, mode: str, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self._launcher, self._shape = launcher, shape
+        self._folder = folder
+        self._output = folder / "output"
+        self._errors = folder / "errors"
+        (folder / "tmp").mkdir()
+        (folder / "workers").mkdir()
+        os.mkfifo(folder / "workers" / "release")
+        command = [
+            str(launcher.path),
+            *shape.arguments(free_port()),
+            str(WORKER),
+            str(folder / "workers"),
+            mode,
+        ]
+        environ = environment() | {MARK: self.mark, "TMPDIR": str(folder / "tmp")}
+        with self._output.open("ab") as output, self._errors.open("ab") as errors:
+            self.result = JobResult(time.time_ns())
+            self.agents = [
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environ
+                )
+                for _ in range(shape.agents)
+            ]
+
+    def lines(self) -> list[Line]:
+        """Return what workers have written so far."""
+        return parse_lines(self._output.read_text(errors="replace"))
+
+    def wait_for_lines(self, count: int, timeout_s: float) -> list[Line]:
+        """Return the lines of workers as soon as there are that many, or when time is over."""
+        deadline = time.monotonic() + timeout_s
+        while len(lines := self.lines()) < count and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return lines
+
+    def release(self) -> None:
+        """Let workers of mode ``wait`` end."""
+        pipe = self._folder / "workers" / "release"
+        with suppress(OSError):  # nobody waits: a job that failed
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+    def finish(self, attempts: int, timeout_s: float) -> JobResult:
+        """Wait for the end, check how it went, and return it.
+
+        Args:
+            attempts: how many times all workers must have been started.
+            timeout_s: what runs longer is a problem, and is killed.
+        """
+        result = self.result
+        deadline = time.monotonic() + timeout_s
+        for agent in self.agents:
+            status, cpu_s = _wait(agent, deadline)
+            result.statuses.append(status)
+            result.cpu_s += cpu_s
+        result.wall_s = (time.time_ns() - result.started_ns) / 1e9
+        result.lines = self.lines()
+        with suppress(OSError, ValueError):
+            result.death_ns = int((self._folder / "workers" / "death").read_text())
+        if any(result.statuses):
+            result.problems.append(f"exit statuses {result.statuses}")
+        result.problems += check_lines(result.lines, self._launcher, self._shape, attempts)
+        left = _await_gone(self.mark)
+        if left:
+            result.problems.append(f"processes left behind: {left}")
+        if result.problems:
+            result.log = self._errors.read_text(errors="replace")[-4000:]
+        return result
+
+    def kill(self) -> None:
+        """End whatever is left, process by process."""
+        for _ in range(3):  # what is killed may just have started something
+            for pid in marked(self.mark):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for agent in self.agents:
+            if agent.returncode is None:
+                agent.wait()
+
+
+@contextmanager
+def running_job(launcher: Launcher, shape: Shape, mode: str) -> Iterator[Job]:
+    """Start all agents of a job at once; at the end nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
+        job = Job(launcher, shape, mode, Path(folder))
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
+def _wait(process: "subprocess.Popen[bytes]", deadline: float) -> tuple[int, float]:
+    """Return exit status and CPU seconds; kill at the deadline (of the monotonic clock)."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            process.kill()
+    finally:
+        os.close(pidfd)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _await_gone(mark: str, clock: Callable[[], float] = time.monotonic) -> list[int]:
+    deadline = clock() + _GONE_S
+    while (left := marked(mark)) and clock() < deadline:
+        time.sleep(0.02)
+    return sorted(left)
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment without what would change what is measured.
+
+    Byte code is cached, as it is for every package that was installed: where that is forbidden,
+    a launcher installed in editable mode would be compiled anew at each start.
+    """
+    changing = ("PET_", "TORCHELASTIC_", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(changing)}
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,192 @@
+"""What ``compare.py`` measures: one row per situation, one or more metrics per row."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from figures import Target
+from jobs import JobResult, Launcher, Shape, running_job
+from procfs import cpu_s, cpu_ticks_s, helpers, marked, memory
+
+FOUR_AGENTS = Shape(agents=4, workers=1, nnodes="4")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long things may take, in seconds."""
+
+    timeout_s: float = 180.0
+    idle_s: float = 20.0
+    """How long an idle launcher is watched."""
+    settle_s: float = 2.0
+    """How long it has, before that, to become idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a row."""
+
+    key: str
+    title: str
+    unit: str
+    target: Target | None = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """One run of a row under one launcher."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    log: str = ""
+    """The end of the launcher's own output, where there are problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One situation."""
+
+    key: str
+    metrics: tuple[Metric, ...]
+    measure: Callable[[Launcher, Settings], Sample]
+    runs: int | None = None
+    """Instead of ``--runs``, where a run takes minutes."""
+
+
+def _start(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+    def measure(launcher: Launcher, settings: Settings) -> Sample:
+        with running_job(launcher, shape, "exit") as job:
+            result = job.finish(attempts=1, timeout_s=settings.timeout_s)
+        return _sample(result, 0, result.started_ns)
+
+    return measure
+
+
+def _restart(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+    def measure(launcher: Launcher, settings: Settings) -> Sample:
+        with running_job(launcher, shape, "die-once") as job:
+            result = job.finish(attempts=2, timeout_s=settings.timeout_s)
+        if result.death_ns is None:
+            result.problems.append("rank 0 did not come to die")
+        return _sample(result, 1, result.death_ns)
+
+    return measure
+
+
+def _sample(result: JobResult, attempt: int, since_ns: int | None) -> Sample:
+    sample = Sample(problems=result.problems, log=result.log)
+    if not result.problems and since_ns is not None:
+        sample.values = {
+            "time": result.first_lines_s(attempt, since_ns),
+            "cpu": result.cpu_s,
+            "wall": result.wall_s,
+        }
+    return sample
+
+
+def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+    """Watch the launcher while its workers sleep; of several agents the largest counts."""
+
+    def measure(launcher: Launcher, settings: Settings) -> Sample:
+        values: dict[str, float] = {}
+        with running_job(launcher, shape, "wait") as job:
+            workers = {ln.pid for ln in job.wait_for_lines(shape.world_size, settings.timeout_s)}
+            time.sleep(settings.settle_s)  # the time to become idle is part of what is measured
+            if len(workers) == shape.world_size:
+                agents = [agent.pid for agent in job.agents]
+                values = _watch(agents, workers, marked(job.mark), settings.idle_s)
+            job.release()
+            result = job.finish(attempts=1, timeout_s=settings.timeout_s)
+        return Sample({} if result.problems else values, result.problems, result.log)
+
+    return measure
+
+
+def _watch(
+    agents: list[int], workers: set[int], parents: dict[int, int], seconds: float
+) -> dict[str, float]:
+    families = {agent: [agent, *helpers(agent, workers, parents)] for agent in agents}
+
+    def used(clock: Callable[[int], float]) -> list[float]:
+        return [sum(map(clock, family)) for family in families.values()]
+
+    started = time.monotonic()
+    before, ticks_before = used(cpu_s), used(cpu_ticks_s)
+    time.sleep(seconds)
+    after, ticks_after = used(cpu_s), used(cpu_ticks_s)
+    elapsed = time.monotonic() - started
+
+    def most(later: list[float], earlier: list[float]) -> float:
+        return 100 * max(b - a for a, b in zip(earlier, later, strict=True)) / elapsed
+
+    sizes = {agent: [memory(pid) for pid in family] for agent, family in families.items()}
+    return {
+        "rss": max(size[0].rss for size in sizes.values()),
+        "pss": max(size[0].pss for size in sizes.values()),
+        "all": max(sum(part.pss for part in size) for size in sizes.values()),
+        "idle": most(after, before),
+        "ticks": most(ticks_after, ticks_before),
+    }
+
+
+def _times(title: str, limit: float | None) -> tuple[Metric, ...]:
+    target = None if limit is None else Target(limit, is_ratio=True)
+    return (
+        Metric("time", title, "s", target),
+        Metric("cpu", "… CPU of the whole job, workers included", "s"),
+    )
+
+
+def _idle_metrics(title: str) -> tuple[Metric, ...]:
+    third, thousandth = Target(0.3, is_ratio=True), Target(0.1, is_ratio=False)
+    return (
+        Metric("rss", f"{title}: resident memory of the agent", "MiB", third),
+        Metric("pss", "… the same, shared memory divided", "MiB"),
+        Metric("all", "… with its helper processes, shared memory divided", "MiB", third),
+        Metric("idle", f"{title}: idle CPU with its helpers", "%", thousandth),
+        Metric("ticks", "… the same, from clock ticks", "%"),
+    )
+
+
+def all_rows(last_call_s: float | None) -> list[Row]:
+    """Return the rows in the order in which they are measured.
+
+    Args:
+        last_call_s: what the elastic row sets ``last_call_timeout`` to; None: the launchers'
+            default, 30 s for both.
+    """
+    conf = "" if last_call_s is None else f"last_call_timeout={last_call_s:g}"
+    elastic = Shape(agents=4, workers=1, nnodes="2:5", max_restarts=3, rdzv_conf=conf)
+    dies = "rank dies to all restarted"
+    return [
+        Row(
+            "start-1",
+            _times("one node, 2 workers: command to the last worker's first line", 0.25),
+            _start(Shape()),
+        ),
+        Row("restart-1", _times(f"one node: {dies}", 0.35), _restart(Shape(max_restarts=3))),
+        Row(
+            "start-4",
+            _times("4 agents on one host: command to the last worker's first line", 0.15),
+            _start(FOUR_AGENTS),
+        ),
+        Row(
+            "restart-4",
+            _times(f"4 agents: {dies}", 0.04),
+            _restart(Shape(agents=4, workers=1, nnodes="4", max_restarts=3)),
+        ),
+        Row(
+            "restart-elastic",
+            # The target is for the default: with a shorter last call there is none.
+            _times(f"4 agents of 2:5: {dies}", 0.01 if last_call_s is None else None),
+            _restart(elastic),
+            runs=2,
+        ),
+        Row("idle-1", _idle_metrics("one node"), _idle(Shape()), runs=2),
+        Row(
+            "idle-2",
+            _idle_metrics("the larger of 2 agents"),
+            _idle(Shape(agents=2, workers=1, nnodes="2")),
+            runs=2,
+        ),
+    ]

@@ -1,0 +1,225 @@
+"""How the master behaves with thousands of agents: joining, and forming a world anew.
+
+    python benchmarks/scale.py [--agents 32,1000,10000] [--repeats 7] [--json FILE]
+
+Runs the real ``ft-run master`` in a process of its own; the agents are simulated, in a second
+process (``swarm.py``), over real gRPC streams. See README.md for how to read it.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from figures import facts_line, log_log_slope, machine_facts, number, table
+from jobs import environment, free_port
+
+TARGETS_S = {1_000: 0.3, 10_000: 3.0}
+"""Agents → seconds in which their world must be formed again."""
+
+_SPARE_FILES = 200
+_SWARM_TIMEOUT_S = 900.0
+_MASTER_START_S = 30.0
+_MASTER_EXIT_S = 30.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; return 1 when something went wrong."""
+    args = _arguments(argv)
+    facts = machine_facts()
+    print(facts_line(facts), flush=True)
+    results = []
+    failures = []
+    for agents in args.agents:
+        try:
+            results.append(measure(agents, args))
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            failures.append(f"FAILED: {agents} agents: {error}")
+            continue
+        median = number(reform_s(results[-1]))
+        print(f"  {agents} agents: re-formed in {median} s (median)", flush=True)
+    if results:
+        print(f"\n{report(results)}\n\n{growth(results)}")
+    for sentence in failures:
+        print(sentence)
+    if args.json is not None:
+        content = {"machine": facts, "streams_per_channel": args.streams_per_channel}
+        args.json.write_text(json.dumps(content | {"sizes": results}, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--agents", type=_sizes, default=[32, 1000, 10000], metavar="N,...", help="32,1000,10000"
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="re-formed worlds (default 7)")
+    parser.add_argument(
+        "--streams-per-channel",
+        type=int,
+        default=1,
+        metavar="S",
+        help="agents that share a connection; default 1, as in reality",
+    )
+    parser.add_argument(
+        "--idle-s", type=float, default=5.0, metavar="T", help="seconds of watching the idle master"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
+    )
+    args = parser.parse_args(argv)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = (hard - _SPARE_FILES) * args.streams_per_channel
+    if max(args.agents) > most:
+        parser.error(
+            f"{max(args.agents)} agents need as many open files per process and the limit is "
+            f"{hard}; raise it (ulimit -Hn), or let agents share connections: "
+            f"--streams-per-channel {-(-max(args.agents) // (hard - _SPARE_FILES))}"
+        )
+    return args
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = [int(part) for part in text.split(",")]
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return sizes
+
+
+def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what one size took; ``swarm.py`` says what is in it.
+
+    Raises:
+        RuntimeError: the master or the agents failed; the text holds the end of their output.
+        subprocess.TimeoutExpired: they took too long.
+    """
+    program = [str(Path(sys.executable).with_name("ft-run"))]
+    if args.profile is not None:
+        program = [sys.executable, "-m", "cProfile", "-o", str(args.profile), *program]
+    with tempfile.TemporaryFile("w+") as log:
+        command = [*program, "master", "--bind", f"127.0.0.1:{free_port()}"]
+        master = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
+        )
+        try:
+            result = _swarm(_listening_port(log, master), master.pid, agents, args)
+            status = master.wait(_MASTER_EXIT_S)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            raise RuntimeError(f"{error}; the master said:\n{_end_of(log)}") from error
+        finally:
+            if master.poll() is None:
+                master.kill()
+                master.wait()
+    if status != 0:
+        raise RuntimeError(f"the master ended with {status}")
+    return result
+
+
+def _listening_port(log: IO[str], master: "subprocess.Popen[bytes]") -> int:
+    deadline = time.monotonic() + _MASTER_START_S
+    while time.monotonic() < deadline and master.poll() is None:
+        found = re.search(r"listening at .*\(port (\d+)\)", _end_of(log))
+        if found is not None:
+            return int(found[1])
+        time.sleep(0.02)
+    raise RuntimeError("the master does not listen")
+
+
+def _end_of(log: IO[str]) -> str:
+    """Return the end of what has been written to a file that others write to."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
+
+
+def _swarm(port: int, master_pid: int, agents: int, args: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "port": port,
+        "agents": agents,
+        "repeats": args.repeats,
+        "streams-per-channel": args.streams_per_channel,
+        "idle-s": args.idle_s,
+        "master-pid": master_pid,
+    }
+    swarm = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("swarm.py")),
+            *(word for name, value in given.items() for word in (f"--{name}", str(value))),
+        ],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SWARM_TIMEOUT_S,
+        check=False,
+    )
+    if swarm.returncode != 0:
+        raise RuntimeError(f"the agents failed: {swarm.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(swarm.stdout)
+    return result
+
+
+def reform_s(result: dict[str, Any]) -> float:
+    """Return the median seconds in which a world was formed again."""
+    return _median(result, "seconds")
+
+
+def _median(result: dict[str, Any], key: str) -> float:
+    return float(statistics.median(cost[key] for cost in result["rounds"]))
+
+
+def report(results: Sequence[dict[str, Any]]) -> str:
+    """Return the table, one line per size."""
+    heading = ["agents", "join s", "re-form s", "min", "target", "met", "master CPU s"]
+    heading += ["client CPU s", "messages", "kB", "master MiB", "idle CPU %"]
+    lines = [heading]
+    for result in results:
+        target = TARGETS_S.get(result["agents"])
+        median = reform_s(result)
+        messages = _median(result, "sent") + _median(result, "received")
+        size = _median(result, "sent_bytes") + _median(result, "received_bytes")
+        lines.append(
+            [
+                str(result["agents"]),
+                number(result["join"]["seconds"]),
+                number(median),
+                number(min(cost["seconds"] for cost in result["rounds"])),
+                f"<= {target:g}" if target else "",
+                "" if target is None else ("yes" if median <= target else "NO"),
+                number(_median(result, "master_cpu_s")),
+                number(_median(result, "client_cpu_s")),
+                f"{messages:.0f}",
+                number(size / 1000),
+                number(result["master_rss_mib"]),
+                number(result["master_idle_percent"], 2),
+            ]
+        )
+    return table(lines)
+
+
+def growth(results: Sequence[dict[str, Any]]) -> str:
+    """Return a line on how the time to form a world again grows with the number of agents."""
+    points = [(float(result["agents"]), reform_s(result)) for result in results]
+    steps = [
+        f"{small[0]:.0f} to {large[0]:.0f}: {number(log_log_slope([small, large]), 2)}"
+        for small, large in pairwise(points)
+    ]
+    if not steps:
+        return "growth: one size tells nothing"
+    overall = number(log_log_slope(points), 2)
+    return f"growth (exponent of N; 1 is linear): {overall}; {', '.join(steps)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

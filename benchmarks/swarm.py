@@ -1,0 +1,289 @@
+"""Thousands of simulated agents in one process, over real streams, against a real master.
+
+    swarm.py --port PORT --agents N --repeats R --streams-per-channel S --idle-s T --master-pid PID
+
+Started by ``scale.py``; writes one JSON object. An agent here is a stream and prepared bytes: it
+joins, answers a stop with the confirmation that it has no workers left, and takes its place.
+What is sent is encoded beforehand, outside what is timed, so that the client costs little.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import resource
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.channel_options import SERVICE, client_options
+from ft_run.rendezvous.failure import Failure, FailureKind
+from ft_run.rendezvous.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    Done,
+    Failed,
+    Heard,
+    JobSpec,
+    NodeSpec,
+    Offer,
+    Stopped,
+)
+from ft_run.rendezvous.wire import encode_node
+from procfs import cpu_s, memory
+
+WORKERS = 8
+"""Workers of each simulated node."""
+
+_ROUND_S = 120.0
+"""A round that takes longer than this has failed."""
+
+_OPENING = 256
+"""How many agents connect at a time: a real fleet has as many processes as agents to do it."""
+
+_HEARD = encode_node(Heard())
+
+
+@dataclass(slots=True)
+class RoundCost:
+    """What one round took, from its cause to the last start that was received."""
+
+    seconds: float = 0.0
+    master_cpu_s: float = 0.0
+    client_cpu_s: float = 0.0
+    sent: int = 0
+    """Messages from nodes to the master."""
+    received: int = 0
+    sent_bytes: int = 0
+    """Of messages; HTTP/2 and TCP come on top."""
+    received_bytes: int = 0
+
+
+class _Node:
+    """One simulated agent."""
+
+    __slots__ = ("_call", "_index", "_job", "_swarm", "stopped")
+
+    def __init__(self, index: int, job: JobSpec, swarm: "Swarm") -> None:
+        self._index, self._job, self._swarm = index, job, swarm
+        self._call: Any = None
+        self.stopped = b""
+        """What it answers to a stop; prepared for each round."""
+
+    @property
+    def _address(self) -> str:
+        return f"10.{self._index >> 16}.{self._index >> 8 & 255}.{self._index & 255}"
+
+    def attend(self) -> bytes:
+        """Return its first message."""
+        node = NodeSpec(
+            node_id=f"node-{self._index}/0",
+            incarnation=f"{self._index:016x}",
+            host=f"node-{self._index}",
+            address=self._address,
+            role="default",
+            local_world_size=WORKERS,
+            wanted_rank=None,
+        )
+        offer = Offer(self._address, 40000)
+        return encode_node(Attend(PROTOCOL_VERSION, "bench", self._job, node, offer, None))
+
+    def failed(self, round_number: int) -> bytes:
+        """Return the report of a failure."""
+        failure = Failure(
+            kind=FailureKind.WORKER,
+            rank=0,
+            local_rank=0,
+            node_rank=0,
+            host=f"node-{self._index}",
+            pid=4711,
+            exit_code=-9,
+            time_s=1_700_000_000,
+        )
+        return encode_node(Failed(round_number, failure))
+
+    def prepare(self, round_number: int) -> None:
+        """Have the answer to the stop of a round at hand."""
+        offer = Offer(self._address, 40000 + round_number % 10000)
+        self.stopped = encode_node(Stopped(round_number, offer))
+
+    async def send(self, data: bytes) -> None:
+        """Send prepared bytes."""
+        self._swarm.cost.sent += 1
+        self._swarm.cost.sent_bytes += len(data)
+        await self._call.write(data)
+
+    async def run(self, channel: grpc.aio.Channel, attend: bytes) -> None:
+        """Attend until the verdict."""
+        swarm, parse = self._swarm, pb.MasterMessage.FromString
+        call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
+        self._call = call
+        await self.send(attend)
+        while (data := await call.read()) is not grpc.aio.EOF:
+            swarm.cost.received += 1
+            swarm.cost.received_bytes += len(data)
+            message = parse(data)
+            body = message.WhichOneof("body")
+            if body == "start":
+                swarm.started(message.start.place)
+            elif body == "stop":
+                await self.send(self.stopped)
+            elif body == "verdict":
+                await self.send(_HEARD)
+                await call.done_writing()
+            elif body == "refused":
+                raise RuntimeError(message.refused.sentence)
+            elif body == "waiting":
+                swarm.admitted()
+
+
+class Swarm:
+    """All simulated agents of one job."""
+
+    def __init__(self, port: int, agents: int, streams_per_channel: int, master_pid: int) -> None:
+        job = JobSpec("scale", agents, agents, 1, 1_000_000)
+        self.cost = RoundCost()
+        self._port, self._master_pid = port, master_pid
+        self._streams_per_channel = streams_per_channel
+        self._nodes = [_Node(index, job, self) for index in range(agents)]
+        self._round = -1
+        self._ranks: set[int] = set()
+        self._complete = asyncio.Event()
+        self._opening = asyncio.Semaphore(_OPENING)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def join(self) -> RoundCost:
+        """Connect all agents; return what it took until the first world was formed."""
+        attends = [node.attend() for node in self._nodes]
+
+        async def connect() -> None:
+            channel: grpc.aio.Channel | None = None
+            for index, (node, attend) in enumerate(zip(self._nodes, attends, strict=True)):
+                await self._opening.acquire()
+                if channel is None or index % self._streams_per_channel == 0:
+                    channel = _channel(self._port)
+                self._tasks.append(asyncio.create_task(node.run(channel, attend)))
+
+        return await self._timed(connect)
+
+    async def reform(self) -> RoundCost:
+        """Let one agent fail; return what it took until all were told their new places."""
+        failing = self._nodes[self._round % len(self._nodes)]
+        for node in self._nodes:
+            node.prepare(self._round)
+        report = failing.failed(self._round)
+        return await self._timed(lambda: failing.send(report))
+
+    async def finish(self) -> None:
+        """Let all agents succeed; return when each has heard the verdict."""
+        done = encode_node(Done(self._round))
+        for node in self._nodes:
+            await node.send(done)
+        await asyncio.wait_for(asyncio.gather(*self._tasks), _ROUND_S)
+
+    def admitted(self) -> None:
+        """An agent was told that it waits for others: the next one may come."""
+        self._opening.release()
+
+    def started(self, place: Any) -> None:
+        """An agent was told its place in a world."""
+        size = len(self._nodes)
+        if (place.round, place.nodes, place.world_size) != (self._round, size, size * WORKERS):
+            raise RuntimeError(f"an unexpected place in round {self._round}: {place}")
+        self._ranks.add(place.node_rank)
+        if len(self._ranks) == size:
+            self._complete.set()
+
+    async def _timed(self, cause: Callable[[], Awaitable[None]]) -> RoundCost:
+        self._round += 1
+        self._ranks.clear()
+        self._complete.clear()
+        self.cost = cost = RoundCost()
+        cpu_before, own_before = cpu_s(self._master_pid), time.process_time()
+        started = time.perf_counter()
+        await cause()
+        await self._watch()
+        cost.seconds = time.perf_counter() - started
+        cost.master_cpu_s = cpu_s(self._master_pid) - cpu_before
+        cost.client_cpu_s = time.process_time() - own_before
+        self.cost = RoundCost()  # what comes now is no part of the round
+        return cost
+
+    async def _watch(self) -> None:
+        """Wait for the last start, or raise what went wrong with an agent meanwhile."""
+        complete = asyncio.create_task(self._complete.wait())
+        done, _ = await asyncio.wait(
+            [complete, *self._tasks], timeout=_ROUND_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if complete not in done:
+            complete.cancel()
+            for task in done:
+                task.result()
+            raise RuntimeError(
+                f"round {self._round}: {len(self._ranks)} of {len(self._nodes)} agents were "
+                f"started, {len(done)} streams ended early"
+            )
+
+
+def _channel(port: int) -> grpc.aio.Channel:
+    # The options of the real agent: among them a connection of its own for each channel.
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options(5.0))
+
+
+@asynccontextmanager
+async def _steady() -> AsyncIterator[None]:
+    """Keep the client's garbage collection out of what is measured."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def _run(args: argparse.Namespace) -> dict[str, object]:
+    swarm = Swarm(args.port, args.agents, args.streams_per_channel, args.master_pid)
+    async with _steady():
+        join = await swarm.join()
+        rounds = [await swarm.reform() for _ in range(args.repeats)]
+        cpu_before, idle_since = cpu_s(args.master_pid), time.perf_counter()
+        await asyncio.sleep(args.idle_s)
+        idle_s = time.perf_counter() - idle_since
+        idle = 100 * (cpu_s(args.master_pid) - cpu_before) / idle_s if idle_s else 0.0
+        size = memory(args.master_pid)
+        await swarm.finish()
+    return {
+        "agents": args.agents,
+        "join": asdict(join),
+        "rounds": [asdict(cost) for cost in rounds],
+        "master_idle_percent": idle,
+        "master_rss_mib": size.rss,
+        "client_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _raise_open_files_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> int:
+    """Run one swarm."""
+    parser = argparse.ArgumentParser()
+    for name in ("port", "agents", "repeats", "streams-per-channel", "master-pid"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--idle-s", type=float, required=True)
+    args = parser.parse_args()
+    _raise_open_files_limit()
+    json.dump(asyncio.run(_run(args)), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

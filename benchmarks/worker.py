@@ -1,0 +1,56 @@
+"""The worker of ``compare.py``: plain Python without torch, so that launchers are compared.
+
+    worker.py FOLDER MODE
+
+It writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and then does as
+MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when everybody is
+there; ``wait``: until the pipe FOLDER/release is opened and closed.
+
+Attempts are counted by files in FOLDER: torchrun's TORCHELASTIC_RESTART_COUNT differs from node
+to node of one attempt.
+"""
+
+import os
+import signal
+import sys
+import time
+
+_SETTLE_S = 0.5
+"""The launchers have time to become idle before the death."""
+
+
+def main() -> None:
+    """Be one worker."""
+    folder, mode = sys.argv[1:]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    attempt = _attempt(folder, rank)
+    restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    line = f"bench {attempt} {rank} {size} {restarts} {os.getpid()} {time.time_ns()}\n"
+    os.write(1, line.encode())
+    if mode == "wait":
+        with open(f"{folder}/release", "rb") as pipe:
+            pipe.read()
+    elif mode == "die-once" and attempt == 0:
+        if rank == 0:
+            _die(folder, size)
+        signal.pause()
+
+
+def _attempt(folder: str, rank: int) -> int:
+    attempt = 0
+    while os.path.exists(path := f"{folder}/attempt-{attempt}-{rank}"):
+        attempt += 1
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # one process at a time has this rank
+    return attempt
+
+
+def _die(folder: str, size: int) -> None:
+    while sum(name.startswith("attempt-0-") for name in os.listdir(folder)) < size:
+        time.sleep(0.01)
+    time.sleep(_SETTLE_S)
+    with open(f"{folder}/death", "wb", buffering=0) as file:
+        file.write(b"%d" % time.time_ns())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+main()

@@ -1,0 +1,135 @@
+"""No process outlives what it belongs to, whatever is killed."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+# A worker that does everything to stay: it ignores SIGTERM and leaves a child and a grandchild
+# in sessions of their own, which ignore it too.
+STUBBORN = """
+import os, signal, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(1, b"grandchild %d\\n" % os.getpid())
+        threading.Event().wait()
+    os.write(1, b"child %d\\n" % os.getpid())
+    threading.Event().wait()
+os.write(1, b"worker %d\\n" % os.getpid())
+threading.Event().wait()
+"""
+
+FAMILY = 2 * 3
+
+
+def start_family(ft, *options):
+    command = ft.start("--standalone", "--nproc-per-node", 2, *options, ft.script(STUBBORN))
+    command.expect(r"^(worker|child|grandchild) \d+", FAMILY)
+    return command
+
+
+def spawner_of(command):
+    """Return the pid of the agent's spawner: its child that is not the relay."""
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    (spawner,) = map(int, children)
+    return spawner
+
+
+def test_sigkill_of_the_agent_leaves_nothing(ft):
+    command = start_family(ft)
+    assert len(ft.processes()) == FAMILY + 2
+    command.send(signal.SIGKILL)
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
+
+
+def test_sigkill_of_the_spawner_leaves_nothing_and_is_reported(ft):
+    command = start_family(ft)
+    os.kill(spawner_of(command), signal.SIGKILL)
+    assert command.wait() == 1
+    assert command.stderr.count("ft-run: error: the spawner process was killed") == 1
+    assert "Traceback" not in command.stderr
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
+
+
+def test_workers_that_ignore_sigterm_are_killed_when_their_time_is_over(ft):
+    command = start_family(ft, "--shutdown-timeout", 1)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert "still alive after --shutdown-timeout 1 s: sending SIGKILL" in command.stderr
+    assert not ft.processes()
+
+
+def test_a_failure_ends_the_whole_family_before_the_next_round(ft):
+    script = ft.script(
+        STUBBORN.replace(
+            'os.write(1, b"worker',
+            'print("alive", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)\n'
+            'if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":\n'
+            "    os._exit(0)\n"
+            'if os.environ["RANK"] == "0":\n'
+            "    os._exit(5)\n"
+            'os.write(1, b"worker',
+        )
+    )
+    command = ft.run(
+        "--standalone", "--nproc-per-node", 2, "--max-restarts", 1, "--shutdown-timeout", 1, script
+    )
+    assert command.process.returncode == 0
+    assert "rank 0 on node 0" in command.stderr
+    assert not ft.processes()
+
+
+def test_what_workers_left_running_is_ended_at_the_end_of_the_job(ft):
+    script = ft.script(
+        "import os, threading\nif os.fork() == 0:\n    os.setsid()\n    threading.Event().wait()\n"
+    )
+    command = ft.run("--standalone", script)
+    assert command.process.returncode == 0
+    assert re.search(r"ending 1 process\(es\) that the workers left running", command.stderr)
+    assert not ft.processes()
+
+
+def test_a_worker_has_no_descriptors_of_its_launcher(ft):
+    script = ft.script(
+        "import os\n"
+        "fds = {}\n"
+        "for fd in os.listdir('/proc/self/fd'):\n"
+        "    try: fds[int(fd)] = os.readlink(f'/proc/self/fd/{fd}')\n"
+        "    except OSError: pass\n"
+        "print(sorted(fd for fd in fds if fd > 2))\n"
+    )
+    for options in ((), ("--tee", "3")):
+        command = ft.run("--standalone", *options, script)
+        assert command.stdout.endswith("[]\n")
+
+
+def test_as_pid_1_it_reaps_strangers_and_ends_with_the_status_of_the_job(ft):
+    import sys
+
+    import pytest
+
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a PID namespace")
+    script = ft.script(
+        "import os\n"
+        "if os.fork() == 0:\n"  # a daemon whose parent goes away
+        "    if os.fork() == 0:\n"
+        "        os._exit(3)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print('pid of the agent: 1' if os.path.exists('/proc/1/cmdline') and\n"
+        "      b'ft-run' in open('/proc/1/cmdline', 'rb').read() else 'another')\n"
+        "raise SystemExit(4)\n"
+    )
+    command = ft.run(
+        "--standalone",
+        script,
+        program=("unshare", "--pid", "--fork", "--mount-proc", sys.executable, *ft.program),
+    )
+    assert "pid of the agent: 1" in command.stdout
+    assert command.process.returncode == 1
+    assert "exited with 4" in command.stderr
