@@ -147,9 +147,10 @@ class Rounds:
         self.phase = GroupPhase.STOPPING
         self._postmortem.begin(reason, counted=counted)
         self._rescale_at = None
+        stop = Stop(self.round, reason)  # one for all: it is encoded once
         for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
             self.roster.move(node, NodePhase.STOPPING)
-            self._send(node, Stop(self.round, reason))
+            self._send(node, stop)
 
     def _stop_stale(self, node: Node, round_number: int) -> None:
         node.round = round_number

@@ -43,6 +43,10 @@ class _Codec:
         self.proto: Callable[..., Message] = getattr(pb, plain.__name__)
         hints = typing.get_type_hints(plain)
         self.required: list[tuple[str, _Encode, _Decode, bool]] = []
+        self._as_it_is: list[str] = []
+        self._converted: list[tuple[str, _Encode]] = []
+        self._last: tuple[Any, Any] = (None, None)
+        """A value and what it became: one message often goes to thousands of nodes."""
         self.optional: list[tuple[str, _Encode, _Decode]] = []
         for field in fields(plain):
             hint = hints[field.name]
@@ -54,14 +58,25 @@ class _Codec:
                 encode, decode = _converters(hint)
                 part = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
                 self.required.append((field.name, encode, decode, part))
+                if encode is _same:
+                    self._as_it_is.append(field.name)
+                else:
+                    self._converted.append((field.name, encode))
 
-    def encode(self, value: Any) -> Message:
-        given = {name: encode(getattr(value, name)) for name, encode, _, _ in self.required}
+    def encode(self, value: Any) -> Any:
+        last, encoded = self._last
+        if last is value:
+            return encoded
+        given = {name: getattr(value, name) for name in self._as_it_is}
+        for name, encode in self._converted:
+            given[name] = encode(getattr(value, name))
         for name, encode, _ in self.optional:
             inner = getattr(value, name)
             if inner is not None:
                 given[name] = encode(inner)
-        return self.proto(**given)
+        message = self.proto(**given)
+        self._last = (value, message)
+        return message
 
     def decode(self, message: Any) -> Any:
         given = {}
@@ -116,10 +131,15 @@ class _Envelope:
         plains: tuple[type, ...] = typing.get_args(union)
         self._names = {plain: plain.__name__.lower() for plain in plains}
         self._codecs = {plain.__name__.lower(): _codec(plain) for plain in plains}
+        self._last: tuple[Any, bytes] = (None, b"")
 
     def encode(self, value: Any) -> bytes:
-        name = self._names[type(value)]
-        return self._wrapper(**{name: self._codecs[name].encode(value)}).SerializeToString()
+        last, data = self._last
+        if last is not value:
+            name = self._names[type(value)]
+            data = self._wrapper(**{name: self._codecs[name].encode(value)}).SerializeToString()
+            self._last = (value, data)
+        return data
 
     def decode(self, data: bytes) -> Any:
         message: Any = self._wrapper()
