@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from figures import Summary, facts_line, machine_facts, number, ratio, summarize, table
-from jobs import Launcher
+from jobs import Launcher, bare_start_s
 from rows import Metric, Row, Sample, Settings, all_rows
 
 
@@ -51,16 +51,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(facts_line(facts), flush=True)
     if not args.quick:
         _warm_up(settings)
+    floor = {n: summarize([bare_start_s(n) for _ in range(args.runs)]) for n in (2, 4)}
     results = []
     for row in rows:
         runs = 1 if args.quick else min(args.runs, row.runs or args.runs)
         results.append(_measure(row, runs, settings))
-    print(f"\n{report(results)}")
+    print(f"\n{report(results)}\n")
+    for workers, bare in floor.items():
+        seconds = number(bare.median if bare else None)
+        print(f"floor: {workers} workers without a launcher need {seconds} s to their first line")
     failures = [sentence for measured in results for sentence in measured.failures()]
     for sentence in failures:
         print(f"FAILED: {sentence}")
     if args.json is not None:
-        args.json.write_text(json.dumps(as_json(results, facts), indent=1) + "\n")
+        bare_s = {workers: bare.median for workers, bare in floor.items() if bare}
+        content = as_json(results, facts) | {"floor_s": bare_s}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
     ours = [s for measured in results for s in measured.samples[Launcher.FT_RUN]]
     return 1 if any(sample.problems for sample in ours) else 0
 

@@ -244,6 +244,29 @@ def _await_gone(mark: str, clock: Callable[[], float] = time.monotonic) -> list[
     return sorted(left)
 
 
+def bare_start_s(workers: int) -> float:
+    """Return how long that many workers take to their first line without any launcher.
+
+    No launcher can start or restart them in less.
+    """
+    ranks = {"WORLD_SIZE": str(workers), "TORCHELASTIC_RESTART_COUNT": "0"}
+    with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
+        started_ns = time.time_ns()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-u", str(WORKER), folder, "exit"],
+                stdout=subprocess.PIPE,
+                env=environment() | ranks | {"RANK": str(rank)},
+                text=True,
+            )
+            for rank in range(workers)
+        ]
+        lines = [line for process in processes for line in parse_lines(process.communicate()[0])]
+    if len(lines) != workers:
+        raise RuntimeError(f"{len(lines)} of {workers} workers started")
+    return (max(line.time_ns for line in lines) - started_ns) / 1e9
+
+
 def environment() -> dict[str, str]:
     """Return this process's environment without what would change what is measured.
 

@@ -4,12 +4,11 @@ Agents advertise an IP address, not a host name: no DNS in the data path, no 127
 """
 
 import errno
-import ipaddress
 import socket
 from contextlib import suppress
 
 from ..errors import UsageError
-from ..rendezvous.endpoint import Endpoint
+from ..rendezvous.endpoint import Endpoint, is_ipv6
 from ..rendezvous.messages import Offer
 
 
@@ -60,9 +59,9 @@ def any_address() -> str:
 
 def _is_literal(host: str) -> bool:
     try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        return is_ipv6(host)
     return True
 
 

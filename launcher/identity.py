@@ -1,7 +1,6 @@
 """Who this node is: its identity, the same when its agent is restarted, and its incarnation."""
 
 import os
-import secrets
 import socket
 
 _MOST_PER_HOST = 4096
@@ -17,7 +16,7 @@ class NodeIdentity:
 
     def __init__(self, job_id: str) -> None:
         self.host = socket.gethostname()
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = os.urandom(8).hex()
         self._socket, number = _claim_number(job_id)
         self.node_id = f"{self.host}/{number}"
 
@@ -38,4 +37,4 @@ def _claim_number(job_id: str) -> tuple[socket.socket | None, int]:
             continue
         return holder, number
     holder.close()
-    return None, secrets.randbelow(1 << 31)
+    return None, int.from_bytes(os.urandom(4), "big")

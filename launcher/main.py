@@ -29,6 +29,7 @@ def _main(argv: Sequence[str]) -> int:
     from .options import LaunchOptions, MasterOptions
 
     options = parse(argv, os.environ)
+    _import_asyncio()
     if isinstance(options, LaunchOptions):
         from .launch import launch
 
@@ -40,6 +41,17 @@ def _main(argv: Sequence[str]) -> int:
     from .status_command import show_status
 
     return show_status(options)
+
+
+def _import_asyncio() -> None:
+    """Import asyncio as in a Python without ssl: no TLS here, and OpenSSL takes time to load."""
+    if "ssl" in sys.modules:
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        import asyncio  # noqa: F401
+    finally:
+        del sys.modules["ssl"]
 
 
 def _open_standard_streams() -> None:

@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,7 +21,7 @@ from .master import Master
 from .messages import Attend, MasterMessage
 from .wire import WireError, decode_node, encode_master
 
-_HEALTH_SERVICE_GRACE_S = 0.5
+_STOP_GRACE_S = 0.5
 
 
 class MasterServer:
@@ -39,9 +40,8 @@ class MasterServer:
             ),
         }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+            (grpc.method_handlers_generic_handler(SERVICE, handlers), _Health())
         )
-        self._add_health_service()
 
     async def start(self, address: Endpoint) -> int:
         """Listen; return the port.
@@ -66,16 +66,7 @@ class MasterServer:
     async def stop(self) -> None:
         """End all streams after what was sent on them, then stop listening."""
         self._master.close()
-        await self._server.stop(_HEALTH_SERVICE_GRACE_S)
-
-    def _add_health_service(self) -> None:
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
-        self._health = asyncio.ensure_future(
-            servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        )
+        await self._server.stop(_STOP_GRACE_S)
 
     async def _attend(
         self,
@@ -87,6 +78,7 @@ class MasterServer:
         # The node waits for this: it says that a master is there, before it has anything to say.
         await context.send_initial_metadata(())
         reader = asyncio.create_task(self._read(link, requests, outbox))
+        reader.add_done_callback(_show_bug)
         try:
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
@@ -148,6 +140,48 @@ class MasterServer:
                 attached=node.link is not None,
             )
         return reply
+
+
+class _Health(grpc.GenericRpcHandler):
+    """The standard health service. Most masters are never asked, so it is loaded when one is."""
+
+    _PREFIX = "/grpc.health.v1.Health/"
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a call, if it is for this service."""
+        if not handler_call_details.method.startswith(self._PREFIX):
+            return None
+        if self._handler is None:
+            self._handler = self._load()
+        return self._handler.service(handler_call_details)
+
+    def _load(self) -> Any:
+        from grpc_health.v1 import health, health_pb2
+
+        servicer = health.aio.HealthServicer()
+        serving = servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._serving = asyncio.ensure_future(serving)  # its turn comes before the call's
+        formats: dict[str, Any] = {
+            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(servicer.Check, **formats),
+            "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch, **formats),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+
+
+def _show_bug(task: "asyncio.Task[None]") -> None:
+    """Show an error of ours at once: the node sees only that its stream has ended."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "the master failed, which is a bug of ft-run", "exception": error}
+        )
 
 
 def check_can_bind(address: Endpoint) -> None:

@@ -25,6 +25,7 @@ from ft_run.rendezvous.messages import (
     Failed,
     JobSpec,
     Leave,
+    NodeSpec,
     Outcome,
     Place,
     Refused,
@@ -135,7 +136,11 @@ class Invariants:
                 self._in_round.pop(incarnation, None)
         elif claim.round > known:
             self._in_round[incarnation] = claim.round
-        was_member = known == claim.round or group.phase is GroupPhase.ADOPTING
+        # An earlier master can have formed another world under a number that this one, which
+        # knew nothing of it, has used again: its members are strangers here.
+        is_of_this_world = incarnation in self._worlds.get(claim.round, {incarnation: None})
+        was_member = known == claim.round and is_of_this_world
+        was_member = was_member or group.phase is GroupPhase.ADOPTING
         if was_member and any(not failure.after_stop for failure in claim.failures):
             self._hear_of_failure(group, claim.round)
 
@@ -151,7 +156,7 @@ class Invariants:
         present = {node.spec.incarnation for node in group.roster}
         for incarnation in self._roster.keys() - present:
             self._in_round.pop(incarnation, None)
-            self._give_up(lambda agent, gone=incarnation: agent.spec.incarnation == gone)
+            self._give_up(_is_incarnation(incarnation))
         is_adopting = group.phase is GroupPhase.ADOPTING
         if is_adopting and self._adopting_since is None:
             self._adopting_since = now
@@ -236,7 +241,8 @@ class Invariants:
             )
         if not job.min_nodes <= first.nodes <= job.max_nodes or first.nodes % job.node_unit:
             raise InvariantError(f"I2: a world of {first.nodes} nodes")
-        offset, role_offsets = 0, defaultdict(int)
+        offset = 0
+        role_offsets: defaultdict[str, int] = defaultdict(int)
         for place in ordered:
             spec = nodes[place.node_rank]
             if place.rank_offset != offset or place.role_rank_offset != role_offsets[spec.role]:
@@ -267,9 +273,9 @@ class Invariants:
         self._pins_hold(nodes)
         self._worlds[round_number] = places
 
-    def _pins_hold(self, nodes: dict[int, object]) -> None:
+    def _pins_hold(self, nodes: dict[int, NodeSpec]) -> None:
         for rank, spec in nodes.items():
-            wanted = spec.wanted_rank  # type: ignore[attr-defined]
+            wanted = spec.wanted_rank
             if wanted is not None and wanted < len(nodes) and wanted != rank:
                 raise InvariantError(f"I2: --node-rank {wanted} has rank {rank}")
 
@@ -293,8 +299,9 @@ class Invariants:
             phase is NodePhase.RUNNING and name not in present
             for name, phase in self._node_phases.items()
         )
-        message = event.message if isinstance(event, Received) else None
-        sender = None if message is None else group.roster.by_link(event.link)
+        received = event if isinstance(event, Received) else None
+        message = received.message if received is not None else None
+        sender = group.roster.by_link(received.link) if received is not None else None
         was_running = sender and self._node_phases.get(sender.spec.incarnation) is NodePhase.RUNNING
         is_left = isinstance(message, Leave) and was_running
         self._is_counted = not is_left and (
@@ -439,3 +446,7 @@ def snapshot(group: Group) -> tuple[object, ...]:
         group.deadline(),
         nodes,
     )
+
+
+def _is_incarnation(incarnation: str) -> Callable[[Agent], bool]:
+    return lambda agent: agent.spec.incarnation == incarnation

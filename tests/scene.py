@@ -1,7 +1,7 @@
 """A group and its nodes for tests of single rules: a fake clock and what each node was told."""
 
 from collections import defaultdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ft_run.rendezvous.events import (
     Close,
@@ -211,7 +211,7 @@ class Scene:
         return [self.place(name).node_rank for name in names]
 
 
-def running(low: int = 2, high: int | None = None, names: str = "ab", **more) -> Scene:
+def running(low: int = 2, high: int | None = None, names: str = "ab", **more: Any) -> Scene:
     """A group whose first round runs on the nodes named by single letters."""
     scene = Scene(low, high, **more)
     for name in names:

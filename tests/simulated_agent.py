@@ -7,6 +7,7 @@ lost only when the stream breaks, each side noticing in its own time.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ft_run.rendezvous.failure import Failure, FailureKind
 from ft_run.rendezvous.messages import (
@@ -85,7 +86,7 @@ class Stream:
         self.is_up_open = self.is_down_open = False
 
 
-def _cut(queue: deque[object], keep: int) -> None:
+def _cut(queue: deque[Any], keep: int) -> None:
     if BROKEN in queue:
         keep = min(keep, len(queue) - 1)
     while len(queue) > keep:

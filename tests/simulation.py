@@ -4,9 +4,10 @@ A history is a string of bytes, two for each step: what happens and to whom. Zer
 so that hypothesis can shrink a history to the few steps that matter.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ft_run.rendezvous.events import Close, Detached, Event, Finish, GroupSettings, Received, Send
 from ft_run.rendezvous.events import Tick as TickEvent
@@ -79,11 +80,10 @@ class Simulation:
     def run(self, history: bytes) -> None:
         """Live through a history; each step is checked."""
         for step, who in zip(history[::2], history[1::2], strict=False):
-            if self.is_void:
+            if self.is_void():
                 break
             _ACTIONS[step % len(_ACTIONS)](self, who)
 
-    @property
     def is_void(self) -> bool:
         """Whether the history has gone where no promise is made (``Invariants.is_void``)."""
         return self._checks.is_void
@@ -149,7 +149,7 @@ class Simulation:
         if not is_up:
             self._receive(stream)
             return
-        message = stream.up.popleft()
+        message: Any = stream.up.popleft()
         if message is BROKEN:
             self.handle(Detached(stream.number))
         elif not (isinstance(message, Attend) and stream.number in self._closed):
@@ -174,7 +174,7 @@ class Simulation:
         if chosen is None:
             return
         stream, is_up = chosen
-        message = (stream.up if is_up else stream.down)[0]
+        message: Any = (stream.up if is_up else stream.down)[0]
         self._deliver_one(stream, is_up)
         group = self.group
         if not is_up:
@@ -191,7 +191,7 @@ class Simulation:
         if chosen is None:
             return
         stream, is_up = chosen
-        queue = stream.up if is_up else stream.down
+        queue: deque[Any] = stream.up if is_up else stream.down
         message = queue[0]
         self._deliver_one(stream, is_up)
         end = len(queue) - (1 if BROKEN in queue else 0)
@@ -344,7 +344,7 @@ class Simulation:
 
     def settle(self) -> None:
         """End all faults; everything happens that can; then the job must run or be over (I7)."""
-        if self.is_void:
+        if self.is_void():
             return
         self._log("no more faults")
         self._start_master(0)
@@ -353,7 +353,7 @@ class Simulation:
         self._checks.settling()
         for _ in range(_SETTLE_STEPS):
             self._flush(0)
-            if self.is_void:
+            if self.is_void():
                 return
             assert self.group is not None
             if self.group.deadline() is None:

@@ -21,10 +21,11 @@ STOPPED, DONE = ClaimState.STOPPED, ClaimState.DONE
 
 def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
     scene = Scene(2)
-    scene.attend("a", claim=claim_of(4, 0, restarts=2))
-    assert scene.group.phase is GroupPhase.ADOPTING
-    scene.attend("b", claim=claim_of(4, 1, restarts=2))
-    assert scene.group.phase is GroupPhase.RUNNING
+    phases = []
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(4, rank, restarts=2))
+        phases.append(scene.group.phase)
+    assert phases == [GroupPhase.ADOPTING, GroupPhase.RUNNING]
     assert (scene.group.round, scene.group.restarts) == (4, 2)
     assert scene.told["a"] == scene.told["b"] == [], "workers and agents do not notice"
     scene.done("a", "b")

@@ -97,7 +97,9 @@ def test_a_detached_node_is_waited_for_before_the_last_call_ends_without_a_busy_
     scene.detach("b")
     scene.wait(2)
     assert not scene.rounds("a")
-    assert scene.group.deadline() > scene.now
+    deadline = scene.group.deadline()
+    assert deadline is not None
+    assert deadline > scene.now
     scene.attend("b")
     assert scene.place("a").nodes == 2
 
