@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,11 +101,11 @@ def test_a_port_held_by_something_that_says_nothing(ft: "Launcher", script: Path
 def test_a_port_held_by_another_server_is_known_at_once(
     ft: "Launcher",
     script: Path,
-    listener: "contextlib._GeneratorContextManager[int]",
+    listener: "Callable[[], contextlib.AbstractContextManager[int]]",
     is_host: str,
 ) -> None:
     # No connect_timeout: the default is a minute, which is not waited for.
-    with listener() as port:  # type: ignore[operator]
+    with listener() as port:
         command = ft.start("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", is_host, script)
         told = sentence(command, exit_codes.RENDEZVOUS_FAILED)
     assert told.startswith(f"what listens at 127.0.0.1:{port} is not an ft-run master;")

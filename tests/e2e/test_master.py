@@ -241,7 +241,7 @@ def test_an_ipv6_endpoint(ft: "Launcher") -> None:
 def test_the_health_service_says_serving(ft: "Launcher", endpoint: str) -> None:
     master = Job(ft, endpoint).master()
     with grpc.insecure_channel(endpoint) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -339,7 +339,8 @@ def _say(channel: grpc.Channel, data: bytes) -> list[bytes]:
         yield data
         over.wait(TIMEOUT_S)
 
-    answers = channel.stream_stream(f"/{SERVICE}/Attend")(requests(), timeout=TIMEOUT_S)
+    attend: Any = channel.stream_stream(f"/{SERVICE}/Attend")
+    answers = attend(requests(), timeout=TIMEOUT_S)
     said: list[bytes] = []
     with contextlib.suppress(grpc.RpcError):  # too large a message, say
         said.extend(answers)
@@ -392,12 +393,12 @@ def test_strangers_do_not_disturb_a_running_job(ft: "Launcher", endpoint: str) -
             ({"job": pb.JobSpec(max_nodes=1)}, "cannot work"),
         ):
             assert told in _refusal(channel, _attend(job.id, node, **changes))
-        nobody = channel.unary_unary(f"/{SERVICE}/NoSuchMethod")
+        nobody: Any = channel.unary_unary(f"/{SERVICE}/NoSuchMethod")
         with pytest.raises(grpc.RpcError):
             nobody(b"", timeout=TIMEOUT_S)
-    told = job.status()
-    assert (told["phase"], told["round"], told["restarts"]) == ("running", 0, 0)
-    assert [node["attached"] for node in told["nodes"]] == [True, True]
+    status = job.status()
+    assert (status["phase"], status["round"], status["restarts"]) == ("running", 0, 0)
+    assert [node["attached"] for node in status["nodes"]] == [True, True]
     assert set(pids) <= set(ft.processes())
     job.open_gate()
     assert [agent.wait() for agent in agents] == [0, 0]
@@ -415,7 +416,8 @@ def test_a_job_starts_among_strangers(ft: "Launcher", endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
     silent = [socket.create_connection((host, int(port)), timeout=TIMEOUT_S) for _ in range(20)]
     channel = grpc.insecure_channel(endpoint)
-    calls = [channel.stream_stream(f"/{SERVICE}/Attend")(iter(())) for _ in range(3)]
+    attend: Any = channel.stream_stream(f"/{SERVICE}/Attend")
+    calls = [attend(iter(())) for _ in range(3)]
     agents = [job.agent(), job.agent()]
     for agent in agents:
         up(agent, 0)

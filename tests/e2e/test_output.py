@@ -23,7 +23,7 @@ def test_tee_of_eight_loud_workers_loses_and_tears_nothing(ft):
         ft.script(CHATTER),
     )  # fmt: skip
     assert command.process.returncode == 0
-    seen = {rank: [] for rank in range(WORKERS)}
+    seen: dict[int, list[int]] = {rank: [] for rank in range(WORKERS)}
     long_line = 0
     for line in command.stdout.splitlines():
         match = re.fullmatch(r"\[default(\d)\]:(\d) (\d{6}) x{80}", line)
