@@ -46,13 +46,13 @@ class Display:
         """Create a display.
 
         Args:
-            live: whether to keep a live line; None: on a terminal that this process is in the
-                foreground of.
+            live: whether to keep a live line while this process is in the foreground; None: on
+                a terminal.
         """
         self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), logging.INFO)
         understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
         self._colour = understands and not os.environ.get("NO_COLOR")
-        self._live = understands and _in_foreground() if live is None else live
+        self._live = understands if live is None else live
         self._rows = 0
         """Rows of the terminal whose last is set aside; 0: none is."""
         self._status = ""
