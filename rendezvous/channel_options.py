@@ -7,6 +7,9 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 
+MASTER_KEY = "ft-run-master"
+"""In the metadata that opens the master's side of a stream: an ft-run master is there."""
+
 _CLIENT_PINGS_AFTER = 0.4
 _SERVER_PINGS_AFTER = 0.5
 """Shares of the node timeout. What arrives puts a side's own ping off, so that the pings of the

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from .channel_options import SERVICE, client_options
+from .channel_options import MASTER_KEY, SERVICE, client_options
 from .endpoint import Endpoint
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 from .messages import Attend, NodeMessage, Refused, Verdict
@@ -37,7 +37,7 @@ _IN_WORDS = (
     (r"Network is unreachable", "network is unreachable"),
     (r"No route to host", "no route to the host"),
     (r"Connection reset", "connection reset"),
-    (r"Socket closed", "connection closed"),
+    (r"Socket closed|Internal error from Core", "connection closed"),
     (r"keepalive", "no sign of life"),
     (r"before receiving SETTINGS", "it accepts connections but does not answer"),
     (r"timeout|timed out|deadline exceeded", "no answer"),
@@ -165,11 +165,10 @@ class GrpcLink:
                 call.cancel()
 
     async def _open(self, call: Any) -> None:
-        with suppress(asyncio.InvalidStateError):  # it failed already; the next line says why
-            await call.write(encode_node(self._attend()))
-        await call.initial_metadata()
-        if call.done():
+        # Nothing is said before the master has: a failed write would hide what is wrong.
+        if MASTER_KEY not in await call.initial_metadata():
             raise _rpc_error(await call.code(), await call.details())
+        await call.write(encode_node(self._attend()))
 
     async def _read(self, call: Any) -> str:
         try:

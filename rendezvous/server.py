@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ..errors import PortInUseError, UsageError
 from ..protos import rendezvous_pb2 as pb
-from .channel_options import SERVICE, server_options
+from .channel_options import MASTER_KEY, SERVICE, server_options
 from .endpoint import Endpoint, join_host_port
 from .master import Master
 from .messages import Attend, MasterMessage
@@ -76,7 +76,7 @@ class MasterServer:
         outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         link = self._master.attach(outbox.put_nowait)
         # The node waits for this: it says that a master is there, before it has anything to say.
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(((MASTER_KEY, self._version),))
         reader = asyncio.create_task(self._read(link, requests, outbox))
         reader.add_done_callback(_show_bug)
         try:
