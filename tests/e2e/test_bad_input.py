@@ -224,7 +224,7 @@ def test_a_full_disk_under_the_log_directory(ft: "Launcher", script: Path, tmp_p
 
 HOLD = """
 import os, sys, time
-print("up", os.environ["RANK"], flush=True)
+sys.stdout.write(f"up {os.environ['RANK']}\\n")  # at once, so that it stays a whole line
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 """
