@@ -218,16 +218,18 @@ def test_a_refusal_is_final() -> None:
     run(test)
 
 
-def test_an_error_of_ours_is_not_a_silent_wait(nowhere: Endpoint) -> None:
+def test_an_error_of_ours_is_not_a_silent_wait() -> None:
     async def test() -> None:
         def broken() -> Attend:
             raise ZeroDivisionError
 
-        node = Node(nowhere, broken)
+        _, server, endpoint = await serve()
+        node = Node(endpoint, broken)
         lost = await node.next(LinkLost)
         assert "which is a bug of ft-run: ZeroDivisionError()" in lost.sentence
         with pytest.raises(ZeroDivisionError):
             await node.link.close()
+        await server.stop()
 
     run(test)
 

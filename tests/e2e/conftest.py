@@ -185,6 +185,21 @@ class Launcher:
             threading.Event().wait(0.01)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def default_signals() -> Iterator[None]:
+    """Nothing is ignored, although a suite under ``nohup`` or in a shell's background would be.
+
+    What is ignored at its start stays ignored in ft-run, which these tests are not about.
+    """
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @pytest.fixture
 def ft(tmp_path: Path) -> Iterator[Launcher]:
     """A launcher; afterwards no process and no temporary file of the test may be left."""
