@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .. import defaults, exit_codes
+from .. import exit_codes
 from ..errors import RefusedError, RendezvousError, SpawnerLostError
 from ..rendezvous.failure import Failure, signal_name
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
@@ -41,30 +41,20 @@ from ..rendezvous.messages import (
 from . import events_text as say
 from .address import PortReservation
 from .display import Display
-from .failure_record import start_failure, stuck_failure, worker_failure
 from .identity import NodeIdentity
 from .log_dir import LogDir
-from .oom import OomWatch
 from .options import LaunchOptions
-from .process_tree import descendants, is_zombie, kill_all
+from .process_tree import kill_all
 from .relay_client import RelayClient
 from .report import final_report
 from .spawner import become_subreaper
 from .spawner_client import Empty, Exited, Spawned, SpawnerClient, SpawnerEvent, SpawnerGone
+from .supervisor import SURVIVES_KILL_S, Supervisor, TimeOver
 from .version import VERSION
 from .worker_command import WorkerCommands
-from .worker_group import GroupState, WorkerGroup
-
-STDERR_WAIT_S = 0.2
-"""How long the report of a failure waits for the worker's last words."""
-
-_SURVIVES_KILL_S = 10.0
-"""A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
+from .worker_group import GroupState
 
 _KILL_AGAIN_S = 0.02
-
-_LEFTOVERS_S = 5.0
-"""What workers that succeeded left running has this long to end after SIGTERM."""
 
 _DRAIN_S = 10.0
 
@@ -74,15 +64,7 @@ class _Signalled:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class _TimeOver:
-    """The time of a group's present state is over."""
-
-    group: WorkerGroup
-    state: GroupState
-
-
-_Event = LinkEvent | SpawnerEvent | _Signalled | _TimeOver
+_Event = LinkEvent | SpawnerEvent | _Signalled | TimeOver
 
 
 class Agent:
@@ -106,8 +88,6 @@ class Agent:
         self._options = options
         self._identity = identity
         self._port = port
-        self._commands = commands
-        self._cpus = cpus
         self._log_dir = log_dir
         self._spawner = spawner
         self._relay = relay
@@ -123,17 +103,25 @@ class Agent:
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
-        self._group: WorkerGroup | None = None
+        self._workers = Supervisor(
+            self._node,
+            commands=commands,
+            cpus=cpus,
+            log_dir=log_dir,
+            spawner=spawner,
+            relay=relay,
+            shutdown_timeout_s=options.shutdown_timeout_s,
+            note=self._event,
+            post=self.post,
+            listener=self,
+        )
         self._claim: Claim | None = None
         self._started: int | None = None
         """The last round whose workers were started here."""
-        self._programs: tuple[str, ...] = ()
         self._leaving: int | None = None
         self._exit_code: int | None = None
         self._verdict: Verdict | None = None
         self._error: Exception | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._oom = OomWatch()
         self._last_down = ""
         self.status = say.LiveStatus(options.rendezvous)
 
@@ -181,8 +169,7 @@ class Agent:
         loop.call_soon(self._adopt_orphans, loop)
         while not self._is_over():
             await self._handle(await self._events.get())
-        if self._timer is not None:
-            self._timer.cancel()
+        self._workers.close()
         await self._link.close()
         await self._drain()
         if self._error is not None:
@@ -193,7 +180,7 @@ class Agent:
     def _is_over(self) -> bool:
         """Whether the outcome is known and nothing of the workers is left."""
         known = self._exit_code is not None or self._error is not None
-        return known and (self._group is None or self._group.state is GroupState.GONE)
+        return known and self._workers.group is None
 
     # --- signals and orphans -----------------------------------------------------------------
 
@@ -212,20 +199,19 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, _reap)
 
     async def _signalled(self, event: _Signalled) -> None:
-        name = signal_name(event.number)
+        name, group = signal_name(event.number), self._workers.group
         if self._leaving is not None or self._exit_code is not None:
-            if event.number == signal.SIGINT and self._group is not None:
+            if event.number == signal.SIGINT and group is not None:
                 self._event("a second Ctrl-C: killing what is left", logging.WARNING)
-                self._group.kill()
+                group.kill()
             return
         self._leaving = event.number
-        workers = self._group.alive if self._group is not None else 0
-        self._event(say.leaving(name, workers), logging.WARNING)
+        self._event(say.leaving(name, group.alive if group is not None else 0), logging.WARNING)
         self._send(Leave(name))
-        if self._group is None or self._group.state is GroupState.GONE:
+        if group is None:
             self._exit_code = exit_codes.SIGNAL_BASE + event.number
         else:
-            self._stop_group(event.number)
+            self._workers.stop(event.number)
 
     # --- the master --------------------------------------------------------------------------
 
@@ -250,17 +236,17 @@ class Agent:
             case LinkLost(sentence):
                 self._end(RendezvousError(sentence))
             case Spawned():
-                await self._spawned(event)
+                await self._workers.spawned(event)
             case Exited():
-                await self._exited(event)
+                await self._workers.exited(event)
             case Empty():
-                self._gone()
+                self._workers.empty()
+            case TimeOver():
+                await self._workers.time_over(event)
             case SpawnerGone():
                 await self._spawner_gone()
             case _Signalled():
                 await self._signalled(event)
-            case _TimeOver():
-                await self._time_over(event)
 
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
@@ -273,12 +259,13 @@ class Agent:
     def _link_down(self, reason: str) -> None:
         self.status.connected = False
         if reason != self._last_down:  # each change once
-            self._event(say.link_down(reason, self._group is not None), logging.WARNING)
+            running = self._workers.group is not None
+            self._event(say.link_down(reason, running), logging.WARNING)
         self._last_down = reason
 
     def _waiting(self, waiting: Waiting) -> None:
         self.status.waiting = waiting
-        if waiting.spare and (self._group is None or self._group.state is GroupState.GONE):
+        if waiting.spare and self._workers.group is None:
             self._become_spare()
         self._event(say.waiting(waiting))
 
@@ -300,7 +287,6 @@ class Agent:
         if self._started is not None and place.round <= self._started:
             return  # said twice
         self._started = place.round
-        assert self._group is None or self._group.state is GroupState.GONE
         if place.cause is not None:
             max_restarts = self._options.rendezvous.max_restarts
             self._event(say.restart(place, max_restarts), logging.WARNING)
@@ -314,31 +300,26 @@ class Agent:
             rank_offset=place.rank_offset,
             state=ClaimState.RUNNING,
         )
-        logs = self._log_dir.attempt(place.restarts, self._node.local_world_size)
-        if logs.warning:
-            self._event(logs.warning, logging.WARNING)
-        self._oom.has_struck()
-        self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
-        self._programs = self._group.start(self._commands, self._cpus)
+        self._workers.start(place)
         self.status.started(place)
 
     def _stop(self, stop: Stop) -> None:
-        group = self._group
-        if group is None or group.state is GroupState.GONE or group.place.round != stop.round:
+        group = self._workers.group
+        if group is None or group.place.round != stop.round:
             # Also for a round that this node never heard of: it has no workers of it.
             if self._claim is None or self._claim.round <= stop.round:
                 self._send(Stopped(stop.round, self._port.offer))
             return
         if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
             self._event(say.stopping(group.place, stop.reason, group.alive))
-            self._stop_group(signal.SIGTERM)
+            self._workers.stop()
 
     def _take_verdict(self, verdict: Verdict) -> None:
         self._verdict = verdict
         self._send(Heard())
         if self._leaving is None:
             self._exit_code = verdict.exit_code
-        self._end_group(gently=verdict.outcome is Outcome.SUCCEEDED)
+        self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
 
     def _end(self, error: Exception) -> None:
         """End this node for a reason of its own."""
@@ -346,154 +327,39 @@ class Agent:
             self._error = error
         elif self._exit_code is None:
             self._exit_code = exit_codes.SIGNAL_BASE + (self._leaving or 0)
-        self._end_group(gently=False)
+        self._workers.end(gently=False)
 
     # --- workers -----------------------------------------------------------------------------
 
-    async def _spawned(self, event: Spawned) -> None:
-        group = self._group
-        if group is None or group.place.round != event.round:
-            return
-        group.spawned(event)
-        if not event.errors:
-            self._event(say.started(group.place, event.pids))
-        for local_rank, code in event.errors.items():
-            failure = start_failure(
-                group.place,
-                local_rank,
-                host=self._node.host,
-                role=self._node.role,
-                program=self._programs[local_rank],
-                error=os.strerror(code),
-            )
-            self._failed(failure)
-
-    async def _exited(self, event: Exited) -> None:
-        group = self._group
-        if group is None or group.place.round != event.round:
-            return
-        state = group.state
-        group.exited(event)
-        if event.exit_code and not self._failed_to_start(event.local_rank):
-            await self._worker_failed(group, event, state)
-        if group.state is GroupState.DONE and self._claim is not None:
-            self._claim = replace(self._claim, state=ClaimState.DONE)
-            self._event(say.done(group.place, len(group.pids)))
-            self._send(Done(group.place.round))
-        elif group.state is GroupState.KILLING:
-            self._arm(group, _SURVIVES_KILL_S)
-
-    def _failed_to_start(self, local_rank: int) -> bool:
-        claim = self._claim
-        return claim is not None and any(
-            failure.local_rank == local_rank and failure.pid == 0 for failure in claim.failures
-        )
-
-    async def _worker_failed(self, group: WorkerGroup, event: Exited, state: GroupState) -> None:
-        after_stop = state in (GroupState.STOPPING, GroupState.KILLING)
-        if after_stop and event.exit_code < 0:
-            return  # ended by our own signal, or by what that signal led to
-        tail = await group.stderr_tail(
-            event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
-        )
-        killed = event.exit_code == -signal.SIGKILL
-        failure = worker_failure(
-            group.place,
-            event.local_rank,
-            host=self._node.host,
-            role=self._node.role,
-            pid=group.pids[event.local_rank],
-            exit_code=event.exit_code,
-            error_file=group.logs.workers[event.local_rank].error_file,
-            stderr_tail=tail,
-            out_of_memory=killed and self._oom.has_struck(),
-            after_stop=after_stop,
-        )
-        self._failed(failure)
-
-    def _failed(self, failure: Failure) -> None:
-        assert self._group is not None
+    def worker_failed(self, place: Place, failure: Failure) -> None:
+        """Tell the master of a failed worker, now and in every claim."""
         assert self._claim is not None
-        group = self._group
         self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
-        if not failure.after_stop:
-            self._event(say.failed(group.place, failure), logging.ERROR)
-        self._send(Failed(group.place.round, failure))
-        if group.state in (GroupState.STARTING, GroupState.RUNNING):
-            # The whole group stops anyway: the workers here need not wait to be told.
-            self._stop_group(signal.SIGTERM)
+        self._send(Failed(place.round, failure))
 
-    def _stop_group(self, number: int) -> None:
-        assert self._group is not None
-        self._group.stop(number)
-        if self._group.state is GroupState.STOPPING:
-            self._arm(self._group, self._options.shutdown_timeout_s)
-        else:
-            self._arm(self._group, _SURVIVES_KILL_S)
+    def workers_done(self, place: Place) -> None:
+        """Tell the master that all workers here have succeeded."""
+        assert self._claim is not None
+        self._claim = replace(self._claim, state=ClaimState.DONE)
+        self._send(Done(place.round))
 
-    def _end_group(self, *, gently: bool) -> None:
-        """End what is left of the workers: this node needs them no more."""
-        group = self._group
-        if group is None or group.state is GroupState.GONE:
-            return
-        if group.state is GroupState.DONE and gently:
-            leftovers = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
-            if leftovers:
-                self._event(say.leftovers(leftovers))
-            group.end_leftovers()
-            self._arm(group, _LEFTOVERS_S)
-        else:
-            self._stop_group(signal.SIGTERM)
-
-    def _arm(self, group: WorkerGroup, seconds: float) -> None:
-        """Limit the time that a group spends in its present state."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(
-            seconds, self.post, _TimeOver(group, group.state)
-        )
-
-    async def _time_over(self, event: _TimeOver) -> None:
-        group = event.group
-        if group is not self._group or group.state is not event.state:
-            return
-        if event.state is GroupState.KILLING:
-            pids = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
-            failure = stuck_failure(
-                group.place, host=self._node.host, role=self._node.role, pids=pids
-            )
-            self._failed(failure)
-            self._gone()
-            return
-        if event.state is GroupState.STOPPING:
-            timeout = self._options.shutdown_timeout_s
-            self._event(say.killing(group.place, group.alive, timeout), logging.WARNING)
-        group.kill()
-        self._arm(group, _SURVIVES_KILL_S)
-
-    def _gone(self) -> None:
-        group = self._group
-        if group is None or group.state is GroupState.GONE:
-            return
-        group.gone()
-        if self._relay is not None:
-            self._relay.forget(group.streams)
+    def workers_gone(self, place: Place) -> None:
+        """Tell the master that nothing of the round is left here."""
         assert self._claim is not None
         self._claim = replace(self._claim, state=ClaimState.STOPPED)
         if self._verdict is None:
-            self._send(Stopped(group.place.round, self._port.renew()))
+            self._send(Stopped(place.round, self._port.renew()))
         if self._leaving is not None and self._exit_code is None:
             self._exit_code = exit_codes.SIGNAL_BASE + self._leaving
 
     async def _spawner_gone(self) -> None:
         """The kernel has killed the workers; what they had started was left to this process."""
         relay = self._relay.pid if self._relay is not None else None
-        for _ in range(round(_SURVIVES_KILL_S / _KILL_AGAIN_S)):
+        for _ in range(round(SURVIVES_KILL_S / _KILL_AGAIN_S)):
             if not kill_all(os.getpid(), spare=relay):
                 break
             await asyncio.sleep(_KILL_AGAIN_S)
-        if self._group is not None:
-            self._group.gone()
+        self._workers.forget()
         self._end(
             SpawnerLostError(
                 "the spawner process was killed, and the workers with it; nothing was left "

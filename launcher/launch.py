@@ -64,13 +64,12 @@ def _run(
     relay: RelayClient | None,
     display: Display,
 ) -> int:
-    import asyncio
-
+    from . import event_loop
     from .node import run_node
 
     # gRPC reports what we report better; it reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    return asyncio.run(
+    return event_loop.run(
         run_node(
             options,
             count,

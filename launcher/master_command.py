@@ -8,6 +8,7 @@ from .. import exit_codes
 from ..rendezvous.events import GroupSettings
 from ..rendezvous.failure import signal_name
 from ..rendezvous.messages import Verdict
+from . import event_loop
 from .display import Display
 from .events_text import verdict as verdict_line
 from .options import MasterOptions
@@ -21,7 +22,7 @@ def run_master(options: MasterOptions) -> int:
         FtRunError: the endpoint cannot be listened at.
     """
     display = Display(live=False)
-    return asyncio.run(_serve(options, display))
+    return event_loop.run(_serve(options, display))
 
 
 async def _serve(options: MasterOptions, display: Display) -> int:

@@ -1,0 +1,269 @@
+"""Watches over this node's workers: what each exit means, and how long a stop may take.
+
+It starts the group of a round, says what failed and why, and drives a stop until nothing is
+left. What follows from it for the job is not its business: it tells its listener.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .. import defaults
+from ..rendezvous.failure import Failure
+from ..rendezvous.messages import NodeSpec, Place
+from . import events_text as say
+from .failure_record import start_failure, stuck_failure, worker_failure
+from .log_dir import LogDir
+from .oom import OomWatch
+from .process_tree import descendants, is_zombie
+from .relay_client import RelayClient
+from .spawner_client import Exited, Spawned, SpawnerClient
+from .worker_command import WorkerCommands
+from .worker_group import GroupState, WorkerGroup
+
+STDERR_WAIT_S = 0.2
+"""How long the report of a failure waits for the worker's last words."""
+
+SURVIVES_KILL_S = 10.0
+"""A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
+
+_LEFTOVERS_S = 5.0
+"""What workers that succeeded left running has this long to end after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOver:
+    """The time of a group's present state is over."""
+
+    group: WorkerGroup
+    state: GroupState
+
+
+class Listener(Protocol):
+    """Who is told what becomes of the workers."""
+
+    def worker_failed(self, place: Place, failure: Failure) -> None:
+        """A worker of the round failed; the others here are stopped next."""
+
+    def workers_done(self, place: Place) -> None:
+        """All workers of the round exited with 0."""
+
+    def workers_gone(self, place: Place) -> None:
+        """Nothing of the round is left here."""
+
+
+class Supervisor:
+    """The workers of this node, one round after the other."""
+
+    def __init__(
+        self,
+        node: NodeSpec,
+        *,
+        commands: WorkerCommands,
+        cpus: tuple[frozenset[int], ...] | None,
+        log_dir: LogDir,
+        spawner: SpawnerClient,
+        relay: RelayClient | None,
+        shutdown_timeout_s: float,
+        note: Callable[[str, int], None],
+        post: Callable[[TimeOver], None],
+        listener: Listener,
+    ) -> None:
+        """Create a supervisor; ``start`` starts workers.
+
+        Args:
+            node: what this node is.
+            commands: programs and environments of the workers.
+            cpus: the CPUs that each worker is bound to, by local rank; None: not bound.
+            log_dir: where their output goes.
+            spawner: starts and signals them.
+            relay: carries their output where it must be prefixed, filtered or copied.
+            shutdown_timeout_s: how long workers may take to end after SIGTERM.
+            note: takes an event for people with its level.
+            post: takes timers that ran out, which come back through ``time_over``.
+            listener: is told what becomes of the workers.
+        """
+        self._node = node
+        self._commands = commands
+        self._cpus = cpus
+        self._log_dir = log_dir
+        self._spawner = spawner
+        self._relay = relay
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._note = note
+        self._post = post
+        self._listener = listener
+        self._group: WorkerGroup | None = None
+        self._programs: tuple[str, ...] = ()
+        self._not_started: set[int] = set()
+        """Local ranks whose program could not be executed: their exit is no news."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._oom = OomWatch()
+
+    @property
+    def group(self) -> WorkerGroup | None:
+        """The workers of the present round, or those of the last one while some are left."""
+        if self._group is None or self._group.state is GroupState.GONE:
+            return None
+        return self._group
+
+    # --- what the agent orders ---------------------------------------------------------------
+
+    def start(self, place: Place) -> None:
+        """Start the workers of a round. Those of earlier rounds must be gone."""
+        assert self.group is None
+        logs = self._log_dir.attempt(place.restarts, self._node.local_world_size)
+        if logs.warning:
+            self._note(logs.warning, logging.WARNING)
+        self._oom.has_struck()  # what happened before this round is not of this round
+        self._not_started.clear()
+        self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
+        self._programs = self._group.start(self._commands, self._cpus)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell the workers to end, and kill those that have not when their time is over."""
+        group = self.group
+        if group is None:
+            return
+        group.stop(number)
+        if group.state is GroupState.STOPPING:
+            self._arm(group, self._shutdown_timeout_s)
+        else:
+            self._arm(group, SURVIVES_KILL_S)
+
+    def end(self, *, gently: bool) -> None:
+        """End what is left: this node needs its workers no more.
+
+        Args:
+            gently: workers that succeeded may have left something running; it is told to end.
+        """
+        group = self.group
+        if group is None:
+            return
+        if group.state is GroupState.DONE and gently:
+            leftovers = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
+            if leftovers:
+                self._note(say.leftovers(leftovers), logging.INFO)
+            group.end_leftovers()
+            self._arm(group, _LEFTOVERS_S)
+        else:
+            self.stop()
+
+    def forget(self) -> None:
+        """The workers are gone, and nobody needs to be told."""
+        if self._group is not None:
+            self._group.gone()
+
+    def close(self) -> None:
+        """No timer runs out any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- what happened -----------------------------------------------------------------------
+
+    async def spawned(self, event: Spawned) -> None:
+        """Take note of the workers' start, and of programs that could not be executed."""
+        group = self._group
+        if group is None or group.place.round != event.round:
+            return
+        group.spawned(event)
+        if not event.errors:
+            self._note(say.started(group.place, event.pids), logging.INFO)
+        self._not_started.update(event.errors)
+        for local_rank, code in event.errors.items():
+            failure = start_failure(
+                group.place,
+                local_rank,
+                host=self._node.host,
+                role=self._node.role,
+                program=self._programs[local_rank],
+                error=os.strerror(code),
+            )
+            self._failed(group, failure)
+
+    async def exited(self, event: Exited) -> None:
+        """Take note of a worker's exit."""
+        group = self._group
+        if group is None or group.place.round != event.round:
+            return
+        state = group.state
+        group.exited(event)
+        if event.exit_code and event.local_rank not in self._not_started:
+            await self._worker_failed(group, event, state)
+        if group.state is GroupState.DONE:
+            self._note(say.done(group.place, len(group.pids)), logging.INFO)
+            self._listener.workers_done(group.place)
+        elif group.state is GroupState.KILLING:
+            self._arm(group, SURVIVES_KILL_S)
+
+    def empty(self) -> None:
+        """Nothing that descends from a worker is left."""
+        group = self.group
+        if group is None:
+            return
+        group.gone()
+        if self._relay is not None:
+            self._relay.forget(group.streams)
+        self._listener.workers_gone(group.place)
+
+    async def time_over(self, event: TimeOver) -> None:
+        """Go on to the next means of ending a group."""
+        group = event.group
+        if group is not self._group or group.state is not event.state:
+            return
+        if event.state is GroupState.KILLING:
+            pids = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
+            failure = stuck_failure(
+                group.place, host=self._node.host, role=self._node.role, pids=pids
+            )
+            self._failed(group, failure)
+            self.empty()
+            return
+        if event.state is GroupState.STOPPING:
+            text = say.killing(group.place, group.alive, self._shutdown_timeout_s)
+            self._note(text, logging.WARNING)
+        group.kill()
+        self._arm(group, SURVIVES_KILL_S)
+
+    # --- failures ----------------------------------------------------------------------------
+
+    async def _worker_failed(self, group: WorkerGroup, event: Exited, state: GroupState) -> None:
+        after_stop = state in (GroupState.STOPPING, GroupState.KILLING)
+        if after_stop and event.exit_code < 0:
+            return  # ended by our own signal, or by what that signal led to
+        tail = await group.stderr_tail(
+            event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
+        )
+        killed = event.exit_code == -signal.SIGKILL
+        failure = worker_failure(
+            group.place,
+            event.local_rank,
+            host=self._node.host,
+            role=self._node.role,
+            pid=group.pids[event.local_rank],
+            exit_code=event.exit_code,
+            error_file=group.logs.workers[event.local_rank].error_file,
+            stderr_tail=tail,
+            out_of_memory=killed and self._oom.has_struck(),
+            after_stop=after_stop,
+        )
+        self._failed(group, failure)
+
+    def _failed(self, group: WorkerGroup, failure: Failure) -> None:
+        if not failure.after_stop:
+            self._note(say.failed(group.place, failure), logging.ERROR)
+        self._listener.worker_failed(group.place, failure)
+        if group.state in (GroupState.STARTING, GroupState.RUNNING):
+            # The whole group stops anyway: the workers here need not wait to be told.
+            self.stop()
+
+    def _arm(self, group: WorkerGroup, seconds: float) -> None:
+        """Limit the time that a group spends in its present state."""
+        self.close()
+        self._timer = asyncio.get_running_loop().call_later(
+            seconds, self._post, TimeOver(group, group.state)
+        )
