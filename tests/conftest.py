@@ -4,6 +4,9 @@ import os
 
 import pytest
 
+# As the launcher does before it loads gRPC, which would otherwise report every fork of a test's.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say so, loudly, when tests were skipped where that is forbidden."""
