@@ -8,6 +8,16 @@ import pytest
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes minutes, unless it was asked for."""
+    if os.environ.get("FT_RUN_SLOW") or "slow" in config.option.markexpr:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say so, loudly, when tests were skipped where that is forbidden."""
     if _forbidden(terminalreporter):

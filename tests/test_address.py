@@ -10,6 +10,7 @@ from ft_run.errors import UsageError
 from ft_run.launcher import address
 from ft_run.launcher.address import PortReservation, advertised_address, listen_address
 from ft_run.rendezvous.endpoint import Endpoint
+from ft_run.tests.ports import free_port
 
 FOREIGN = "198.51.100.1"  # of a block for documentation: no host has it
 
@@ -110,21 +111,8 @@ def test_a_renewed_port_is_another(reservation: PortReservation) -> None:
     assert offer == reservation.offer
 
 
-def is_free(port: int) -> bool:
-    try:
-        listen(port, reuse=False).close()
-    except OSError:
-        return False
-    return True
-
-
-def two_free_ports() -> int:
-    """Return the first of two neighbouring ports that are free."""
-    return next(p for p in range(20000, 30000, 2) if is_free(p) and is_free(p + 1))
-
-
 def test_a_range_of_ports_is_used_in_turn() -> None:
-    first = two_free_ports()
+    first = free_port(2)
     with closing(PortReservation("h", range(first, first + 2))) as reservation:
         assert reservation.offer.port == first
         assert reservation.renew().port == first + 1
@@ -132,7 +120,7 @@ def test_a_range_of_ports_is_used_in_turn() -> None:
 
 
 def test_a_port_of_the_range_that_is_taken_is_passed_over() -> None:
-    first = two_free_ports()
+    first = free_port(2)
     with listen(first, reuse=False):
         with closing(PortReservation("h", range(first, first + 2))) as reservation:
             assert reservation.offer.port == first + 1
@@ -146,6 +134,6 @@ def test_a_port_of_the_range_that_is_taken_is_passed_over() -> None:
 
 
 def test_the_only_port_is_renewed_in_place() -> None:
-    first = two_free_ports()
+    first = free_port(2)
     with closing(PortReservation("h", range(first, first + 1))) as reservation:
         assert reservation.renew().port == first

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -27,6 +26,7 @@ from ft_run.rendezvous.messages import (
     Waiting,
 )
 from ft_run.rendezvous.server import MasterServer
+from ft_run.tests import ports
 
 TIMEOUT_S = 60.0
 SETTINGS = GroupSettings(node_grace_s=3600.0, verdict_grace_s=3600.0)
@@ -77,9 +77,7 @@ def nowhere(free_port: int) -> Endpoint:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 def test_a_job_from_the_first_word_to_the_last() -> None:

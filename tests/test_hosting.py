@@ -11,6 +11,7 @@ from ft_run.errors import UsageError
 from ft_run.launcher.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.endpoint import Endpoint
+from ft_run.tests.ports import free_port
 
 TIMEOUT_S = 60.0
 FOREIGN = "198.51.100.1"  # of a block for documentation: no host has it
@@ -27,9 +28,7 @@ def hosting(endpoint: Endpoint | None, *, hosts_master: bool | None = None) -> H
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def listens(port: int) -> bool:

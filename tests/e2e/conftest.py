@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from ft_run.tests import ports
 
 FT_RUN = str(Path(sys.executable).with_name("ft-run"))
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -218,6 +218,4 @@ def ft(tmp_path: Path) -> Iterator[Launcher]:
 @pytest.fixture
 def free_port() -> int:
     """A TCP port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()

@@ -221,14 +221,13 @@ def test_the_agent_that_hosts_the_master_is_killed_and_started_again(
     assert [replacement.wait(), survivor.wait()] == [0, 0]
 
 
-def test_an_ipv6_endpoint(ft: "Launcher") -> None:
+def test_an_ipv6_endpoint(ft: "Launcher", free_port: int) -> None:
     with socket.socket(socket.AF_INET6) as probe:
         try:
-            probe.bind(("::1", 0))
+            probe.bind(("::1", free_port))
         except OSError:
             pytest.skip("this host has no IPv6")
-        port = probe.getsockname()[1]
-    job = Job(ft, f"[::1]:{port}")
+    job = Job(ft, f"[::1]:{free_port}")
     job.open_gate()
     agents = [job.agent(), job.agent()]
     assert [agent.wait() for agent in agents] == [0, 0]
