@@ -380,7 +380,7 @@ class Agent:
         if verdict is None:
             return
         if verdict.outcome is Outcome.WORKERS_FAILED:
-            self._display.report(final_report(verdict, self._options.script))
+            self._display.report(final_report(verdict, self._options.name or self._options.script))
             if self._log_dir.keeps_files:
                 self._display.event(f"logs of this node: {self._log_dir.path}")
         level = logging.INFO if verdict.exit_code == 0 else logging.ERROR
@@ -390,6 +390,14 @@ class Agent:
     def verdict(self) -> Verdict | None:
         """How the job ended; None while it has not, or where this node left before."""
         return self._verdict
+
+    @property
+    def last_workers(self) -> dict[int, int]:
+        """Process ids by rank of this node's workers in the last round; none for a spare."""
+        claim = self._claim
+        if claim is None or not claim.nodes:
+            return {}
+        return dict(enumerate(self._workers.last_pids, start=claim.rank_offset))
 
     # --- output ------------------------------------------------------------------------------
 

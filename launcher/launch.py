@@ -3,7 +3,8 @@
 import gc
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from .. import exit_codes
 from ..errors import UsageError
@@ -15,9 +16,16 @@ from .spawner_client import SpawnerClient
 from .worker_command import WorkerCommands
 from .worker_count import WorkerCount, omp_num_threads, resolve_worker_count
 
+if TYPE_CHECKING:
+    from .agent import Agent
 
-def launch(options: LaunchOptions) -> int:
+
+def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
     """Run a job's workers on this node; return the exit status.
+
+    Args:
+        options: what to run.
+        conclude: is called with the agent when the job is over for this node.
 
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
@@ -45,7 +53,7 @@ def launch(options: LaunchOptions) -> int:
     )
     status = exit_codes.WORKERS_FAILED
     try:
-        status = _run(options, count, commands, cpus, log_dir, spawner, relay, display)
+        status = _run(options, count, commands, cpus, log_dir, spawner, relay, display, conclude)
     finally:
         display.close()
         spawner.close()
@@ -63,6 +71,7 @@ def _run(
     spawner: SpawnerClient,
     relay: RelayClient | None,
     display: Display,
+    conclude: "Callable[[Agent], None] | None",
 ) -> int:
     from . import event_loop
     from .node import run_node
@@ -79,6 +88,7 @@ def _run(
             spawner=spawner,
             relay=relay,
             display=display,
+            conclude=conclude,
         )
     )
 

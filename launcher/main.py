@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments after the program's name; None takes those of the process.
     """
-    _open_standard_streams()
+    open_standard_streams()
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except FtRunError as error:
@@ -29,7 +29,7 @@ def _main(argv: Sequence[str]) -> int:
     from .options import LaunchOptions, MasterOptions
 
     options = parse(argv, os.environ)
-    _import_asyncio()
+    import_asyncio()
     if isinstance(options, LaunchOptions):
         from .launch import launch
 
@@ -43,7 +43,7 @@ def _main(argv: Sequence[str]) -> int:
     return show_status(options)
 
 
-def _import_asyncio() -> None:
+def import_asyncio() -> None:
     """Import asyncio as in a Python without ssl: no TLS here, and OpenSSL takes time to load."""
     if "ssl" in sys.modules:
         return
@@ -54,7 +54,7 @@ def _import_asyncio() -> None:
         del sys.modules["ssl"]
 
 
-def _open_standard_streams() -> None:
+def open_standard_streams() -> None:
     """Make sure that 0, 1 and 2 are open, or the next file would become a standard stream."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

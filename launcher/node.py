@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from .. import exit_codes
 from . import events_text as say
@@ -34,8 +34,11 @@ async def run_node(
     spawner: SpawnerClient,
     relay: RelayClient | None,
     display: Display,
+    conclude: Callable[[Agent], None] | None = None,
 ) -> int:
     """Attend the job until it is over for this node; return the exit status.
+
+    ``conclude`` is called with the agent then.
 
     Raises:
         FtRunError: as ``Agent.run`` and ``Hosting.start``.
@@ -83,6 +86,8 @@ async def run_node(
         port.close()
         identity.close()
     agent.last_word()
+    if conclude is not None:
+        conclude(agent)
     if status != exit_codes.SUCCESS:
         _pass_on_error_file(agent)
     return status

@@ -113,6 +113,8 @@ class LaunchOptions:
     event_log_handler: str = "null"
     remarks: tuple[str, ...] = ()
     """What the user should be told once, before the job starts: ignored keys, a missing id."""
+    name: str = ""
+    """What the report calls the script; empty: as it was given."""
 
 
 @dataclass(frozen=True, slots=True)

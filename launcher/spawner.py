@@ -33,7 +33,7 @@ from .process_tree import descendants, is_zombie, kill_all, signal_session
 HEADER = struct.Struct("!I")
 MAX_FDS = 253  # SCM_MAX_FD of Linux
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _KILL_AGAIN_MS = 20
@@ -217,7 +217,7 @@ def _become_worker(worker: dict[str, Any], fds: list[int], parent: int, errors_t
     """Turn this process into a worker. Nothing here returns or unwinds."""
     try:
         os.setsid()
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(128 + signal.SIGKILL)
         for fd, target in zip(fds, worker["targets"], strict=True):

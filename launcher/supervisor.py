@@ -111,6 +111,11 @@ class Supervisor:
             return None
         return self._group
 
+    @property
+    def last_pids(self) -> tuple[int, ...]:
+        """Process ids, by local rank, of the workers that were started last."""
+        return self._group.pids if self._group is not None else ()
+
     # --- what the agent orders ---------------------------------------------------------------
 
     def start(self, place: Place) -> None:

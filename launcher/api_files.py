@@ -1,0 +1,129 @@
+"""How a function, its arguments and its results travel between processes of one user on one node.
+
+They are pickles, and a pickle runs whatever it says: so they never go over the network, only
+through files (mode 0600) of a folder (0700) that is made for one call and removed after it, and
+nothing is unpickled that another user owns or could have written.
+
+    <folder>/call          what to call, for all workers of this node
+    <folder>/result.<pid>  what it returned, one per worker that finished
+    <folder>/outcome       JSON, by the agent: how the job ended
+"""
+
+import json
+import os
+import pickle
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_PREPARATION = ("sys_path", "sys_argv", "orig_dir", "dir", "start_method", "log_level",
+                "init_main_from_name", "init_main_from_path")  # fmt: skip
+"""What of multiprocessing's description of this process a worker needs to find a function."""
+
+
+class UnsafeFileError(RuntimeError):
+    """Raised when a file that is to be unpickled may have been written by another user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function with its arguments, and what a fresh interpreter must know to unpickle them."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def write_call(folder: str, call: Call) -> None:
+    """Write what the workers shall call.
+
+    Raises:
+        Exception: of pickle, when the function or an argument cannot be pickled.
+    """
+    from multiprocessing import spawn
+
+    known = spawn.get_preparation_data("")
+    main = known.get("init_main_from_path")
+    if main is not None and not os.path.isfile(main):  # typed in, or piped
+        del known["init_main_from_path"]
+    preparation = {key: known[key] for key in _PREPARATION if key in known}
+    _write(folder, "call", pickle.dumps(preparation) + pickle.dumps((call.function, call.args)))
+
+
+def read_call(folder: str, prepare: Callable[[dict[str, Any]], None]) -> Call:
+    """Return what to call.
+
+    Args:
+        folder: of the call.
+        prepare: is given the description of the calling process before the function is looked up.
+
+    Raises:
+        UnsafeFileError: another user may have written the file.
+    """
+    with _open_own(folder, "call") as file:
+        prepare(pickle.load(file))  # noqa: S301 - written by this user, see above
+        function, args = pickle.load(file)  # noqa: S301
+    return Call(function, args)
+
+
+def write_result(folder: str, value: object) -> None:
+    """Write what the function returned in this process."""
+    _write(folder, f"result.{os.getpid()}", pickle.dumps(value))
+
+
+def read_results(folder: str, pids: Mapping[int, int]) -> dict[int, Any]:
+    """Return what the function returned, by rank.
+
+    Args:
+        folder: of the call.
+        pids: the process ids of the workers that count, by rank: those of the last round.
+
+    Raises:
+        UnsafeFileError: another user may have written a file.
+    """
+    return {rank: _read_result(folder, f"result.{pid}") for rank, pid in pids.items()}
+
+
+def _read_result(folder: str, name: str) -> Any:
+    try:
+        with _open_own(folder, name) as file:
+            return pickle.load(file)  # noqa: S301 - written by this user, see above
+    except FileNotFoundError:  # it ended by sys.exit(0)
+        return None
+
+
+def write_outcome(folder: str, outcome: Mapping[str, object]) -> None:
+    """Write how the job ended."""
+    _write(folder, "outcome", json.dumps(outcome).encode())
+
+
+def read_outcome(folder: str) -> dict[str, Any] | None:
+    """Return how the job ended; None where the agent did not live to say so."""
+    try:
+        with open(os.path.join(folder, "outcome"), "rb") as file:
+            outcome: dict[str, Any] = json.load(file)
+            return outcome
+    except FileNotFoundError:
+        return None
+
+
+def _write(folder: str, name: str, data: bytes) -> None:
+    """Write a file that nobody else can read, whole or not at all."""
+    path = os.path.join(folder, name)
+    descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.rename(f"{path}.part", path)
+
+
+def _open_own(folder: str, name: str) -> Any:
+    file = open(os.path.join(folder, name), "rb")  # noqa: SIM115 - the caller closes it
+    status = os.fstat(file.fileno())
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        file.close()
+        raise UnsafeFileError(
+            f"{file.name} belongs to user {status.st_uid} with mode"
+            f" {stat.S_IMODE(status.st_mode):04o}; nothing is unpickled that another user could"
+            f" have written: right would be user {os.geteuid()} and mode 0600."
+        )
+    return file
