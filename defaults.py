@@ -40,3 +40,7 @@ FAILURES_IN_VERDICT: Final = 16
 
 # How long a master that starts from nothing waits for the members of a running round.
 ADOPTION_GRACE_S: Final = 10.0
+
+# Checks (docs/checks.md).
+CHECK_TIMEOUT_S: Final = 60.0
+STRAGGLER_THRESHOLD: Final = 1.5

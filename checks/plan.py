@@ -1,0 +1,265 @@
+"""Who meets whom next: a function of the results so far. Pure.
+
+The ladder is facts, solo, pair, suspects, all (docs/checks.md). A node that fails with one
+partner is not yet bad: it meets others, known to be good where there are any, until it has passed
+with one, or until nothing but a fault of its own can explain with whom it fails. There are at
+most four rounds of meetings, whatever the number of nodes, each with all its meetings at once.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from statistics import median
+
+from .records import Phase
+from .results import SOLO_METRICS, Meeting, Outcome, Results, Step
+
+MAX_ROUNDS = 4
+"""Rounds of meetings of two."""
+
+FAULTS = 3
+"""With up to so many bad nodes and bad links in all, no node is blamed for another's fault."""
+
+BAD_LINKS = 2
+"""How many of these may be links: a node with three bad links and no good one is a bad node."""
+
+_ALL_STEPS = 2
+"""How often everybody meets: once more where the first time has shown a bad link."""
+
+
+def plan(results: Results) -> Step | None:
+    """Return the next step; None when the verdict can be given."""
+    alone = _next_alone(results)
+    if alone is not None:
+        return alone
+    if len(results.sound) < 2:
+        return None
+    if results.rounds == 0:
+        pairs = _first_pairs(results)
+        if pairs:
+            return Step(Phase.PAIR, pairs)
+    if results.rounds < MAX_ROUNDS and not results.all_steps():
+        meetings = tuple(_second_meetings(results))
+        if meetings:
+            return Step(Phase.SUSPECTS, meetings)
+    return _next_for_all(results)
+
+
+# --- alone -----------------------------------------------------------------------------------
+
+
+def _next_alone(results: Results) -> Step | None:
+    fresh = [node for node in results.sound if node not in results.vouched]
+    for phase in (Phase.FACTS, Phase.SOLO):
+        if fresh and not any(answered.step.phase is phase for answered in results.steps):
+            return Step(phase, tuple((node,) for node in fresh))
+    if any(answered.step.phase not in (Phase.FACTS, Phase.SOLO) for answered in results.steps):
+        return None
+    again = tuple((node,) for node in fresh if _is_slow_alone(results, node))
+    return Step(Phase.SOLO, again) if again else None
+
+
+def _is_slow_alone(results: Results, node: str) -> bool:
+    """Whether a node's only measurement without partners calls for a second one."""
+    return any(
+        len(results.measured(node, metric)) == 1
+        and is_slow(results, metric, node, results.best[metric])
+        for metric in SOLO_METRICS
+    )
+
+
+def is_slow(results: Results, metric: str, node: str, values: dict[str, float]) -> bool:
+    """Return whether a node is worse than the median of its peers allows, or than a floor.
+
+    Args:
+        results: what is known.
+        metric: the name of a metric.
+        node: whose value is judged.
+        values: the values of this metric by node; the peers are the other ones.
+    """
+    if node not in values:
+        return False
+    if results.misses_floor(metric, values[node]):
+        return True
+    peers = [value for name, value in values.items() if name != node and name in results.sound]
+    return bool(peers) and results.is_worse(metric, values[node], median(peers))
+
+
+# --- meetings of two -------------------------------------------------------------------------
+
+
+def _first_pairs(results: Results) -> tuple[Meeting, ...]:
+    """Pair those who are new: with somebody known to be good, or with each other."""
+    fresh = [node for node in results.sound if node not in results.vouched]
+    known = [node for node in results.sound if node in results.vouched]
+    if len(known) >= len(fresh):
+        return tuple(zip(fresh, known, strict=False))
+    if len(fresh) % 2:
+        fresh += known[:1]
+    return tuple(zip(fresh[::2], fresh[1::2], strict=False))
+
+
+def _second_meetings(results: Results) -> Iterator[Meeting]:
+    """Let everybody who is not yet judged meet somebody else."""
+    order = {node: place for place, node in enumerate(results.sound)}
+    needy = [node for node in results.sound if _needs_partner(results, node)]
+    good = [n for n in results.sound if n in results.trusted - results.slow_in_meetings]
+    busy: set[str] = set()
+
+    def meet(node: str, partners: Iterable[str]) -> Iterator[Meeting]:
+        for partner in partners:
+            is_free = partner not in busy and partner != node
+            if node not in busy and is_free and partner not in results.met(node):
+                busy.update((node, partner))
+                yield node, partner
+
+    def urgency(node: str) -> tuple[int, int, int, int]:
+        # Who may be bad comes before who may be slow. Of a failed pair one after the other: each
+        # that passes is a partner for the next.
+        has_passed = node in results.trusted
+        failed_with = len(results.failed[node] & results.trusted)
+        return has_passed, failed_with, order[node] % 2, order[node]
+
+    for node in sorted(needy, key=urgency):
+        yield from meet(node, good)
+    for node in needy:
+        yield from meet(node, needy)
+    if _slow_ones_could_hide(results):
+        alike = [node for node in results.sound if results.passed[node]]
+        for place, node in enumerate(alike):
+            yield from meet(node, (*alike[place + 1 : place + 2], *alike[:1], *alike))
+
+
+def _needs_partner(results: Results, node: str) -> bool:
+    if results.passed[node]:
+        return node in results.slow_in_meetings and not _is_settled_slow(results, node)
+    return node not in results.vouched and not is_surely_bad(results, node)
+
+
+def _is_settled_slow(results: Results, node: str) -> bool:
+    """Whether a node has been slow with two partners, one of whom is fast with others."""
+    partners = results.passed[node]
+    return len(partners) > 1 and bool(partners - results.slow_in_meetings)
+
+
+def _slow_ones_could_hide(results: Results) -> bool:
+    """Whether a few slow nodes could be in all meetings that passed, so that these look alike.
+
+    Then no meeting shows how fast the others are. It takes a minority that touches every pair:
+    impossible when an even number has met in pairs, or more than seven with three slow ones.
+    """
+    nodes = [node for node in results.sound if results.passed[node]]
+    if results.slow_in_meetings or not 3 <= len(nodes) <= 2 * FAULTS + 1 or results.vouched:
+        return False
+    pairs = [set(m) for m, outcome, _ in results.meetings if outcome is Outcome.PASSED]
+    return any(
+        all(pair & set(slow) for pair in pairs)
+        for slow in combinations(nodes, (len(nodes) - 1) // 2)
+    )
+
+
+# --- who is to blame -------------------------------------------------------------------------
+
+
+def is_surely_bad(results: Results, node: str) -> bool:
+    """Return whether a node is bad, since nothing else explains with whom it fails.
+
+    It is, if it fails with two who pass with others, and either has met everybody or up to
+    ``FAULTS`` faults cannot explain what failed unless it is one of them. Where there must be
+    more faults than that, they may be anywhere among many nodes, but not around one: only those
+    count that hang together by failed meetings.
+    """
+    if len(results.failed[node] & results.trusted) < 2:
+        return False
+    if len(results.failed[node]) == len(results.sound) - 1:
+        return True
+    failed = frozenset(m for m, outcome, _ in results.meetings if outcome is Outcome.FAILED)
+    suspects = {name for meeting in failed for name in meeting} - results.trusted
+    if not _is_explained(failed, suspects, FAULTS, BAD_LINKS):
+        failed = _around(results, node, failed)
+    return not _is_explained(failed, suspects - {node}, FAULTS, BAD_LINKS)
+
+
+def _around(results: Results, node: str, failed: frozenset[Meeting]) -> frozenset[Meeting]:
+    """Return the failed meetings that hang together with those of a node."""
+    near, edges = {node}, frozenset[Meeting]()
+    while True:
+        found = frozenset(meeting for meeting in failed if near & set(meeting))
+        if found == edges:
+            return edges
+        edges = found
+        near |= {name for meeting in edges for name in meeting} - results.trusted
+
+
+def _is_explained(
+    edges: frozenset[Meeting], could_be_bad: set[str], faults: int, links: int
+) -> bool:
+    """Return whether so many faults can be behind all these failed meetings.
+
+    Args:
+        edges: the failed meetings.
+        could_be_bad: the nodes that may be the reason.
+        faults: how many bad nodes and bad links there may be.
+        links: how many of them may be links.
+    """
+    if not edges:
+        return True
+    if faults == 0:
+        return False
+    first = min(edges)
+    if links and _is_explained(edges - {first}, could_be_bad, faults - 1, links - 1):
+        return True
+    return any(
+        _is_explained(
+            frozenset(edge for edge in edges if node not in edge), could_be_bad, faults - 1, links
+        )
+        for node in first
+        if node in could_be_bad
+    )
+
+
+# --- everybody -------------------------------------------------------------------------------
+
+
+def _next_for_all(results: Results) -> Step | None:
+    everybody = together(results)
+    done = results.all_steps()
+    if len(everybody) < 2:
+        return None
+    if not done:
+        has_met = len(everybody) == 2 and everybody[1] in results.passed[everybody[0]]
+        return None if has_met else Step(Phase.ALL, (everybody,))
+    last = done[-1]
+    (meeting,) = last.step.meetings
+    outcome = results.outcome(last, meeting)
+    if outcome is Outcome.PASSED or len(done) >= _ALL_STEPS + len(results.lost):
+        return None
+    if outcome is Outcome.UNKNOWN or meeting != everybody:
+        return Step(Phase.ALL, (everybody,))
+    # Pairs that have not met yet may show the link that breaks it.
+    hunt = tuple(_unmet_pairs(results, everybody)) if results.rounds < MAX_ROUNDS else ()
+    return Step(Phase.SUSPECTS, hunt) if hunt else None
+
+
+def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
+    busy: set[str] = set()
+    for place, node in enumerate(nodes):
+        for partner in nodes[place + 1 :]:
+            if not busy & {node, partner} and partner not in results.met(node):
+                busy.update((node, partner))
+                yield node, partner
+
+
+def together(results: Results) -> tuple[str, ...]:
+    """Return who could be in one world: the trusted, without an end of each bad link.
+
+    Of two ends the one with more bad links stays out, then the one that comes later in the order.
+    """
+    links = list(results.bad_links)
+    out: set[str] = set()
+    order = {node: place for place, node in enumerate(results.nodes)}
+    while links:
+        ends = [node for link in links for node in link]
+        worst = max(ends, key=lambda node: (ends.count(node), order[node]))
+        out.add(worst)
+        links = [link for link in links if worst not in link]
+    return tuple(n for n in results.sound if n in results.trusted and n not in out)

@@ -1,0 +1,246 @@
+"""What the ladder has found so far: the one thing that its plan and its verdict look at. Pure.
+
+A *meeting* is a few nodes that carry out one order together; a *step* is all meetings of one
+moment. What follows from the outcomes for single nodes is worked out here, once for both.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+from .. import defaults
+from .records import Metrics, Phase, Record
+
+Meeting = tuple[str, ...]
+
+LOWER_IS_BETTER = frozenset({"latency_us"})
+SOLO_METRICS = ("compute_tflops", "memory_gb_per_s", "copy_gb_per_s", "intra_gb_per_s")
+MEETING_METRICS = ("latency_us", "bandwidth_gb_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """By what the results are judged."""
+
+    straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
+    """How many times worse than the median of its peers makes a straggler."""
+    floors: Metrics = field(default_factory=Metrics)
+    """What each metric must reach at least; for a latency, what it must not exceed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be done next, all at once."""
+
+    phase: Phase
+    meetings: tuple[Meeting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A step and what became of it. A node without a record was lost before it answered."""
+
+    step: Step
+    records: Mapping[str, Record]
+
+
+class Outcome(enum.Enum):
+    """What a meeting shows."""
+
+    PASSED = 1
+    FAILED = 2
+    UNKNOWN = 3
+    """One of its nodes was lost: it says nothing of the others."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that is known of the nodes of one ladder."""
+
+    nodes: tuple[str, ...]
+    """Who is checked, in the order in which they meet."""
+    vouched: frozenset[str] = frozenset()
+    """Those of them who have passed before: they only meet others."""
+    steps: tuple[Answered, ...] = ()
+    lost: frozenset[str] = frozenset()
+    rules: Rules = field(default_factory=Rules)
+
+    # --- phases that a node goes through alone -----------------------------------------------
+
+    @cached_property
+    def solo_failures(self) -> dict[str, tuple[Phase, str]]:
+        """Who failed alone: the phase and the reason, by node."""
+        found: dict[str, tuple[Phase, str]] = {}
+        for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
+            if record.failure:
+                found.setdefault(record.node, (phase, record.failure))
+        return found
+
+    @cached_property
+    def sound(self) -> tuple[str, ...]:
+        """Who is there and has not failed alone."""
+        return tuple(n for n in self.nodes if n not in self.lost and n not in self.solo_failures)
+
+    def measured(self, node: str, metric: str) -> list[float]:
+        """Return all values of a solo metric of a node."""
+        return self._solo_values.get((node, metric), [])
+
+    @cached_property
+    def _solo_values(self) -> dict[tuple[str, str], list[float]]:
+        found: dict[tuple[str, str], list[float]] = {}
+        for _, _, record in self._records(Phase.SOLO):
+            for metric in SOLO_METRICS:
+                value = getattr(record.metrics, metric)
+                if value is not None and not record.failure:
+                    found.setdefault((record.node, metric), []).append(value)
+        return found
+
+    # --- meetings ----------------------------------------------------------------------------
+
+    def outcome(self, answered: Answered, meeting: Meeting) -> Outcome:
+        """Return what a meeting shows."""
+        records = [answered.records.get(node) for node in meeting]
+        if None in records:
+            return Outcome.UNKNOWN
+        failed = any(record is not None and record.failure for record in records)
+        return Outcome.FAILED if failed else Outcome.PASSED
+
+    def reason(self, answered: Answered, meeting: Meeting) -> str:
+        """Return why a meeting failed, in the words of the first node that says it."""
+        said = (answered.records[node].failure for node in meeting if node in answered.records)
+        return next((words for words in said if words), "")
+
+    @cached_property
+    def meetings(self) -> tuple[tuple[Meeting, Outcome, str], ...]:
+        """All meetings of two nodes with their outcomes and reasons of failure."""
+        return tuple(
+            (meeting, self.outcome(answered, meeting), self.reason(answered, meeting))
+            for answered in self.steps
+            if answered.step.phase in (Phase.PAIR, Phase.SUSPECTS)
+            for meeting in answered.step.meetings
+        )
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds of meetings of two there were."""
+        return sum(a.step.phase in (Phase.PAIR, Phase.SUSPECTS) for a in self.steps)
+
+    @cached_property
+    def passed(self) -> dict[str, set[str]]:
+        """With whom each node has passed."""
+        return self._partners(Outcome.PASSED)
+
+    @cached_property
+    def failed(self) -> dict[str, set[str]]:
+        """With whom each node has failed."""
+        return self._partners(Outcome.FAILED)
+
+    def _partners(self, which: Outcome) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {node: set() for node in self.nodes}
+        for (one, other), outcome, _ in self.meetings:
+            if outcome is which:
+                found[one].add(other)
+                found[other].add(one)
+        return found
+
+    def met(self, node: str) -> set[str]:
+        """Return with whom a node has had a meeting that shows something."""
+        return self.passed[node] | self.failed[node]
+
+    @cached_property
+    def trusted(self) -> frozenset[str]:
+        """Who is known to be good: it has passed with somebody, or before."""
+        return frozenset(n for n in self.sound if n in self.vouched or self.passed[n])
+
+    @cached_property
+    def bad_links(self) -> tuple[Meeting, ...]:
+        """Pairs that failed although each of the two is known to be good."""
+        return tuple(
+            meeting
+            for meeting, outcome, _ in self.meetings
+            if outcome is Outcome.FAILED and self.trusted.issuperset(meeting)
+        )
+
+    def all_steps(self) -> list[Answered]:
+        """Return the steps in which everybody met."""
+        return [answered for answered in self.steps if answered.step.phase is Phase.ALL]
+
+    # --- how fast ----------------------------------------------------------------------------
+
+    @cached_property
+    def best(self) -> dict[str, dict[str, float]]:
+        """The best value of each metric that each node has reached, by metric and node.
+
+        A meeting is as fast as its slowest node, so that a node's own speed is that of its best
+        meeting.
+        """
+        found: dict[str, dict[str, float]] = {m: {} for m in (*SOLO_METRICS, *MEETING_METRICS)}
+        for (node, metric), values in self._solo_values.items():
+            found[metric][node] = max(values)
+        for answered in self.steps:
+            if answered.step.phase not in (Phase.PAIR, Phase.SUSPECTS):
+                continue
+            for meeting in answered.step.meetings:
+                if self.outcome(answered, meeting) is not Outcome.PASSED:
+                    continue
+                for node in meeting:
+                    _keep_best(found, node, answered.records[node].metrics)
+        return found
+
+    @cached_property
+    def slow_in_meetings(self) -> frozenset[str]:
+        """Who might be slow: worse, by the threshold, than the fastest, or below a floor.
+
+        The fastest rather than the median: where slow nodes are in most pairs, few pairs show
+        how fast the others are. This decides only who meets again.
+        """
+        found = set()
+        for metric in MEETING_METRICS:
+            values = self.best[metric]
+            pick = min if metric in LOWER_IS_BETTER else max
+            if not values:
+                continue
+            reference = pick(values.values())
+            for node, value in values.items():
+                if self.is_worse(metric, value, reference) or self.misses_floor(metric, value):
+                    found.add(node)
+        return frozenset(found)
+
+    def is_worse(self, metric: str, value: float, reference: float) -> bool:
+        """Return whether a value is worse than a reference by more than the threshold."""
+        threshold = self.rules.straggler_threshold
+        if metric in LOWER_IS_BETTER:
+            return value > reference * threshold
+        return value * threshold < reference
+
+    def misses_floor(self, metric: str, value: float) -> bool:
+        """Return whether a value is worse than what the user asks for at least."""
+        floor = getattr(self.rules.floors, metric)
+        if floor is None:
+            return False
+        return bool(value > floor if metric in LOWER_IS_BETTER else value < floor)
+
+    def _records(self, *phases: Phase) -> Iterator[tuple[Phase, Meeting, Record]]:
+        for answered in self.steps:
+            if answered.step.phase not in phases:
+                continue
+            for meeting in answered.step.meetings:
+                for node in meeting:
+                    if node in answered.records:
+                        yield answered.step.phase, meeting, answered.records[node]
+
+
+def metric_names() -> Iterable[str]:
+    """Return the names of all metrics, in the order of a report."""
+    return tuple(metric.name for metric in fields(Metrics))
+
+
+def _keep_best(found: dict[str, dict[str, float]], node: str, metrics: Metrics) -> None:
+    for metric in MEETING_METRICS:
+        value = getattr(metrics, metric)
+        if value is None:
+            continue
+        known = found[metric].get(node, value)
+        pick = min if metric in LOWER_IS_BETTER else max
+        found[metric][node] = pick(known, value)

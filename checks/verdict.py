@@ -1,0 +1,276 @@
+"""What the results mean for each node, with the reason in words. Pure.
+
+Fail closed: only who is known to be good passes. But only who is known to be bad is condemned:
+what failed and cannot be told from a bad link or a bad partner is undecided, and worth retrying.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from .plan import is_slow, is_surely_bad, together
+from .records import Fact, Phase
+from .results import (
+    LOWER_IS_BETTER,
+    MEETING_METRICS,
+    SOLO_METRICS,
+    Answered,
+    Outcome,
+    Results,
+    metric_names,
+)
+
+COMPARED_FACTS = ("ft_run", "python", "torch", "cuda", "nccl", "driver", "script_sha256")
+"""What must be the same everywhere; a node that differs is warned of."""
+
+_NAMED = 4
+_UNITS = {
+    "compute_tflops": ("compute", "TFLOP/s"),
+    "memory_gb_per_s": ("memory", "GB/s"),
+    "copy_gb_per_s": ("host-to-device copy", "GB/s"),
+    "intra_gb_per_s": ("intra-node bandwidth", "GB/s"),
+    "latency_us": ("inter-node latency", "µs"),
+    "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
+}
+
+
+class Standing(enum.Enum):
+    """What a node is found to be."""
+
+    PASSED = "passed"
+    SLOW = "slow"
+    """Healthy, but a straggler."""
+    FAULTY = "faulty"
+    UNDECIDED = "undecided"
+    """It failed, or could not be checked to the end, and others may be to blame."""
+    LEFT_OUT = "left out"
+    """Healthy, but it and another healthy node cannot reach each other."""
+    LOST = "lost"
+    """It went away during the checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """What was found of one node."""
+
+    node: str
+    standing: Standing
+    reason: str
+    """In words; empty for a node that passed without a remark."""
+    metrics: Mapping[str, float]
+    """The best value of each metric that was measured, by its name."""
+    slow: tuple[str, ...] = ()
+    """The metrics by which it is a straggler."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know although the node passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What was found of all nodes."""
+
+    nodes: tuple[NodeVerdict, ...]
+    bad_links: tuple[tuple[str, str], ...]
+    sentence: str
+    """The conclusion."""
+
+    def of(self, node: str) -> NodeVerdict:
+        """Return what was found of one node."""
+        return next(verdict for verdict in self.nodes if verdict.node == node)
+
+
+def verdict(results: Results) -> Verdicts:
+    """Return what the results mean; ``plan`` must have nothing more to ask."""
+    fit = frozenset(together(results))
+    all_failure = _failure_of_all(results)
+    links = tuple((one, other) for one, other in results.bad_links)
+    nodes = tuple(_judge(results, node, fit, all_failure) for node in results.nodes)
+    return Verdicts(nodes, links, _sentence(nodes, links, all_failure))
+
+
+def _judge(results: Results, node: str, fit: frozenset[str], all_failure: str) -> NodeVerdict:
+    metrics = {
+        metric: results.best[metric][node]
+        for metric in metric_names()
+        if node in results.best[metric]
+    }
+    standing, reason = _standing(results, node, fit, all_failure)
+    slow: tuple[str, ...] = ()
+    if standing in (Standing.PASSED, Standing.UNDECIDED, Standing.LEFT_OUT):
+        slow = tuple(_stragglers(results, node))
+    if slow and standing is Standing.PASSED:
+        standing = Standing.SLOW
+        reason = "; ".join(_slow_words(results, node, metric) for metric in slow)
+    return NodeVerdict(node, standing, reason, metrics, slow, _remarks(results, node))
+
+
+def _standing(
+    results: Results, node: str, fit: frozenset[str], all_failure: str
+) -> tuple[Standing, str]:
+    if node in results.lost:
+        return Standing.LOST, "it went away during the checks"
+    if node in results.solo_failures:
+        phase, reason = results.solo_failures[node]
+        return Standing.FAULTY, f"{phase.value}: {reason}"
+    if len(results.sound) == 1:
+        if node in results.vouched or _was_alone(results, node):
+            return Standing.PASSED, ""
+        return Standing.UNDECIDED, "the checks were not carried out to the end"
+    if node not in results.trusted:
+        return _untrusted(results, node)
+    if node not in fit:
+        return Standing.LEFT_OUT, _link_words(results, node)
+    if all_failure:
+        return Standing.UNDECIDED, all_failure
+    return Standing.PASSED, ""
+
+
+def _was_alone(results: Results, node: str) -> bool:
+    """Whether a node has passed the phases that need no partner."""
+    phases = {
+        answered.step.phase
+        for answered in results.steps
+        if node in answered.records and not answered.records[node].failure
+    }
+    return phases >= {Phase.FACTS, Phase.SOLO}
+
+
+def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
+    failed = results.failed[node]
+    if not failed:
+        return Standing.UNDECIDED, "no other node was there to check it with"
+    words = next(
+        words
+        for meeting, outcome, words in reversed(results.meetings)
+        if outcome is Outcome.FAILED and node in meeting
+    )
+    by_trusted = failed & results.trusted
+    if is_surely_bad(results, node):
+        names = _names(sorted(by_trusted))
+        return Standing.FAULTY, f"fails with {names}, who pass with others: {words}"
+    if len(results.sound) == 2:
+        (partner,) = failed
+        return Standing.UNDECIDED, f"the link between {node} and {partner} fails: {words}"
+    return Standing.UNDECIDED, f"fails with {_names(sorted(failed))}: {words}"
+
+
+def _link_words(results: Results, node: str) -> str:
+    ends = [
+        (one if other == node else other, words)
+        for (one, other), outcome, words in results.meetings
+        if outcome is Outcome.FAILED
+        and node in (one, other)
+        and results.trusted.issuperset((one, other))
+    ]
+    names = _names(sorted({name for name, _ in ends}))
+    return f"the link to {names} fails, though both ends pass with others: {ends[0][1]}"
+
+
+def _failure_of_all(results: Results) -> str:
+    """Return why not all who are fit could work together; empty where they could."""
+    everybody = together(results)
+    if len(everybody) < 2:
+        return ""
+    steps = results.all_steps()
+    if not steps:
+        if len(everybody) == 2 and everybody[1] in results.passed[everybody[0]]:
+            return ""
+        return "the checks were not carried out to the end"
+    last: Answered = steps[-1]
+    (meeting,) = last.step.meetings
+    outcome = results.outcome(last, meeting)
+    if outcome is Outcome.PASSED and set(meeting) >= set(everybody):
+        return ""
+    if outcome is Outcome.FAILED:
+        return f"all {len(meeting)} together fail, though they pass in pairs: " + results.reason(
+            last, meeting
+        )
+    return "the checks were not carried out to the end"
+
+
+# --- stragglers ------------------------------------------------------------------------------
+
+
+def _stragglers(results: Results, node: str) -> list[str]:
+    """Return by which metrics a node is a straggler, confirmed by a second measurement."""
+    found = [
+        metric
+        for metric in SOLO_METRICS
+        if len(results.measured(node, metric)) > 1
+        and is_slow(results, metric, node, results.best[metric])
+    ]
+    if len(results.passed[node]) > 1:
+        found += [m for m in MEETING_METRICS if is_slow(results, m, node, results.best[m])]
+    return found
+
+
+def _slow_words(results: Results, node: str, metric: str) -> str:
+    what, unit = _UNITS[metric]
+    values = results.best[metric]
+    peers = [value for name, value in values.items() if name != node and name in results.sound]
+    own = f"{what} {values[node]:.3g} {unit}"
+    if results.misses_floor(metric, values[node]):
+        bound = "more than" if metric in LOWER_IS_BETTER else "less than"
+        return f"{own}, {bound} the {getattr(results.rules.floors, metric):.3g} asked for"
+    reference = median(peers)
+    times = values[node] / reference if metric in LOWER_IS_BETTER else reference / values[node]
+    return f"{own}, {times:.1f} times worse than the median {reference:.3g} {unit} of its peers"
+
+
+# --- remarks ---------------------------------------------------------------------------------
+
+
+def _remarks(results: Results, node: str) -> tuple[str, ...]:
+    found = []
+    facts = {
+        record.node: record.facts
+        for answered in results.steps
+        if answered.step.phase is Phase.FACTS
+        for record in answered.records.values()
+    }
+    for name in COMPARED_FACTS:
+        values = {other: mine[name] for other, mine in facts.items() if name in mine}
+        usual = _usual(values)
+        if node in values and usual is not None and values[node] != usual:
+            found.append(f"{name} is {values[node]} here and {usual} on most other nodes")
+    found += [
+        f"two nodes cannot tell which of them makes their {_UNITS[metric][0]} miss its floor"
+        for metric in MEETING_METRICS
+        if len(results.sound) == 2
+        and node in results.best[metric]
+        and results.misses_floor(metric, results.best[metric][node])
+    ]
+    return tuple(found)
+
+
+def _usual(values: Mapping[str, Fact]) -> Fact | None:
+    """Return the value that most nodes have; None where no value is that of the majority."""
+    if not values:
+        return None
+    value, count = Counter(values.values()).most_common(1)[0]
+    return value if 2 * count > len(values) else None
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _sentence(
+    nodes: tuple[NodeVerdict, ...], links: tuple[tuple[str, str], ...], all_failure: str
+) -> str:
+    parts = []
+    for standing in (Standing.FAULTY, Standing.UNDECIDED, Standing.SLOW, Standing.LOST):
+        names = [verdict.node for verdict in nodes if verdict.standing is standing]
+        if names and not (standing is Standing.UNDECIDED and all_failure):
+            parts.append(f"{standing.value}: {_names(names)}")
+    if all_failure:
+        parts.append(all_failure)
+    parts += [f"bad link between {one} and {other}" for one, other in links[:_NAMED]]
+    passed = sum(v.standing in (Standing.PASSED, Standing.SLOW) for v in nodes)
+    return f"{passed} of {len(nodes)} nodes pass" + "".join(f"; {part}" for part in parts)
