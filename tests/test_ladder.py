@@ -93,7 +93,7 @@ def test_random_bad_nodes_among_many_are_found(count):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("count", range(9, 65))
+@pytest.mark.parametrize("count", [*range(9, 21), 33, 64])
 def test_every_few_bad_nodes_among_many_are_found(count):
     for bad in subsets(names(count), 3):
         exactly_found(World(names(count), bad=frozenset(map(str, bad))))
