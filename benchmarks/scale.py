@@ -3,7 +3,8 @@
     python benchmarks/scale.py [--agents 32,1000,10000] [--repeats 7] [--json FILE]
 
 Runs the real ``ft-run master`` in a process of its own; the agents are simulated, in a second
-process (``swarm.py``), over real gRPC streams. See README.md for how to read it.
+process (``swarm.py``), over real gRPC streams; beside it, the same with a server that decides
+nothing (``bare_master.py``): the floor of this machine. See README.md for how to read it.
 """
 
 import argparse
@@ -107,13 +108,22 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
     program = [str(Path(sys.executable).with_name("ft-run"))]
     if args.profile is not None:
         program = [sys.executable, "-m", "cProfile", "-o", str(args.profile), *program]
+    result = _with_master([*program, "master", "--bind", f"127.0.0.1:{free_port()}"], agents, args)
+    bare = [sys.executable, str(Path(__file__).with_name("bare_master.py")), str(agents)]
+    floor = _with_master(bare, agents, argparse.Namespace(**{**vars(args), "idle_s": 0.0}))
+    return result | {"floor": floor}
+
+
+def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the agents measured with the master that a command starts."""
     with tempfile.TemporaryFile("w+") as log:
-        command = [*program, "master", "--bind", f"127.0.0.1:{free_port()}"]
         master = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment()
         )
+        assert master.stdin is not None
         try:
             result = _swarm(_listening_port(log, master), master.pid, agents, args)
+            master.stdin.close()
             status = master.wait(_MASTER_EXIT_S)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(f"{error}; the master said:\n{_end_of(log)}") from error
@@ -121,6 +131,7 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
             if master.poll() is None:
                 master.kill()
                 master.wait()
+            master.stdin.close()
     if status != 0:
         raise RuntimeError(f"the master ended with {status}")
     return result
@@ -181,7 +192,7 @@ def _median(result: dict[str, Any], key: str) -> float:
 
 def report(results: Sequence[dict[str, Any]]) -> str:
     """Return the table, one line per size."""
-    heading = ["agents", "join s", "re-form s", "min", "target", "met", "master CPU s"]
+    heading = ["agents", "join s", "re-form s", "min", "floor s", "target", "met", "master CPU s"]
     heading += ["client CPU s", "messages", "kB", "master MiB", "idle CPU %"]
     lines = [heading]
     for result in results:
@@ -195,6 +206,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
                 number(result["join"]["seconds"]),
                 number(median),
                 number(min(cost["seconds"] for cost in result["rounds"])),
+                number(reform_s(result["floor"])),
                 f"<= {target:g}" if target else "",
                 "" if target is None else ("yes" if median <= target else "NO"),
                 number(_median(result, "master_cpu_s")),

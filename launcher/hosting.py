@@ -58,11 +58,13 @@ class Hosting:
 
     def connect(self, agent: "Agent") -> MasterLink:
         """Return the agent's link to the master."""
-        endpoint = self._options.endpoint
-        if endpoint is None:
-            assert self.master is not None
+        if self.master is not None:
+            # Not by way of a socket: nothing that may break, and no pings of this node's own.
             return LocalLink(self.master, agent.attend, agent.post)
         from ..rendezvous.client import GrpcLink
+
+        endpoint = self._options.endpoint
+        assert endpoint is not None
 
         connect_timeout_s = self._options.connect_timeout_s
         if self._port_is_taken:

@@ -10,7 +10,7 @@ SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 MASTER_KEY = "ft-run-master"
 """In the metadata that opens the master's side of a stream: an ft-run master is there."""
 
-_CLIENT_PINGS_AFTER = 0.4
+_CLIENT_PINGS_AFTER = 0.48
 _SERVER_PINGS_AFTER = 0.5
 """Shares of the node timeout. What arrives puts a side's own ping off, so that the pings of the
 clients keep the server from sending any: an idle master then needs a quarter less CPU time."""

@@ -4,13 +4,24 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from ft_run.errors import UsageError
+from ft_run.launcher.agent import Agent
 from ft_run.launcher.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.endpoint import Endpoint
+from ft_run.rendezvous.link import LinkEvent, LocalLink
+from ft_run.rendezvous.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    JobSpec,
+    NodeSpec,
+    Offer,
+    Start,
+)
 from ft_run.tests.ports import free_port
 
 TIMEOUT_S = 60.0
@@ -84,6 +95,29 @@ def test_of_several_agents_on_a_host_the_first_has_it(port: int) -> None:
         await second.stop(wait=True)  # not its own to wait for
         assert listens(port)
         await first.stop(wait=False)
+
+    run(test)
+
+
+def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
+    async def test() -> None:
+        here = hosting(Endpoint("127.0.0.1", port))
+        await here.start()
+        events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        first = Attend(
+            protocol=PROTOCOL_VERSION,
+            version="1",
+            job=JobSpec("j", 1, 1, 1, 0),
+            node=NodeSpec("h/0", "i0", "h", "127.0.0.1", "r", 1, None),
+            offer=Offer("127.0.0.1", 1000),
+            claim=None,
+        )
+        agent = SimpleNamespace(attend=lambda: first, post=events.put_nowait)
+        link = here.connect(cast(Agent, agent))
+        assert isinstance(link, LocalLink)
+        assert isinstance(await events.get(), Start)
+        await link.close()
+        await here.stop(wait=False)
 
     run(test)
 

@@ -1,0 +1,126 @@
+"""The floor of ``scale.py``: a server that moves the messages of a round and decides nothing.
+
+    bare_master.py AGENTS
+
+It speaks to ``swarm.py`` as the master does: it answers who attends, stops all when one fails,
+starts all when everyone has stopped. It keeps no roster and looks at nothing but the kind of a
+message. What it needs for a round is what gRPC, protobuf and asyncio need on this machine; the rest
+is the master's own.
+"""
+
+import asyncio
+import gc
+import resource
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import grpc
+import grpc.aio
+from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.channel_options import SERVICE, server_options
+from swarm import WORKERS
+
+_REASON = "rank 0 on node 0 (node-0) was killed by SIGKILL"
+
+
+class BareMaster:
+    """Streams and counters."""
+
+    def __init__(self, agents: int) -> None:
+        self._agents = agents
+        self._outboxes: list[asyncio.Queue[bytes]] = []
+        self._round = 0
+        self._waiting = pb.MasterMessage(waiting=pb.Waiting()).SerializeToString()
+        self._verdict = pb.MasterMessage(
+            verdict=pb.Verdict(outcome=pb.OUTCOME_SUCCEEDED)
+        ).SerializeToString()
+        self._ready = 0
+
+    async def attend(
+        self, requests: AsyncIterator[bytes], context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> None:
+        """Serve one stream."""
+        outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._outboxes.append(outbox)
+        await context.send_initial_metadata((("ft-run-master", "bare"),))
+        reader = asyncio.create_task(self._read(requests, outbox))
+        try:
+            while data := await outbox.get():
+                await context.write(data)
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[bytes], outbox: "asyncio.Queue[bytes]") -> None:
+        async for data in requests:
+            match pb.NodeMessage.FromString(data).WhichOneof("body"):
+                case "attend":
+                    outbox.put_nowait(self._waiting)
+                    self._one_is_ready()
+                case "stopped":
+                    self._one_is_ready()
+                case "failed":
+                    stop = pb.Stop(round=self._round - 1, reason=_REASON)
+                    message = pb.MasterMessage(stop=stop).SerializeToString()
+                    for each in self._outboxes:
+                        each.put_nowait(message)
+                case "done":
+                    outbox.put_nowait(self._verdict)
+        outbox.put_nowait(b"")
+
+    def _one_is_ready(self) -> None:
+        self._ready += 1
+        if self._ready < self._agents:
+            return
+        self._ready = 0
+        for outbox, place in zip(self._outboxes, self._places(), strict=True):
+            outbox.put_nowait(place)
+        self._round += 1
+
+    def _places(self) -> Iterator[bytes]:
+        return (
+            pb.MasterMessage(
+                start=pb.Start(
+                    place=pb.Place(
+                        round=self._round,
+                        restarts=self._round,
+                        node_rank=rank,
+                        nodes=self._agents,
+                        rank_offset=rank * WORKERS,
+                        world_size=self._agents * WORKERS,
+                        role_rank_offset=rank * WORKERS,
+                        role_world_size=self._agents * WORKERS,
+                        master_addr="10.0.0.0",
+                        master_port=40000,
+                        reason=_REASON,
+                    )
+                )
+            ).SerializeToString()
+            for rank in range(self._agents)
+        )
+
+
+async def _serve(agents: int) -> None:
+    master = BareMaster(agents)
+    server = grpc.aio.server(options=server_options(5.0))
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Attend": grpc.stream_stream_rpc_method_handler(master.attend)
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"listening at 127.0.0.1 (port {port})", flush=True)
+    await asyncio.to_thread(sys.stdin.read)  # until scale.py is done with it
+    await server.stop(None)
+
+
+def main() -> int:
+    """Serve until the end of standard input."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.set_threshold(50_000, 20, 100)  # as the master's
+    asyncio.run(_serve(int(sys.argv[1])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
