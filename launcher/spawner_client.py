@@ -19,6 +19,8 @@ class WorkerCommand:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """What is set on top of the agent's own environment."""
+    stdin: int | None = None
+    """File descriptor of its standard input; None: the agent's."""
     stdout: int | None = None
     """File descriptor of its standard output; None: the agent's."""
     stderr: int | None = None
@@ -101,7 +103,7 @@ class SpawnerClient:
         requests: list[dict[str, object]] = []
         fds: list[int] = []
         for index, worker in enumerate(workers):
-            given = {1: worker.stdout, 2: worker.stderr}
+            given = {0: worker.stdin, 1: worker.stdout, 2: worker.stderr}
             mine = {target: fd for target, fd in given.items() if fd is not None}
             fds += mine.values()
             requests.append(
@@ -138,6 +140,8 @@ class SpawnerClient:
         """End the spawner; it kills what is left. Returns when it has been reaped."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._channel.fileno())
+        with suppress(OSError):  # a process that was forked later holds the socket too
+            self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         with suppress(ChildProcessError):  # reaped by the agent as an unknown child
             os.waitpid(self.pid, 0)

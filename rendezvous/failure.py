@@ -90,6 +90,11 @@ _COLLATERAL = re.compile(
 )
 
 
+def blames_peer(text: str) -> bool:
+    """Return whether these are the words of a worker that lost another one it was talking to."""
+    return bool(_COLLATERAL.search(text))
+
+
 def is_collateral(failure: Failure) -> bool:
     """Return whether the failure plainly follows from another one.
 
@@ -102,7 +107,7 @@ def is_collateral(failure: Failure) -> bool:
     by_itself = failure.exit_code > 0 or failure.exit_code == -signal.SIGABRT
     if failure.kind is not FailureKind.WORKER or not by_itself:
         return False
-    return bool(_COLLATERAL.search(failure.message) or _COLLATERAL.search(failure.stderr_tail))
+    return blames_peer(failure.message) or blames_peer(failure.stderr_tail)
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:

@@ -1,0 +1,193 @@
+"""Which facts speak against a node: one table. Pure.
+
+A fact that is not there (no permission, another kind of device) speaks for nothing.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from .records import Fact
+
+
+class Severity(Enum):
+    """What follows from a fact."""
+
+    FATAL = "fatal"
+    """The node would ruin the run."""
+    WARNING = "warning"
+    """The node would run, perhaps slower than the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fact that speaks against the node."""
+
+    severity: Severity
+    text: str
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the node must not be used."""
+        return self.severity is Severity.FATAL
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Says that ``name`` speaks against a node when ``is_bad``.
+
+    ``name`` is a pattern for the whole name of the fact; what it captures is ``{0}`` in ``text``,
+    the fact ``{value}``, and any other fact ``{facts[name]}``.
+    """
+
+    name: str
+    severity: Severity
+    is_bad: Callable[[Fact, Mapping[str, Fact]], bool]
+    text: str
+
+
+def _number(facts: Mapping[str, Fact], name: str, default: float = 0.0) -> float:
+    value = facts.get(name, default)
+    return default if isinstance(value, str) else float(value)
+
+
+def _above(limit: float) -> Callable[[Fact, Mapping[str, Fact]], bool]:
+    return lambda value, _: not isinstance(value, str) and value > limit
+
+
+def _below(limit: float) -> Callable[[Fact, Mapping[str, Fact]], bool]:
+    return lambda value, _: not isinstance(value, str) and value < limit
+
+
+def _is_text(value: Fact, _: Mapping[str, Fact]) -> bool:
+    return bool(value)
+
+
+def _shares_memory(value: Fact, facts: Mapping[str, Fact]) -> bool:
+    """Several workers with GPUs on one node talk through /dev/shm where they cannot directly."""
+    workers = _number(facts, "local_world_size", 1)
+    needed = workers * SHM_PER_WORKER_GB
+    return workers > 1 and not isinstance(value, str) and value < needed
+
+
+def _needs_shm(value: Fact, facts: Mapping[str, Fact]) -> bool:
+    return _number(facts, "gpus") > 0 and _shares_memory(value, facts)
+
+
+def _wastes_shm(value: Fact, facts: Mapping[str, Fact]) -> bool:
+    return _number(facts, "gpus") == 0 and _shares_memory(value, facts)
+
+
+def _cannot_pin(value: Fact, facts: Mapping[str, Fact]) -> bool:
+    has_fabric = any(name.startswith("ib_") for name in facts)
+    return has_fabric and not isinstance(value, str) and 0 <= value < MEMLOCK_LEAST_GB
+
+
+SHM_PER_WORKER_GB: Final = 0.032
+"""NCCL's buffers in shared memory, per worker; Docker's default of 64 MB is enough for two."""
+MEMLOCK_LEAST_GB: Final = 1.0
+LOG_DIR_FULL_GB: Final = 0.01
+LOG_DIR_LOW_GB: Final = 1.0
+OPEN_FILES_LEAST: Final = 1024
+GPU_FOREIGN_GB: Final = 2.0
+"""Memory that is in use on a GPU before anything of the job runs there."""
+
+_FATAL, _WARNING = Severity.FATAL, Severity.WARNING
+_SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108
+
+RULES: Final = (
+    _Rule(r"gpu(\d+)_error", _FATAL, _is_text, "GPU {0} does not answer: {value}"),
+    _Rule(
+        r"gpu(\d+)_ecc_uncorrected",
+        _FATAL,
+        _above(0),
+        "GPU {0} has {value} uncorrected memory errors since the driver was loaded",
+    ),
+    _Rule(
+        r"gpu(\d+)_row_remap_failed",
+        _FATAL,
+        _above(0),
+        "GPU {0} could not replace a bad row of its memory",
+    ),
+    _Rule(
+        r"gpu(\d+)_row_remap_pending",
+        _FATAL,
+        _above(0),
+        "GPU {0} must be reset to replace a bad row of its memory",
+    ),
+    _Rule(
+        r"gpu(\d+)_page_retirement_pending",
+        _FATAL,
+        _above(0),
+        "GPU {0} must be reset to retire a bad page of its memory",
+    ),
+    _Rule(
+        r"gpu(\d+)_nvlinks_down", _WARNING, _above(0), "GPU {0} has {value} NVLink(s) that are down"
+    ),
+    _Rule(r"gpu(\d+)_throttled_by", _WARNING, _is_text, "GPU {0} is slowed down by {value}"),
+    _Rule(
+        r"gpu(\d+)_temperature_margin_c",
+        _WARNING,
+        _below(5),
+        "GPU {0} is {value} degrees below the temperature at which it slows down",
+    ),
+    _Rule(
+        r"gpu(\d+)_pcie_lanes_missing",
+        _WARNING,
+        _above(0),
+        "GPU {0} is connected by {value} PCIe lanes fewer than it has",
+    ),
+    _Rule(
+        r"gpu(\d+)_used_gb",
+        _WARNING,
+        _above(GPU_FOREIGN_GB),
+        "GPU {0} has {value:g} GB in use before the job starts",
+    ),
+    _Rule(r"gpu_xids", _WARNING, _is_text, "the kernel's log has GPU errors (XID {value})"),
+    _Rule(r"nvml_error", _WARNING, _is_text, "the NVIDIA driver does not answer: {value}"),
+    _Rule(
+        r"ib_(.+)_state",
+        _WARNING,
+        lambda value, _: value != "ACTIVE",
+        "InfiniBand port {0} is {value}",
+    ),
+    _Rule(r"dev_shm_free_gb", _FATAL, _needs_shm, _SHM),
+    _Rule(r"dev_shm_free_gb", _WARNING, _wastes_shm, _SHM),
+    _Rule(
+        r"log_dir_free_gb", _FATAL, _below(LOG_DIR_FULL_GB), "the disk of the log folder is full"
+    ),
+    _Rule(
+        r"log_dir_free_gb",
+        _WARNING,
+        lambda value, _: not isinstance(value, str) and LOG_DIR_FULL_GB <= value < LOG_DIR_LOW_GB,
+        "the disk of the log folder has {value:g} GB left",
+    ),
+    _Rule(r"log_dir_error", _FATAL, _is_text, "the log folder cannot be used: {value}"),
+    _Rule(
+        r"open_files_limit",
+        _WARNING,
+        lambda value, _: not isinstance(value, str) and 0 <= value < OPEN_FILES_LEAST,
+        "a process may open {value} files only (ulimit -n)",
+    ),
+    _Rule(
+        r"memlock_limit_gb",
+        _WARNING,
+        _cannot_pin,
+        "a process may lock {value:g} GB of memory only (ulimit -l), too little for InfiniBand",
+    ),
+)
+"""Every fact that can speak against a node, and how."""
+
+
+def findings(facts: Mapping[str, Fact]) -> tuple[Finding, ...]:
+    """Return what speaks against a node, in the order of the table."""
+    found: list[Finding] = []
+    for rule in RULES:
+        for name, value in facts.items():
+            match = re.fullmatch(rule.name, name)
+            if match and rule.is_bad(value, facts):
+                text = rule.text.format(*match.groups(), value=value, facts=facts)
+                found.append(Finding(rule.severity, text))
+    return tuple(found)

@@ -1,0 +1,202 @@
+"""What a node says of itself, without torch: limits, space, versions, health of its devices.
+
+Everything is read below an injectable root. A fact that cannot be read is left out.
+"""
+
+import ctypes
+import hashlib
+import math
+import os
+import platform
+import re
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Final
+
+from .gpu_facts import NvmlLoader, collect_gpu_facts, load_nvml
+from .records import Fact
+
+_CUDA_VERSION: Final = re.compile(r"^cuda(?:: \S+)? = ['\"]([^'\"]+)['\"]", re.MULTILINE)
+_LIBRARIES: Final = {
+    "nccl_version": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "torch_version": ("torch",),
+    "grpc_version": ("grpcio",),
+}
+_TIME_ERROR: Final = 5
+_HASH_BYTES: Final = 16
+_KERNEL_RECORD_MAX: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class FactSources:
+    """Where facts come from, besides the kernel."""
+
+    local_world_size: int = 1
+    use_gpus: bool = True
+    log_dir: str | None = None
+    """The log folder, which need not exist yet; None: a folder for temporary files."""
+    script: str | None = None
+    memory_cgroups: tuple[str, ...] = ()
+    """Directories of this process's cgroups of the memory controller."""
+    ft_run_version: str = ""
+    root: Path = Path("/")
+    environ: Mapping[str, str] | None = None
+    """None: that of this process."""
+    nvml: NvmlLoader = load_nvml
+
+
+def collect_facts(sources: FactSources) -> dict[str, Fact]:
+    """Return the facts by name; units are in the names, GB are 10^9 bytes."""
+    facts: dict[str, Fact] = {"local_world_size": sources.local_world_size}
+    facts |= _versions(sources)
+    facts |= _limits(sources)
+    facts |= _disks(sources)
+    facts |= _infiniband(sources.root)
+    facts |= _clock()
+    if sources.use_gpus:
+        environ = os.environ if sources.environ is None else sources.environ
+        facts |= collect_gpu_facts(environ, sources.nvml)
+        if facts.get("gpus"):
+            facts |= _xids(sources.root)
+    return facts
+
+
+def _versions(sources: FactSources) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "python_version": platform.python_version(),
+    }
+    if sources.ft_run_version:
+        facts["ft_run_version"] = sources.ft_run_version
+    for name, distributions in _LIBRARIES.items():
+        for distribution in distributions:
+            with suppress(metadata.PackageNotFoundError):
+                facts[name] = metadata.version(distribution)
+                break
+    with suppress(ImportError, ValueError, OSError, AttributeError):
+        # torch.version without importing torch.
+        spec = util.find_spec("torch")
+        assert spec is not None
+        text = Path(str(spec.origin)).with_name("version.py").read_text(encoding="utf-8")
+        if match := _CUDA_VERSION.search(text):
+            facts["cuda_version"] = match[1]
+    if sources.script is not None:
+        with suppress(OSError):
+            digest = hashlib.sha256(Path(sources.script).read_bytes()).hexdigest()
+            facts["script_sha256"] = digest[: 2 * _HASH_BYTES]
+    return facts
+
+
+def _limits(sources: FactSources) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {"cpus": len(os.sched_getaffinity(0))}
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    facts["open_files_limit"] = files  # -1 is no limit
+    facts["memlock_limit_gb"] = -1 if locked == resource.RLIM_INFINITY else _gb(locked)
+    with suppress(OSError, ValueError, IndexError):
+        text = (sources.root / "proc/meminfo").read_text(encoding="ascii")
+        facts["memory_gb"] = _gb(int(text.split("MemTotal:")[1].split()[0]) * 1024)
+    limit = min(map(_memory_limit, sources.memory_cgroups), default=math.inf)
+    if limit < float(facts.get("memory_gb", math.inf)) * 1e9:
+        facts["memory_limit_gb"] = _gb(int(limit))
+    return facts
+
+
+def _memory_limit(directory: str) -> float:
+    """Return the limit of one cgroup in bytes: v2 ``memory.max``, v1 ``memory.limit_in_bytes``."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            return int((Path(directory) / name).read_text(encoding="ascii"))
+    return math.inf
+
+
+def _disks(sources: FactSources) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {}
+    with suppress(OSError):
+        shm = os.statvfs(sources.root / "dev/shm")
+        facts["dev_shm_gb"] = _gb(shm.f_frsize * shm.f_blocks)
+        facts["dev_shm_free_gb"] = _gb(shm.f_frsize * shm.f_bavail)
+    folder = Path(sources.log_dir or tempfile.gettempdir()).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent  # it is made when the job starts
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        facts["log_dir_error"] = f"{folder}: {error.strerror}"
+    else:
+        facts["log_dir_free_gb"] = _gb(disk.f_frsize * disk.f_bavail)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            facts["log_dir_error"] = f"{folder} is not writable"
+    return facts
+
+
+def _infiniband(root: Path) -> dict[str, Fact]:
+    """Return state and rate of each InfiniBand or RoCE port."""
+    facts: dict[str, Fact] = {}
+    for port in sorted(root.glob("sys/class/infiniband/*/ports/*")):
+        name = f"ib_{port.parent.parent.name}_{port.name}"
+        with suppress(OSError):
+            # "4: ACTIVE"
+            facts[f"{name}_state"] = _word(port / "state").partition(":")[2].strip()
+        with suppress(OSError, ValueError):
+            # "400 Gb/sec (4X NDR)"
+            facts[f"{name}_rate_gbit_per_s"] = float(_word(port / "rate").split()[0])
+    return facts
+
+
+def _word(path: Path) -> str:
+    return path.read_text(encoding="ascii", errors="replace").strip()
+
+
+def _clock() -> dict[str, Fact]:
+    """Return the time, and what the kernel knows of its error (adjtimex(2), read only)."""
+    facts: dict[str, Fact] = {"unix_time_s": time.time()}
+    with suppress(OSError, AttributeError):
+        # struct timex begins with: unsigned modes; long offset, freq, maxerror (µs).
+        buffer = ctypes.create_string_buffer(512)
+        state = ctypes.CDLL(None).adjtimex(buffer)
+        if state >= 0:
+            longs = (ctypes.c_long * 4).from_buffer_copy(buffer)
+            facts["clock_synchronised"] = int(state != _TIME_ERROR)
+            if state != _TIME_ERROR:
+                facts["clock_error_max_ms"] = longs[3] / 1000
+    return facts
+
+
+def _xids(root: Path) -> dict[str, Fact]:
+    """Return the XID errors that the NVIDIA driver wrote to the kernel's log since it started.
+
+    Only where this process may read ``/dev/kmsg``.
+    """
+    numbers: dict[str, None] = {}
+    try:
+        log = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return {}
+    try:
+        while record := _kernel_record(log):
+            if match := re.search(rb"NVRM: Xid \([^)]*\): (\d+)", record):
+                numbers[match[1].decode()] = None
+    finally:
+        os.close(log)
+    return {"gpu_xids": ", ".join(numbers)}
+
+
+def _kernel_record(log: int) -> bytes:
+    """Return the next record; nothing at the end of the log. One read gives one record."""
+    with suppress(OSError):
+        with suppress(BrokenPipeError):  # records were overwritten: it goes on at the next one
+            return os.read(log, _KERNEL_RECORD_MAX)
+        return os.read(log, _KERNEL_RECORD_MAX)
+    return b""
+
+
+def _gb(size: int) -> float:
+    return round(size / 1e9, 3)

@@ -1,0 +1,189 @@
+"""Faults put into check workers on purpose: for tests, and for drills on a real cluster.
+
+``FT_RUN_CHECK_FAULT`` holds one or several faults, separated by semicolons:
+
+    KIND[=FACTOR][@KEY=VALUE[,KEY=VALUE]...]
+
+    fail                     the rank reports a failure of its device
+    exit                     the rank's process ends in the middle
+    hang                     the rank never answers
+    wrong-value              what the rank puts into a collective is wrong
+    slow-compute=3           every product and every copy takes three times as long
+    slow-communication=3     every collective takes three times as long
+
+Keys: ``node`` (the node's identity), ``local-rank``, ``phase`` (solo, pair, suspects, all). A fault
+without keys strikes every check worker that has the variable. Nothing else in ft-run reads it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from .records import Phase
+
+VARIABLE: Final = "FT_RUN_CHECK_FAULT"
+
+
+class FaultKind(Enum):
+    """What is wrong with the rank."""
+
+    FAIL = "fail"
+    EXIT = "exit"
+    HANG = "hang"
+    WRONG_VALUE = "wrong-value"
+    SLOW_COMPUTE = "slow-compute"
+    SLOW_COMMUNICATION = "slow-communication"
+
+
+_SLOW: Final = (FaultKind.SLOW_COMPUTE, FaultKind.SLOW_COMMUNICATION)
+
+
+class FaultError(ValueError):
+    """Raised when ``FT_RUN_CHECK_FAULT`` cannot be understood."""
+
+
+class InjectedError(RuntimeError):
+    """Raised in a check worker by the fault ``fail``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault; None in a selector means every one."""
+
+    kind: FaultKind
+    factor: float = 1.0
+    """How many times as long it takes, for the slow ones."""
+    node: str | None = None
+    local_rank: int | None = None
+    phase: Phase | None = None
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Read the value of ``FT_RUN_CHECK_FAULT``; an empty one holds no fault.
+
+    Raises:
+        FaultError: with what is wrong and what would be right.
+    """
+    return tuple(_parse_fault(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _parse_fault(text: str) -> Fault:
+    head, _, tail = text.partition("@")
+    word, equals, number = head.strip().partition("=")
+    try:
+        kind = FaultKind(word)
+    except ValueError:
+        right = ", ".join(kind.value for kind in FaultKind)
+        raise FaultError(
+            f"{VARIABLE} names the fault {word!r}; right would be one of {right}."
+        ) from None
+    factor = 1.0
+    if kind in _SLOW:
+        factor = _factor(kind, number)
+    elif equals:
+        raise FaultError(f"{VARIABLE}: {kind.value} takes no factor; given was {number!r}.")
+    keys = dict(_parse_key(part) for part in tail.split(",") if part.strip())
+    unknown = keys.keys() - {"node", "local-rank", "phase"}
+    if unknown:
+        raise FaultError(
+            f"{VARIABLE} selects by {sorted(unknown)[0]!r}; right would be node, local-rank or"
+            " phase."
+        )
+    return Fault(kind, factor, keys.get("node"), _local_rank(keys), _phase(keys))
+
+
+def _parse_key(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name.strip().replace("_", "-"), value.strip()
+
+
+def _factor(kind: FaultKind, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor <= 1e6:
+        raise FaultError(
+            f"{VARIABLE}: {kind.value} was given the factor {text!r}; right would be a number"
+            f" from 1, such as {kind.value}=3."
+        )
+    return factor
+
+
+def _local_rank(keys: Mapping[str, str]) -> int | None:
+    text = keys.get("local-rank")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise FaultError(f"{VARIABLE}: local-rank was given {text!r}; right would be a number.")
+    return int(text)
+
+
+def _phase(keys: Mapping[str, str]) -> Phase | None:
+    text = keys.get("phase")
+    if text is None:
+        return None
+    try:
+        return Phase(text)
+    except ValueError:
+        right = ", ".join(phase.value for phase in Phase)
+        raise FaultError(
+            f"{VARIABLE}: phase was given {text!r}; right would be one of {right}."
+        ) from None
+
+
+class ActiveFaults:
+    """The faults of one check worker in one phase."""
+
+    def __init__(self, faults: tuple[Fault, ...], node: str, local_rank: int, phase: Phase) -> None:
+        self._faults = {
+            fault.kind: fault
+            for fault in faults
+            if fault.node in (None, node)
+            and fault.local_rank in (None, local_rank)
+            and fault.phase in (None, phase)
+        }
+
+    def strike(self, end_process: Callable[[], None]) -> None:
+        """Do what ends a measurement before it begins.
+
+        Args:
+            end_process: ends this process at once.
+
+        Raises:
+            InjectedError: for the fault ``fail``.
+        """
+        if FaultKind.FAIL in self._faults:
+            raise InjectedError(f"the device failed (injected by {VARIABLE})")
+        if FaultKind.EXIT in self._faults:
+            end_process()
+        while FaultKind.HANG in self._faults:
+            time.sleep(3600)
+
+    @property
+    def wrong_value(self) -> bool:
+        """Whether this rank's part in a collective is wrong."""
+        return FaultKind.WRONG_VALUE in self._faults
+
+    def slow_compute(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return ``run``, slower where this rank computes slowly."""
+        return self._slowed(FaultKind.SLOW_COMPUTE, run)
+
+    def slow_communication(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return ``run``, slower where this rank communicates slowly."""
+        return self._slowed(FaultKind.SLOW_COMMUNICATION, run)
+
+    def _slowed(self, kind: FaultKind, run: Callable[[], None]) -> Callable[[], None]:
+        fault = self._faults.get(kind)
+        if fault is None:
+            return run
+        share = fault.factor - 1.0
+
+        def slowed() -> None:
+            start = time.perf_counter()
+            run()
+            time.sleep(share * (time.perf_counter() - start))
+
+        return slowed

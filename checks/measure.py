@@ -1,0 +1,117 @@
+"""How a speed is measured on a machine that is not alone: bounded in time, best of many. No torch.
+
+Work comes in pieces of about a millisecond, less than a scheduler's time slice, and the best
+piece counts: a neighbour that shares a core interrupts some pieces, never all, so that it
+condemns nobody. What is the node's own limit counts: time during which a CPU quota (cgroup) held
+this process back lowers the speed in the measure in which it took time away.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .records import Level
+
+Clock = Callable[[], float]
+
+_LEAST_REPETITIONS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long each measurement may take, in seconds, and how large a message may grow."""
+
+    compute_s: float
+    memory_s: float
+    copy_s: float
+    latency_s: float
+    bandwidth_s: float
+    message_max_bytes: int
+    """The largest all-reduce."""
+    memory_bytes: int
+    """The buffer that is copied, on a CPU."""
+
+
+BUDGETS: Final = {
+    Level.LIGHT: Budget(0.3, 0.1, 0.1, 0.15, 0.3, 64 << 20, 64 << 20),
+    Level.FULL: Budget(2.0, 1.0, 1.0, 1.0, 3.0, 512 << 20, 256 << 20),
+}
+
+
+class QuotaWatch:
+    """Reads how long the CPU quotas of this process's cgroups have held it back.
+
+    Sources: ``throttled_usec`` of cgroup v2's ``cpu.stat``, ``throttled_time`` (ns) of v1's.
+    """
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        """Watch the cgroups in ``directories``: this process's own and those above it."""
+        self._files = [Path(directory) / "cpu.stat" for directory in directories]
+
+    def throttled_s(self) -> float:
+        """Return the seconds so far, of all CPUs together; 0 where nothing is known."""
+        return sum(map(_throttled_s, self._files))
+
+
+def _throttled_s(file: Path) -> float:
+    try:
+        lines = file.read_text(encoding="ascii").split("\n")
+    except (OSError, ValueError):
+        return 0.0
+    for line in lines:
+        name, _, number = line.partition(" ")
+        if name in ("throttled_usec", "throttled_time") and number.isdecimal():
+            return int(number) / (1e6 if name == "throttled_usec" else 1e9)
+    return 0.0
+
+
+def best_time_s(
+    run: Callable[[], None],
+    budget_s: float,
+    quota: QuotaWatch,
+    *,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """Return the time of one ``run``: the best of as many as fit the budget.
+
+    Under a CPU quota the best piece is made longer by the share of time that the quota took away,
+    but never beyond the average, which holds every interruption: per-CPU times of a quota add up
+    to more than the time that went by. ``time = min(average, best / (1 - throttled / elapsed))``.
+
+    Args:
+        run: one piece of work, finished when it returns.
+        budget_s: seconds that the repetitions may take; three are made in any case.
+        quota: tells the time that quotas took away.
+        clock: seconds from any origin.
+    """
+    times: list[float] = []
+    throttled_s = quota.throttled_s()
+    start = before = clock()
+    while True:
+        run()
+        now = clock()
+        times.append(now - before)
+        before = now
+        if now - start >= budget_s and len(times) >= _LEAST_REPETITIONS:
+            break
+    elapsed_s = max(before - start, 1e-9)
+    share = 1.0 - (quota.throttled_s() - throttled_s) / elapsed_s
+    best, average = max(min(times), 1e-9), max(elapsed_s / len(times), 1e-9)
+    return best / share if share > best / average else average
+
+
+def largest_within(
+    sizes: Sequence[int],
+    time_s: Callable[[int], float],
+    target_s: float,
+) -> int:
+    """Return the first of the growing ``sizes`` whose work takes ``target_s``, or the last one.
+
+    The first is always tried; each is asked for its time once.
+    """
+    for size in sizes[:-1]:
+        if time_s(size) >= target_s:
+            return size
+    return sizes[-1]

@@ -1,0 +1,175 @@
+"""One device alone: matrix product, memory, copy from the host. Imports torch."""
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from .faults import ActiveFaults
+from .measure import Budget, QuotaWatch, best_time_s, largest_within
+
+_CPU_SIZES: Final = (128, 192, 256, 320, 384, 512, 768, 1024)
+_GPU_SIZES: Final = (1024, 2048, 4096, 8192, 12288, 16384)
+_CPU_PIECE_S: Final = 0.0007
+"""A product on a CPU: less than a scheduler's time slice (``measure``)."""
+_GPU_PIECE_S: Final = 0.005
+"""A product on a GPU: many times the cost of starting it."""
+
+_SLICE_BYTES: Final = 4 << 20
+_GPU_MEMORY_BYTES: Final = 256 << 20
+_GPU_COPIES: Final = 8
+_PINNED_BYTES: Final = 64 << 20
+
+_BFLOAT16_TOLERANCE: Final = 0.02
+"""2⁻⁹, the rounding of one entry, times the five standard deviations that ten thousand rows of
+normally distributed errors reach, doubled."""
+_FLOAT32_TOLERANCE: Final = 1e-4
+
+
+class WrongValueError(Exception):
+    """Raised when a device or a collective returns something else than it must."""
+
+
+class DeviceProbe:
+    """Measures one device. ``close`` gives its memory back to the device."""
+
+    def __init__(
+        self, device: torch.device, budget: Budget, quota: QuotaWatch, faults: ActiveFaults
+    ) -> None:
+        self._device = device
+        self._budget = budget
+        self._quota = quota
+        self._faults = faults
+        self._on_gpu = device.type == "cuda"
+
+    def compute_tflops(self) -> float:
+        """Return the speed of the product of two n × n matrices: 2 n³ / time / 10^12.
+
+        In the training precision: bfloat16 on a GPU, float32 on a CPU. n is the smallest of a few
+        sizes whose product takes about a millisecond (5 ms on a GPU).
+
+        Raises:
+            WrongValueError: the product is wrong, or differs from one time to the next.
+        """
+        sizes = _GPU_SIZES if self._on_gpu else _CPU_SIZES
+        target_s = _GPU_PIECE_S if self._on_gpu else _CPU_PIECE_S
+        size = largest_within(sizes, self._product_time_s, target_s)
+        product = _Product(size, self._device)
+        run = self._computing(product.run)
+        run()
+        product.verify()
+        time_s = best_time_s(run, self._budget.compute_s, self._quota)
+        product.verify()
+        return 2.0 * size**3 / time_s / 1e12
+
+    def memory_gb_per_s(self) -> float:
+        """Return the speed at which memory is copied: (bytes read + bytes written) / time / 10^9.
+
+        The buffers are larger than caches; on a CPU they are walked through in slices.
+        """
+        if self._on_gpu:
+            return self._gpu_memory_gb_per_s()
+        count = self._budget.memory_bytes // 4
+        step = _SLICE_BYTES // 4
+        source, target = torch.zeros(count), torch.zeros(count)
+        starts = itertools.cycle(range(0, count - step + 1, step))
+
+        def copy_slice() -> None:
+            start = next(starts)
+            target[start : start + step].copy_(source[start : start + step])
+
+        time_s = best_time_s(self._computing(copy_slice), self._budget.memory_s, self._quota)
+        return 2.0 * _SLICE_BYTES / time_s / 1e9
+
+    def copy_gb_per_s(self) -> float | None:
+        """Return the speed from pinned host memory to the device, bytes / time / 10^9.
+
+        None where device and host are one.
+        """
+        if not self._on_gpu:
+            return None
+        source = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+        target = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, device=self._device)
+        run = self._computing(lambda: target.copy_(source, non_blocking=True))
+        run()
+        time_s = best_time_s(run, self._budget.copy_s, self._quota)
+        return _PINNED_BYTES / time_s / 1e9
+
+    def close(self) -> None:
+        """Give back what the allocator keeps for later."""
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _product_time_s(self, size: int) -> float:
+        run = self._computing(_Product(size, self._device).run)
+        run()  # the first one loads kernels and starts threads
+        return best_time_s(run, 0.0, self._quota)
+
+    def _gpu_memory_gb_per_s(self) -> float:
+        source = torch.zeros(_GPU_MEMORY_BYTES, dtype=torch.uint8, device=self._device)
+        target = torch.zeros_like(source)
+
+        def copies() -> None:
+            for _ in range(_GPU_COPIES):
+                target.copy_(source)
+
+        run = self._computing(copies)
+        run()
+        time_s = best_time_s(run, self._budget.memory_s, self._quota)
+        return 2.0 * _GPU_COPIES * _GPU_MEMORY_BYTES / time_s / 1e9
+
+    def _computing(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Return ``work`` as a piece that is finished when it returns."""
+
+        def run() -> None:
+            work()
+            if self._on_gpu:
+                torch.cuda.synchronize(self._device)
+
+        return self._faults.slow_compute(run)
+
+
+class _Product:
+    """A product of two square matrices whose result can be checked at little cost."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        generator = torch.Generator(device).manual_seed(size)
+        self._left, self._right = (
+            torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
+        )
+        self._result = torch.empty_like(self._left)
+        self._tolerance = size * (_BFLOAT16_TOLERANCE if on_gpu else _FLOAT32_TOLERANCE)
+        self._repeats_exactly = on_gpu
+        self._first: torch.Tensor | None = None
+
+    def run(self) -> None:
+        """Multiply."""
+        torch.mm(self._left, self._right, out=self._result)
+
+    def verify(self) -> None:
+        """Compare the sum of the columns of A·B with A·(B·1), as Freivalds' algorithm does.
+
+        The sum of n entries of the order of √n, each rounded by itself, is off by the order of n.
+        On a GPU the product must also be the same, bit for bit, as at the first call: cuBLAS
+        promises that on one stream.
+
+        Raises:
+            WrongValueError: it is wrong.
+        """
+        size = self._result.shape[0]
+        ones = torch.ones(size, 1, device=self._result.device)
+        expected = self._left.float() @ (self._right.float() @ ones)
+        worst = float((self._result.float().sum(dim=1, keepdim=True) - expected).abs().max())
+        if not worst <= self._tolerance:
+            raise WrongValueError(
+                f"the product of two {size} × {size} matrices is off by {worst:g}"
+            )
+        if self._first is None:
+            self._first = self._result.clone()
+        elif self._repeats_exactly and not torch.equal(self._first, self._result):
+            raise WrongValueError(
+                f"the product of two {size} × {size} matrices differs from one time to the next"
+            )

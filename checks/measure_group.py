@@ -1,0 +1,182 @@
+"""All-reduce among workers: latency and bandwidth, every value verified. Imports torch.
+
+Every worker of the group calls the same functions in the same order. What depends on time (sizes,
+numbers of repetitions) is agreed on by the slowest, so that all make the same calls.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from .faults import ActiveFaults
+from .measure import Budget
+from .measure_device import WrongValueError
+
+_LATENCY_BYTES: Final = 8 * 4
+_FIRST_BYTES: Final = 256 << 10
+_PIECE_S: Final = 0.01
+"""A message large enough for bandwidth takes this long."""
+_LEAST_REPETITIONS: Final = 3
+_MOST_REPETITIONS: Final = 200
+_WARM_UP: Final = 3
+_PATTERN: Final = 7
+"""What ranks add has this period, so that a shifted or a lost piece shows."""
+_DISTINCT_RANKS: Final = 64
+"""Sums of small whole numbers are exact in float32, up to 30,000 workers."""
+_LEAVE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the workers of one order meet."""
+
+    number: int
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    timeout_s: float
+
+
+class GroupProbe:
+    """One process group, from its formation to its end. Use as a context manager."""
+
+    def __init__(
+        self, meeting: Meeting, device: torch.device, budget: Budget, faults: ActiveFaults
+    ) -> None:
+        self._meeting = meeting
+        self._device = device
+        self._budget = budget
+        self._faults = faults
+        self._store: TCPStore | None = None
+
+    def __enter__(self) -> "GroupProbe":
+        meeting, limit = self._meeting, timedelta(seconds=self._meeting.timeout_s)
+        self._store = TCPStore(
+            meeting.master_addr,
+            meeting.master_port,
+            meeting.world_size,
+            is_master=meeting.rank == 0,
+            timeout=limit,
+            wait_for_workers=False,
+        )
+        try:
+            dist.init_process_group(
+                "nccl" if self._device.type == "cuda" else "gloo",
+                store=PrefixStore(f"order-{meeting.number}", self._store),
+                rank=meeting.rank,
+                world_size=meeting.world_size,
+                timeout=limit,
+            )
+        except BaseException:
+            self._store = None
+            raise
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None:
+            self._leave_together()
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+        self._store = None
+
+    def latency_us(self) -> float:
+        """Return the time of the all-reduce of 32 bytes, in microseconds: the best of many."""
+        return self._best_time_s(_LATENCY_BYTES, self._budget.latency_s) * 1e6
+
+    def bandwidth_gb_per_s(self) -> float:
+        """Return the bus bandwidth of a large all-reduce: size / time × 2 (n - 1) / n / 10^9.
+
+        Source: nccl-tests, PERFORMANCE.md. The size grows until one takes 10 ms, which also
+        uses up what a traffic shaper lets through in a burst.
+        """
+        size = _FIRST_BYTES
+        while size < self._budget.message_max_bytes and self._piece_s(size) < _PIECE_S:
+            size *= 2
+        time_s = self._best_time_s(size, self._budget.bandwidth_s)
+        workers = self._meeting.world_size
+        return size / time_s * 2 * (workers - 1) / workers / 1e9
+
+    def _piece_s(self, size: int) -> float:
+        return self._slowest(_AllReduce(size, self._meeting, self._device, self._faults).timed())
+
+    def _best_time_s(self, size: int, budget_s: float) -> float:
+        """Return the best time of an all-reduce, as the slowest worker saw it."""
+        piece = _AllReduce(size, self._meeting, self._device, self._faults)
+        start = time.perf_counter()
+        for _ in range(_WARM_UP):
+            piece.timed()
+        # Filling and verifying take their time too, so the whole of a repetition counts.
+        whole_s = self._slowest((time.perf_counter() - start) / _WARM_UP)
+        repetitions = int(budget_s / max(whole_s, 1e-9))
+        repetitions = min(max(repetitions, _LEAST_REPETITIONS), _MOST_REPETITIONS)
+        return self._slowest(min(piece.timed() for _ in range(repetitions)))
+
+    def _slowest(self, value: float) -> float:
+        """Return the largest of the workers' values; it is the same on all of them."""
+        agreed = torch.tensor([value], dtype=torch.float64, device=self._device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return float(agreed.item())
+
+    def _leave_together(self) -> None:
+        """Rank 0, which hosts the store, leaves last: nobody finds it gone in the middle."""
+        if self._store is None:
+            return
+        if self._store.add("left", 1) == self._meeting.world_size:
+            self._store.set("all-left", "1")
+        if self._meeting.rank == 0:
+            with suppress(RuntimeError):  # somebody failed after the last collective
+                self._store.wait(["all-left"], timedelta(seconds=_LEAVE_S))
+
+
+class _AllReduce:
+    """An all-reduce of known values. Every rank adds its number times a pattern."""
+
+    def __init__(
+        self, size: int, meeting: Meeting, device: torch.device, faults: ActiveFaults
+    ) -> None:
+        count = size // 4
+        period = torch.arange(1, _PATTERN + 1, dtype=torch.float32, device=device)
+        pattern = period.repeat(count // _PATTERN + 1)[:count]
+        weights = [rank % _DISTINCT_RANKS + 1 for rank in range(meeting.world_size)]
+        self._mine = pattern * weights[meeting.rank]
+        self._expected = pattern * sum(weights)
+        if faults.wrong_value:
+            self._mine[count // 2] += 1
+        self._buffer = torch.empty_like(self._mine)
+        self._size = size
+        self._workers = meeting.world_size
+        self._on_gpu = device.type == "cuda"
+        self._run: Callable[[], None] = faults.slow_communication(self._all_reduce)
+
+    def timed(self) -> float:
+        """Run once and return the seconds that it took.
+
+        Raises:
+            WrongValueError: the sum is not what it must be.
+        """
+        self._buffer.copy_(self._mine)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        self._run()
+        elapsed = time.perf_counter() - start
+        if not torch.equal(self._buffer, self._expected):
+            wrong = int((self._buffer != self._expected).sum())
+            raise WrongValueError(
+                f"an all-reduce of {self._size} bytes among {self._workers} workers returned"
+                f" {wrong} wrong value(s)"
+            )
+        return elapsed
+
+    def _all_reduce(self) -> None:
+        dist.all_reduce(self._buffer)
+        if self._on_gpu:
+            torch.cuda.synchronize()

@@ -1,0 +1,70 @@
+"""The record of a node from the answers of its check workers. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Final
+
+from ..rendezvous.failure import blames_peer
+from .records import Fact, Metrics, Phase, Record
+
+_WORST: Final[Mapping[str, Callable[[list[float]], float]]] = {"latency_us": max}
+"""How a node's metric follows from its workers'; throughputs: by the slowest."""
+
+
+class Blame(IntEnum):
+    """How likely it is that a worker's failure is its own; the lowest speaks for the node."""
+
+    OWN = 0
+    """It ended by itself, hung alone, or said what is wrong."""
+    HUNG_WITH_OTHERS = 1
+    """It gave no answer where it waits for others."""
+    PEER = 2
+    """It says that it lost another worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of an order in one worker."""
+
+    local_rank: int
+    failure: str = ""
+    hung_in_collective: bool = False
+    metrics: Metrics = field(default_factory=Metrics)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    @property
+    def blame(self) -> Blame:
+        """How likely the failure is this worker's own."""
+        if self.hung_in_collective:
+            return Blame.HUNG_WITH_OTHERS
+        return Blame.PEER if blames_peer(self.failure) else Blame.OWN
+
+
+def merge(node: str, phase: Phase, answers: list[Answer], workers: int) -> Record:
+    """Return the node's record.
+
+    Its metrics are those of its slowest worker; its failure is the most telling one.
+
+    Args:
+        node: identity of the node.
+        phase: what the order was.
+        answers: one for each worker that was asked; not empty.
+        workers: how many the node has: the local rank is named where there are several.
+    """
+    failed = sorted((a for a in answers if a.failure), key=lambda a: (a.blame, a.local_rank))
+    failure = ""
+    if failed:
+        first = failed[0]
+        where = (
+            f"local rank {first.local_rank}: " if workers > 1 and phase is not Phase.FACTS else ""
+        )
+        failure = where + first.failure
+    metrics = {part.name: _worst(part.name, answers) for part in fields(Metrics)}
+    facts = {name: value for answer in answers for name, value in answer.facts.items()}
+    return Record(node, phase, failure=failure, metrics=Metrics(**metrics), facts=facts)
+
+
+def _worst(name: str, answers: list[Answer]) -> float | None:
+    values = [value for a in answers if (value := getattr(a.metrics, name)) is not None]
+    return _WORST.get(name, min)(values) if values else None

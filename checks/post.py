@@ -1,0 +1,51 @@
+"""Between a crew and its check workers: what a worker is told, and the words of its answers. Pure.
+
+An order goes to a worker's standard input, as a line of JSON. On its standard output come:
+
+    stage TEXT              what it is about to do: names the step in which it hung
+    answer NUMBER RECORD    the outcome of an order, a record as JSON
+    farewell NUMBER RECORD  the same, and it ends: what it did cannot be undone in order
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+STAGE: Final = "stage"
+ANSWER: Final = "answer"
+FAREWELL: Final = "farewell"
+
+MEETING, SMALL, LARGE = "meeting the other workers", "small all-reduce", "large all-reduce"
+COLLECTIVE_STAGES: Final = (MEETING, SMALL, LARGE)
+"""Where a worker can hang because another one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What a check worker is told of its place when it is started."""
+
+    node: str
+    local_rank: int
+    local_world_size: int
+    device_index: int
+    """Its GPU among those it can see."""
+    accelerator: str = "auto"
+    """``cpu``: leave the GPUs alone; else they are used where there are any."""
+    log_dir: str | None = None
+    script: str | None = None
+    cpu_cgroups: tuple[str, ...] = ()
+    """Directories of this process's cgroups of the CPU controller, from its own upwards."""
+    memory_cgroups: tuple[str, ...] = ()
+    ft_run_version: str = ""
+
+    def to_json(self) -> str:
+        """Return the post as an argument of the worker's command line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Post":
+        """Return the post that an argument stands for."""
+        parts = json.loads(text)
+        for name in ("cpu_cgroups", "memory_cgroups"):
+            parts[name] = tuple(parts[name])
+        return Post(**parts)

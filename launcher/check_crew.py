@@ -1,0 +1,354 @@
+"""The check workers of this node: started once, given one order after the other, ended together.
+
+They are started by a spawner of their own, so that nothing of a check is ever mixed up with the
+workers that train. A crew that missed a deadline or lost a worker cannot be trusted: all of it is
+killed, and another one imports torch while the node waits for its next order.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from ..checks.merge import Answer, merge
+from ..checks.post import COLLECTIVE_STAGES, FAREWELL, STAGE, Post
+from ..checks.records import Order, Phase, Record, RecordError, order_to_json, record_from_json
+from ..rendezvous.failure import signal_name
+from .address import PortReservation
+from .cgroups import own_directory
+from .spawner_client import Empty, Exited, Spawned, SpawnerClient, SpawnerEvent, WorkerCommand
+from .version import VERSION
+
+_PROGRAM: Final = (
+    # A folder of the user's, which -c puts first on the path, must not stand in for a library.
+    "import sys; sys.path[:] = filter(None, sys.path);from ft_run.checks.worker import main; main()"
+)
+_LOOPBACK: Final = "127.0.0.1"
+_OTHERS_S: Final = 1.0
+"""When one worker has failed, how long the others' reasons are waited for."""
+_KILL_S: Final = 10.0
+_STDERR_TAIL_BYTES: Final = 4096
+_READ_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class CrewPlan:
+    """What the check workers of a node are: like the workers that will train there."""
+
+    node: str
+    """Identity of the node, as records have it."""
+    local_world_size: int
+    accelerator: str = "auto"
+    """``--accelerator``; with ``cpu`` the GPUs are left alone."""
+    visible_devices: tuple[str, ...] = ()
+    """The one device of each worker under ``--virtual-local-rank``; else empty."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What is set on top of the agent's environment, such as ``OMP_NUM_THREADS``."""
+    cpus: tuple[frozenset[int], ...] | None = None
+    """The CPUs that each worker is bound to."""
+    log_dir: str | None = None
+    script: str | None = None
+
+
+class CheckCrew:
+    """Runs orders on the check workers of this node."""
+
+    def __init__(self, spawner: SpawnerClient, plan: CrewPlan) -> None:
+        """Create a crew; nothing is started before the first order.
+
+        Args:
+            spawner: one of the crew's own; ``close`` ends it.
+            plan: what the workers are.
+        """
+        self._spawner = spawner
+        self._plan = plan
+        self._members: list[_Member] = []
+        self._generation = 0
+        self._changed = asyncio.Event()
+        """Something was heard from a worker or from the spawner."""
+        self._spawner_gone = False
+        self._empty = True
+        self._closed = False
+        spawner.listen(self._heard_from_spawner)
+
+    def start(self) -> None:
+        """Start the workers, so that they import torch before the first order."""
+        if not self._members and not self._spawner_gone and not self._closed:
+            self._generation += 1
+            self._empty = False
+            ranks = range(self._plan.local_world_size)
+            self._members = [_Member(rank, self._changed.set) for rank in ranks]
+            commands = [self._command(member) for member in self._members]
+            self._spawner.spawn(self._generation, commands)
+            for member in self._members:
+                member.started()
+
+    async def run(self, order: Order) -> Record:
+        """Carry out one order and return this node's record of it, at the latest in its time.
+
+        In the phases that a node goes through alone the ranks and the address of the order are
+        not used: the workers of this node meet on the loopback. Never raises for what goes wrong
+        with a check: it is the failure in the record.
+        """
+        deadline = asyncio.get_running_loop().time() + order.deadline_s
+        if any(member.has_ended for member in self._members):
+            await self._kill()
+        try:
+            self.start()
+        except OSError as error:
+            return self._not_carried_out(order, error.strerror or str(error))
+        if not self._members:
+            return self._not_carried_out(order, "the process that starts them is gone")
+        asked = self._members[:1] if order.phase is Phase.FACTS else self._members
+        with self._at_home(order) as own_order:
+            for member in asked:
+                member.ask(own_order)
+            await self._answers(asked, deadline)
+        answers = [member.outcome(order) for member in asked]
+        record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
+        if not all(member.can_go_on for member in asked):
+            await self._kill()
+            with suppress(OSError):  # said by the next order
+                self.start()
+        return record
+
+    async def close(self) -> None:
+        """End the workers and the spawner. What they used of a device is free when this returns."""
+        self._closed = True
+        await self._kill()
+        self._spawner.close()
+
+    def _not_carried_out(self, order: Order, why: str) -> Record:
+        failure = f"check workers could not be started: {why}"
+        return Record(self._plan.node, order.phase, failure=failure)
+
+    @contextmanager
+    def _at_home(self, order: Order) -> Iterator[Order]:
+        """Give the order that the workers get; where they meet is reserved meanwhile."""
+        if order.phase not in (Phase.FACTS, Phase.SOLO):
+            yield order
+            return
+        port = PortReservation(_LOOPBACK, None)
+        try:
+            yield replace(
+                order,
+                rank_offset=0,
+                world_size=self._plan.local_world_size,
+                master_addr=_LOOPBACK,
+                master_port=port.offer.port,
+            )
+        finally:
+            port.close()
+
+    async def _answers(self, asked: "list[_Member]", deadline: float) -> None:
+        """Wait until all have answered, or until it is no use to wait for the others."""
+        loop = asyncio.get_running_loop()
+        while not self._spawner_gone:
+            if all(member.is_done for member in asked):
+                return
+            if any(member.has_failed for member in asked):
+                # Peers of a worker that is gone hang, or fail soon in words that blame it.
+                deadline = min(deadline, loop.time() + _OTHERS_S)
+            if not await self._next_change(deadline):
+                return
+
+    async def _kill(self) -> None:
+        """Kill what there is, and return when nothing is left of it."""
+        deadline = asyncio.get_running_loop().time() + _KILL_S
+        if not self._empty and not self._spawner_gone:
+            self._spawner.kill()
+        while not self._empty and not self._spawner_gone:
+            if not await self._next_change(deadline):
+                break  # in uninterruptible sleep; the spawner's end is their end too
+        for member in self._members:
+            member.close()
+        self._members = []
+
+    async def _next_change(self, deadline: float) -> bool:
+        """Wait until something is heard; return False when the time is over."""
+        remaining_s = deadline - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
+            return False
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), remaining_s)
+        self._changed.clear()
+        return True
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def _command(self, member: "_Member") -> WorkerCommand:
+        plan, local_rank = self._plan, member.local_rank
+        post = Post(
+            node=plan.node,
+            local_rank=local_rank,
+            local_world_size=plan.local_world_size,
+            device_index=0 if plan.visible_devices else local_rank,
+            accelerator=plan.accelerator,
+            log_dir=plan.log_dir,
+            script=plan.script,
+            cpu_cgroups=_cgroups("cpu", "cpu.stat"),
+            memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
+            ft_run_version=VERSION,
+        )
+        env = dict(plan.env)
+        if plan.visible_devices:
+            env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
+        return WorkerCommand(
+            argv=(sys.executable, "-c", _PROGRAM, post.to_json()),
+            env=env,
+            stdin=member.theirs[0],
+            stdout=member.theirs[1],
+            stderr=member.theirs[2],
+            cpus=plan.cpus[local_rank] if plan.cpus else None,
+        )
+
+    def _heard_from_spawner(self, event: SpawnerEvent) -> None:
+        match event:
+            case Spawned(round=generation, errors=errors) if generation == self._generation:
+                for local_rank, code in errors.items():
+                    self._members[local_rank].not_started(os.strerror(code))
+            case Exited(round=generation, local_rank=local_rank, exit_code=code):
+                if generation == self._generation and self._members:
+                    self._members[local_rank].exited(code)
+            case Empty():
+                self._empty = True
+            case _:
+                self._spawner_gone = True
+        self._changed.set()
+
+
+class _Member:
+    """One check worker, seen from here. A new process is a new member."""
+
+    def __init__(self, local_rank: int, changed: Callable[[], None]) -> None:
+        """Open the pipes of a worker that is about to be started.
+
+        Raises:
+            OSError: there are too many open files.
+        """
+        self.local_rank = local_rank
+        self._changed = changed
+        orders_from, self._orders_to = os.pipe()
+        self._answers_from, answers_to = os.pipe()
+        self._errors_from, errors_to = os.pipe()
+        self.theirs = (orders_from, answers_to, errors_to)
+        self._buffer = bytearray()
+        self._errors = bytearray()
+        self._stage = "starting"
+        self._order: Order | None = None
+        self._record: Record | None = None
+        self._end = ""
+        """How the process ended, in words."""
+        self._says_farewell = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, or is about to go."""
+        return bool(self._end) or self._says_farewell
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come of the order."""
+        return self._record is not None or bool(self._end)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the order has failed here."""
+        return bool(self._end) or (self._record is not None and bool(self._record.failure))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be given another order."""
+        return self._record is not None and not self.has_ended
+
+    def started(self) -> None:
+        """The process has its ends of the pipes: listen to ours."""
+        for fd in self.theirs:
+            os.close(fd)
+        loop = asyncio.get_running_loop()
+        for fd in (self._answers_from, self._errors_from, self._orders_to):
+            os.set_blocking(fd, False)
+        loop.add_reader(self._answers_from, self._read, self._answers_from)
+        loop.add_reader(self._errors_from, self._read, self._errors_from)
+
+    def ask(self, order: Order) -> None:
+        """Give an order; what came of the one before is forgotten."""
+        self._order, self._record = order, None
+        with suppress(BrokenPipeError):  # its end is reported by the spawner
+            os.write(self._orders_to, (order_to_json(order) + "\n").encode())
+
+    def not_started(self, why: str) -> None:
+        """The program could not be executed."""
+        self._end = f"the check worker could not be started: {why}"
+
+    def exited(self, code: int) -> None:
+        """The process has ended."""
+        self._read(self._answers_from)
+        self._read(self._errors_from)
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
+        text = f"the check worker {how} ({self._stage})"
+        last = self._errors.decode(errors="replace").strip().rpartition("\n")[2].strip()
+        self._end = self._end or (f"{text}: {last}" if last else text)
+
+    def outcome(self, order: Order) -> Answer:
+        """Return what became of the order, also when nothing was heard."""
+        if self._record is not None:
+            record = self._record
+            return Answer(self.local_rank, record.failure, False, record.metrics, record.facts)
+        if self._end:
+            return Answer(self.local_rank, self._end)
+        failure = f"no answer within {order.deadline_s:g} s ({self._stage})"
+        return Answer(self.local_rank, failure, self._stage in COLLECTIVE_STAGES)
+
+    def close(self) -> None:
+        """Stop listening."""
+        loop = asyncio.get_running_loop()
+        for fd in (self._answers_from, self._errors_from):
+            loop.remove_reader(fd)
+            os.close(fd)
+        os.close(self._orders_to)
+
+    def _read(self, fd: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(fd)
+        elif fd == self._errors_from:
+            self._errors = (self._errors + data)[-_STDERR_TAIL_BYTES:]
+        else:
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                self._hear(line.decode(errors="replace"))
+
+    def _hear(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == STAGE:
+            self._stage = rest
+            return
+        number, _, text = rest.partition(" ")
+        if self._order is None or number != str(self._order.number):
+            return  # the answer to an order that nobody waits for any more
+        try:
+            self._record = record_from_json(text)
+        except RecordError as error:
+            self._record = Record("", self._order.phase, failure=f"not understood: {error}")
+        self._says_farewell = word == FAREWELL
+        self._changed()
+
+
+def _cgroups(controller: str, *files: str) -> tuple[str, ...]:
+    """Return the directories of this process's cgroups, from its own up, that have such a file."""
+    own = own_directory(Path("/"), controller)
+    if own is None:
+        return ()
+    return tuple(
+        str(directory)
+        for directory in (own, *own.parents)
+        if any((directory / name).exists() for name in files)
+    )

@@ -1,0 +1,107 @@
+"""Check crews with real check workers: what they measure, and how every fault of a worker ends."""
+
+import json
+import sys
+
+import pytest
+
+# gRPC must not be loaded before a spawner is forked, and pytest's process may have loaded it: the
+# crews live in a process of their own, which takes what to do as JSON and prints records.
+DRIVER = """
+import asyncio, json, sys
+from ft_run.launcher.spawner_client import SpawnerClient
+spawners = [SpawnerClient() for _ in range(int(sys.argv[1]))]
+from ft_run.checks.records import Level, Order, Phase, record_to_json
+from ft_run.launcher.check_crew import CheckCrew, CrewPlan
+
+async def carry_out(plan, steps):
+    crews = [
+        CheckCrew(spawner, CrewPlan(f"node{i}", plan["workers"], env={"OMP_NUM_THREADS": "1"}))
+        for i, spawner in enumerate(spawners)
+    ]
+    total = plan["workers"] * len(crews)
+    for number, step in enumerate(steps):
+        orders = [
+            Order(number, Phase(step["phase"]), Level.LIGHT, i * plan["workers"], total,
+                  "127.0.0.1", step.get("port", 0), step["deadline_s"])
+            for i in range(len(crews))
+        ]
+        records = await asyncio.gather(*(c.run(o) for c, o in zip(crews, orders)))
+        for record in records:
+            print(record_to_json(record), flush=True)
+    for crew in crews:
+        await crew.close()
+    print(json.dumps({"torch": "torch" in sys.modules}), flush=True)
+
+asyncio.run(carry_out(json.loads(sys.argv[2]), json.loads(sys.argv[3])))
+"""
+
+
+@pytest.fixture
+def crews(ft):
+    """Run crews; return the records of every step: steps in order, and nodes in order."""
+
+    def run(*steps, workers=1, nodes=1, fault=""):
+        timed = [{"deadline_s": 50.0} | step for step in steps]
+        plan = {"workers": workers}
+        command = ft.run(
+            nodes,
+            json.dumps(plan),
+            json.dumps(timed),
+            program=(sys.executable, str(ft.script(DRIVER))),
+            env={"FT_RUN_CHECK_FAULT": fault},
+        )
+        assert command.process.returncode == 0, command.stderr
+        assert command.stderr == ""
+        assert not ft.processes()
+        *records, last = map(json.loads, command.stdout.splitlines())
+        assert last == {"torch": False}, "the process of the agent has imported torch"
+        return records
+
+    return run
+
+
+def test_facts_and_solo_of_two_workers(crews):
+    facts, solo = crews({"phase": "facts"}, {"phase": "solo"}, workers=2)
+    assert facts["node"] == "node0"
+    assert "failure" not in facts
+    assert facts["facts"]["local_world_size"] == 2
+    assert facts["facts"]["torch_version"]
+    assert "failure" not in solo
+    metrics = solo["metrics"]
+    assert set(metrics) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
+    assert all(value > 0 for value in metrics.values())
+
+
+def test_nodes_meet_and_a_wrong_value_is_seen_on_both(crews, free_port):
+    steps = [{"phase": "pair", "port": free_port}, {"phase": "all", "port": free_port}]
+    fault = "wrong-value@node=node1,phase=all"
+    *pair, first, second = crews(*steps, nodes=2, fault=fault)
+    for record in pair:
+        assert "failure" not in record
+        assert set(record["metrics"]) == {"latency_us", "bandwidth_gb_per_s"}
+    assert "32 bytes among 2 workers returned 1 wrong value" in first["failure"]
+    assert "32 bytes among 2 workers returned 1 wrong value" in second["failure"]
+
+
+def test_a_worker_that_ends_speaks_for_its_node_and_is_replaced(crews):
+    fault = "exit@local-rank=1,phase=solo; fail@local-rank=0,phase=all"
+    steps = [{"phase": "solo"}, {"phase": "facts"}]
+    ended, again = crews(*steps, workers=2, fault=fault)
+    assert ended["failure"] == "local rank 1: the check worker exited with 1 (opening the device)"
+    assert "failure" not in again
+
+
+def test_a_worker_that_hangs_is_killed_at_the_deadline(crews):
+    # The time counts from the order: torch is imported by then.
+    steps = [{"phase": "solo"}, {"phase": "suspects", "deadline_s": 5.0}, {"phase": "facts"}]
+    solo, hung, again = crews(*steps, fault="hang@phase=suspects")
+    assert "failure" not in solo
+    assert hung["failure"] == "no answer within 5 s (opening the device)"
+    assert "failure" not in again
+
+
+def test_a_fault_that_is_misspelt_fails_the_check(crews):
+    (solo,) = crews({"phase": "solo"}, fault="hnag")
+    assert "FT_RUN_CHECK_FAULT names the fault 'hnag'" in solo["failure"]
+    assert "right would be one of fail, exit, hang" in solo["failure"]
