@@ -42,5 +42,6 @@ FAILURES_IN_VERDICT: Final = 16
 ADOPTION_GRACE_S: Final = 10.0
 
 # Checks (docs/checks.md).
+CHECK_LEVEL: Final = "light"
 CHECK_TIMEOUT_S: Final = 60.0
 STRAGGLER_THRESHOLD: Final = 1.5

@@ -18,6 +18,9 @@ USAGE: Final = 2
 POLICY_ENDED_JOB: Final = 3
 """The failure policy ended the job: trying again would not help."""
 
+CHECKS_WARNED: Final = 10
+"""``ft-run check --strict``: the node has passed, with a warning."""
+
 CHECKS_FAILED: Final = 20
 """Checks failed; worth retrying."""
 

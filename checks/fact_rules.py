@@ -11,6 +11,9 @@ from typing import Final
 
 from .records import Fact
 
+WARNINGS: Final = "warnings"
+"""The fact that holds, in words, what speaks against a node without ruling it out."""
+
 
 class Severity(Enum):
     """What follows from a fact."""

@@ -24,9 +24,9 @@ from .records import Fact
 
 _CUDA_VERSION: Final = re.compile(r"^cuda(?:: \S+)? = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 _LIBRARIES: Final = {
-    "nccl_version": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
-    "torch_version": ("torch",),
-    "grpc_version": ("grpcio",),
+    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "torch": ("torch",),
+    "grpc": ("grpcio",),
 }
 _TIME_ERROR: Final = 5
 _HASH_BYTES: Final = 16
@@ -63,7 +63,7 @@ def collect_facts(sources: FactSources) -> dict[str, Fact]:
         environ = os.environ if sources.environ is None else sources.environ
         facts |= collect_gpu_facts(environ, sources.nvml)
         if facts.get("gpus"):
-            facts |= _xids(sources.root)
+            facts |= collect_xids(sources.root)
     return facts
 
 
@@ -71,10 +71,10 @@ def _versions(sources: FactSources) -> dict[str, Fact]:
     facts: dict[str, Fact] = {
         "host": platform.node(),
         "kernel": platform.release(),
-        "python_version": platform.python_version(),
+        "python": platform.python_version(),
     }
     if sources.ft_run_version:
-        facts["ft_run_version"] = sources.ft_run_version
+        facts["ft_run"] = sources.ft_run_version
     for name, distributions in _LIBRARIES.items():
         for distribution in distributions:
             with suppress(metadata.PackageNotFoundError):
@@ -86,7 +86,7 @@ def _versions(sources: FactSources) -> dict[str, Fact]:
         assert spec is not None
         text = Path(str(spec.origin)).with_name("version.py").read_text(encoding="utf-8")
         if match := _CUDA_VERSION.search(text):
-            facts["cuda_version"] = match[1]
+            facts["cuda"] = match[1]
     if sources.script is not None:
         with suppress(OSError):
             digest = hashlib.sha256(Path(sources.script).read_bytes()).hexdigest()
@@ -170,7 +170,7 @@ def _clock() -> dict[str, Fact]:
     return facts
 
 
-def _xids(root: Path) -> dict[str, Fact]:
+def collect_xids(root: Path) -> dict[str, Fact]:
     """Return the XID errors that the NVIDIA driver wrote to the kernel's log since it started.
 
     Only where this process may read ``/dev/kmsg``.

@@ -64,7 +64,7 @@ def collect_gpu_facts(environ: Mapping[str, str], load: NvmlLoader = load_nvml) 
 
 
 def _collect(nvml: Nvml, visible: str | None) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {"driver_version": _text(nvml.nvmlSystemGetDriverVersion())}
+    facts: dict[str, Fact] = {"driver": _text(nvml.nvmlSystemGetDriverVersion())}
     chosen = [
         index for index in range(nvml.nvmlDeviceGetCount()) if _is_visible(nvml, index, visible)
     ]

@@ -42,12 +42,16 @@ class DeviceProbe:
         self._quota = quota
         self._faults = faults
         self._on_gpu = device.type == "cuda"
+        if not self._on_gpu:
+            # Threads that wait for each other at the end of each piece are fast only while all
+            # of them run: one busy neighbour would slow down every piece, best or not.
+            torch.set_num_threads(1)
 
     def compute_tflops(self) -> float:
         """Return the speed of the product of two n × n matrices: 2 n³ / time / 10^12.
 
-        In the training precision: bfloat16 on a GPU, float32 on a CPU. n is the smallest of a few
-        sizes whose product takes about a millisecond (5 ms on a GPU).
+        In the training precision: bfloat16 on a GPU, float32 on one core of a CPU. n is the
+        smallest of a few sizes whose product takes about a millisecond (5 ms on a GPU).
 
         Raises:
             WrongValueError: the product is wrong, or differs from one time to the next.

@@ -7,10 +7,12 @@ what failed and cannot be told from a bad link or a bad partner is undecided, an
 import enum
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 
+from .fact_rules import WARNINGS
 from .plan import is_slow, is_surely_bad, together
+from .post import NOT_CARRIED_OUT
 from .records import Fact, Phase
 from .results import (
     LOWER_IS_BETTER,
@@ -65,6 +67,8 @@ class NodeVerdict:
     """The metrics by which it is a straggler."""
     remarks: tuple[str, ...] = ()
     """What a person should know although the node passed."""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    """What the node says of itself, where it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,21 @@ def verdict(results: Results) -> Verdicts:
     fit = frozenset(together(results))
     all_failure = _failure_of_all(results)
     links = tuple((one, other) for one, other in results.bad_links)
-    nodes = tuple(_judge(results, node, fit, all_failure) for node in results.nodes)
+    facts = {
+        record.node: record.facts
+        for answered in results.steps
+        if answered.step.phase is Phase.FACTS
+        for record in answered.records.values()
+    }
+    usual = {name: _usual(name, facts) for name in COMPARED_FACTS}
+    nodes = tuple(
+        replace(
+            _judge(results, node, fit, all_failure),
+            remarks=_remarks(results, node, facts.get(node, {}), usual),
+            facts=facts.get(node, {}),
+        )
+        for node in results.nodes
+    )
     return Verdicts(nodes, links, _sentence(nodes, links, all_failure))
 
 
@@ -103,7 +121,7 @@ def _judge(results: Results, node: str, fit: frozenset[str], all_failure: str) -
     if slow and standing is Standing.PASSED:
         standing = Standing.SLOW
         reason = "; ".join(_slow_words(results, node, metric) for metric in slow)
-    return NodeVerdict(node, standing, reason, metrics, slow, _remarks(results, node))
+    return NodeVerdict(node, standing, reason, metrics, slow)
 
 
 def _standing(
@@ -113,7 +131,8 @@ def _standing(
         return Standing.LOST, "it went away during the checks"
     if node in results.solo_failures:
         phase, reason = results.solo_failures[node]
-        return Standing.FAULTY, f"{phase.value}: {reason}"
+        standing = Standing.UNDECIDED if NOT_CARRIED_OUT in reason else Standing.FAULTY
+        return standing, f"{phase.value}: {reason}"
     if len(results.sound) == 1:
         if node in results.vouched or _was_alone(results, node):
             return Standing.PASSED, ""
@@ -150,7 +169,7 @@ def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
     if is_surely_bad(results, node):
         names = _names(sorted(by_trusted))
         return Standing.FAULTY, f"fails with {names}, who pass with others: {words}"
-    if len(results.sound) == 2:
+    if len(results.sound) == 2 and len(failed) == 1:
         (partner,) = failed
         return Standing.UNDECIDED, f"the link between {node} and {partner} fails: {words}"
     return Standing.UNDECIDED, f"fails with {_names(sorted(failed))}: {words}"
@@ -222,19 +241,16 @@ def _slow_words(results: Results, node: str, metric: str) -> str:
 # --- remarks ---------------------------------------------------------------------------------
 
 
-def _remarks(results: Results, node: str) -> tuple[str, ...]:
-    found = []
-    facts = {
-        record.node: record.facts
-        for answered in results.steps
-        if answered.step.phase is Phase.FACTS
-        for record in answered.records.values()
-    }
-    for name in COMPARED_FACTS:
-        values = {other: mine[name] for other, mine in facts.items() if name in mine}
-        usual = _usual(values)
-        if node in values and usual is not None and values[node] != usual:
-            found.append(f"{name} is {values[node]} here and {usual} on most other nodes")
+def _remarks(
+    results: Results, node: str, facts: Mapping[str, Fact], usual: Mapping[str, Fact | None]
+) -> tuple[str, ...]:
+    found = [
+        f"{name} is {facts[name]} here and {value} on most other nodes"
+        for name, value in usual.items()
+        if value is not None and facts.get(name, value) != value
+    ]
+    if facts.get(WARNINGS):
+        found.append(str(facts[WARNINGS]))
     found += [
         f"two nodes cannot tell which of them makes their {_UNITS[metric][0]} miss its floor"
         for metric in MEETING_METRICS
@@ -245,15 +261,21 @@ def _remarks(results: Results, node: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _usual(values: Mapping[str, Fact]) -> Fact | None:
-    """Return the value that most nodes have; None where no value is that of the majority."""
+def _usual(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> Fact | None:
+    """Return the value of a fact on most nodes; None where there is no majority."""
+    values = Counter(mine[name] for mine in facts.values() if name in mine)
     if not values:
         return None
-    value, count = Counter(values.values()).most_common(1)[0]
-    return value if 2 * count > len(values) else None
+    value, count = values.most_common(1)[0]
+    return value if 2 * count > values.total() else None
 
 
 # --- words -----------------------------------------------------------------------------------
+
+
+def metric_words(metric: str, value: float) -> str:
+    """Return a value with its unit."""
+    return f"{value:.3g} {_UNITS[metric][1]}"
 
 
 def _names(names: list[str]) -> str:

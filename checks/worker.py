@@ -21,7 +21,7 @@ from . import fact_rules
 from .facts import FactSources, collect_facts
 from .faults import VARIABLE, ActiveFaults, parse_faults
 from .measure import BUDGETS, QuotaWatch
-from .post import ANSWER, FAREWELL, LARGE, MEETING, SMALL, STAGE, Post
+from .post import ANSWER, FAREWELL, IMPORTING, LARGE, MEETING, SMALL, STAGE, Post
 from .records import Metrics, Order, Phase, Record, order_from_json, record_to_json
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class CheckWorker:
 
     def _import_torch(self) -> None:
         if not self._has_torch:
-            self._enter("importing torch")
+            self._enter(IMPORTING)
             # What is wrong with it is said in the answer to the first order that needs it.
             with suppress(Exception):
                 importlib.import_module("torch")
@@ -112,7 +112,7 @@ class CheckWorker:
         fatal = [finding.text for finding in found if finding.is_fatal]
         warnings = [finding.text for finding in found if not finding.is_fatal]
         if warnings:
-            facts["warnings"] = "; ".join(warnings)
+            facts[fact_rules.WARNINGS] = "; ".join(warnings)
         return replace(record, facts=facts, failure="; ".join(fatal))
 
     def _solo(self, order: Order) -> Metrics:

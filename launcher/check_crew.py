@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from ..checks.merge import Answer, merge
-from ..checks.post import COLLECTIVE_STAGES, FAREWELL, STAGE, Post
+from ..checks.post import (
+    COLLECTIVE_STAGES,
+    FAREWELL,
+    IDLE,
+    NOT_CARRIED_OUT,
+    STAGE,
+    STARTING,
+    STARTUP_STAGES,
+    Post,
+)
 from ..checks.records import Order, Phase, Record, RecordError, order_to_json, record_from_json
 from ..rendezvous.failure import signal_name
 from .address import PortReservation
@@ -123,7 +132,7 @@ class CheckCrew:
         self._spawner.close()
 
     def _not_carried_out(self, order: Order, why: str) -> Record:
-        failure = f"check workers could not be started: {why}"
+        failure = f"{NOT_CARRIED_OUT}: check workers could not be started: {why}"
         return Record(self._plan.node, order.phase, failure=failure)
 
     @contextmanager
@@ -238,7 +247,7 @@ class _Member:
         self.theirs = (orders_from, answers_to, errors_to)
         self._buffer = bytearray()
         self._errors = bytearray()
-        self._stage = "starting"
+        self._stage = STARTING
         self._order: Order | None = None
         self._record: Record | None = None
         self._end = ""
@@ -278,12 +287,14 @@ class _Member:
     def ask(self, order: Order) -> None:
         """Give an order; what came of the one before is forgotten."""
         self._order, self._record = order, None
+        if self._stage not in STARTUP_STAGES:
+            self._stage = IDLE
         with suppress(BrokenPipeError):  # its end is reported by the spawner
             os.write(self._orders_to, (order_to_json(order) + "\n").encode())
 
     def not_started(self, why: str) -> None:
         """The program could not be executed."""
-        self._end = f"the check worker could not be started: {why}"
+        self._end = f"{NOT_CARRIED_OUT}: the check worker could not be started: {why}"
 
     def exited(self, code: int) -> None:
         """The process has ended."""
@@ -301,7 +312,9 @@ class _Member:
             return Answer(self.local_rank, record.failure, False, record.metrics, record.facts)
         if self._end:
             return Answer(self.local_rank, self._end)
-        failure = f"no answer within {order.deadline_s:g} s ({self._stage})"
+        failure = f"no answer within {order.deadline_s:.3g} s ({self._stage})"
+        if self._stage in STARTUP_STAGES:
+            failure = f"{NOT_CARRIED_OUT}: {failure}"
         return Answer(self.local_rank, failure, self._stage in COLLECTIVE_STAGES)
 
     def close(self) -> None:

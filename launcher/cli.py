@@ -14,6 +14,7 @@ from ..rendezvous.endpoint import Endpoint
 from . import flags
 from .conf import RendezvousConf, parse_conf
 from .options import (
+    CheckOptions,
     LaunchOptions,
     LogOptions,
     MasterOptions,
@@ -31,7 +32,7 @@ _STATUS_TIMEOUT_S = 5.0
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
-) -> LaunchOptions | MasterOptions | StatusOptions:
+) -> LaunchOptions | MasterOptions | StatusOptions | CheckOptions:
     """Return what ``argv`` (without the program's name) and ``environ`` ask for.
 
     Raises:
@@ -42,6 +43,10 @@ def parse(
         return _master(argv[1:], environ)
     if argv and argv[0] == "status":
         return _status(argv[1:], environ)
+    if argv and argv[0] == "check":
+        from .check_flags import read_check
+
+        return read_check(argv[1:], environ)
     return _launch(argv, environ)
 
 

@@ -25,6 +25,7 @@ Examples:
 Commands:
   ft-run master --help        Run the master of a job by itself.
   ft-run status --help        Show the state of a job.
+  ft-run check --help         Check this node.
 """
 
 _AFTER = f"""\

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     from .cli import parse
-    from .options import LaunchOptions, MasterOptions
+    from .options import CheckOptions, LaunchOptions, MasterOptions
 
     options = parse(argv, os.environ)
     import_asyncio()
@@ -38,6 +38,10 @@ def _main(argv: Sequence[str]) -> int:
         from .master_command import run_master
 
         return run_master(options)
+    if isinstance(options, CheckOptions):
+        from .check_command import run_check
+
+        return run_check(options)
     from .status_command import show_status
 
     return show_status(options)

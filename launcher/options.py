@@ -133,6 +133,26 @@ class MasterOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """Everything that one ``ft-run check`` was asked to do."""
+
+    nproc_per_node: str = defaults.NPROC_PER_NODE
+    accelerator: str = "auto"
+    virtual_local_rank: bool = False
+    level: str = defaults.CHECK_LEVEL
+    timeout_s: float = defaults.CHECK_TIMEOUT_S
+    """For all phases together."""
+    floors: Mapping[str, float] = field(default_factory=dict)
+    """What metrics must reach, by name; the units are in the names."""
+    is_strict: bool = False
+    """A warning is told by the exit status."""
+    json: bool = False
+    report: str | None = None
+    """The file for the report."""
+    log_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StatusOptions:
     """Everything that one ``ft-run status`` was asked to do."""
 

@@ -28,7 +28,7 @@ class WorkerCommands:
         self._options = options
         self._local_world_size = local_world_size
         self._environ = environ
-        self._devices = _virtual_devices(options, local_world_size, environ)
+        self._devices = virtual_devices(options.virtual_local_rank, local_world_size, environ)
 
     def argv(self, local_rank: int) -> tuple[str, ...]:
         """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
@@ -82,11 +82,15 @@ class WorkerCommands:
         return env
 
 
-def _virtual_devices(
-    options: LaunchOptions, local_world_size: int, environ: Mapping[str, str]
+def virtual_devices(
+    virtual_local_rank: bool, local_world_size: int, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the one visible device of each worker under ``--virtual-local-rank``."""
-    if not options.virtual_local_rank:
+    """Return the one visible device of each worker under ``--virtual-local-rank``; else nothing.
+
+    Raises:
+        UsageError: there are fewer visible devices than workers.
+    """
+    if not virtual_local_rank:
         return ()
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

@@ -66,7 +66,7 @@ def test_facts_and_solo_of_two_workers(crews):
     assert facts["node"] == "node0"
     assert "failure" not in facts
     assert facts["facts"]["local_world_size"] == 2
-    assert facts["facts"]["torch_version"]
+    assert facts["facts"]["torch"]
     assert "failure" not in solo
     metrics = solo["metrics"]
     assert set(metrics) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}

@@ -1,0 +1,96 @@
+"""The verdict on all nodes for people: a table, the reasons, the conclusion."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from .verdict import NodeVerdict, Standing, Verdicts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_COLUMNS: Final = {
+    "compute_tflops": ("COMPUTE", "TFLOP/s"),
+    "memory_gb_per_s": ("MEMORY", "GB/s"),
+    "copy_gb_per_s": ("COPY", "GB/s"),
+    "intra_gb_per_s": ("INTRA", "GB/s"),
+    "latency_us": ("LATENCY", "µs"),
+    "bandwidth_gb_per_s": ("BANDWIDTH", "GB/s"),
+}
+_STYLES: Final = {
+    Standing.PASSED: "green",
+    Standing.SLOW: "yellow",
+    Standing.FAULTY: "bold red",
+    Standing.UNDECIDED: "red",
+    Standing.LEFT_OUT: "red",
+    Standing.LOST: "red",
+}
+_WIDE: Final = 120
+"""From so many columns on, the reasons have a column of their own."""
+_OUTLIER: Final = "!"
+
+
+def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
+    """Write the table, a line for each reason that has no room in it, and the conclusion.
+
+    Metrics that no node has are left out; a cell that makes its node a straggler is marked by
+    ``!`` and by colour. Nothing is folded that a person would search for by line.
+    """
+    from rich.table import Table
+
+    metrics = [name for name in _COLUMNS if any(name in node.metrics for node in verdicts.nodes)]
+    has_reasons = any(map(reasons, verdicts.nodes))
+    reasons_inside = has_reasons and console.width >= _WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table.add_column("NODE", overflow="fold")
+    table.add_column("FACTS", no_wrap=True)
+    for name in metrics:
+        title, unit = _COLUMNS[name]
+        table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
+    table.add_column("VERDICT", no_wrap=True)
+    if reasons_inside:
+        table.add_column("REASON", overflow="fold")
+    for node in verdicts.nodes:
+        cells = [_text(node.node), _facts(node), *(_metric(node, name) for name in metrics)]
+        cells.append(_text(node.standing.value, _STYLES[node.standing]))
+        if reasons_inside:
+            cells.append(_text(reasons(node)))
+        table.add_row(*cells)
+    console.print(table)
+    if not reasons_inside:
+        for line in _reason_lines(verdicts.nodes):
+            console.print(_text(line))
+    console.print(_text(verdicts.sentence, "bold"))
+
+
+def reasons(node: NodeVerdict) -> str:
+    """Return why a node has its verdict, and what else should be known of it."""
+    return "; ".join(part for part in (node.reason, *node.remarks) if part)
+
+
+def _reason_lines(nodes: Iterable[NodeVerdict]) -> list[str]:
+    return [f"{node.node}: {reasons(node)}" for node in nodes if reasons(node)]
+
+
+def _facts(node: NodeVerdict) -> "Text":
+    if node.reason.startswith("facts:"):
+        return _text("failed", _STYLES[Standing.FAULTY])
+    if node.remarks:
+        return _text("warned", "yellow")
+    return _text("ok" if node.facts else "-")
+
+
+def _metric(node: NodeVerdict, name: str) -> "Text":
+    if name not in node.metrics:
+        return _text("-")
+    number = format(node.metrics[name], ".3g")
+    if "e" in number:
+        number = format(node.metrics[name], ".0f")
+    return _text(f"{number} {_OUTLIER}", "bold yellow") if name in node.slow else _text(number)
+
+
+def _text(text: str, style: str = "") -> "Text":
+    from rich.text import Text
+
+    # Names and reasons come from other hosts: no control character of theirs reaches a terminal.
+    return Text("".join(c if c.isprintable() else "?" for c in text), style=style)

@@ -1,0 +1,246 @@
+"""``ft-run check``: this node checked by itself, for an init container, a prolog or a person."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from .. import exit_codes
+from ..checks.plan import plan
+from ..checks.post import NOT_CARRIED_OUT
+from ..checks.records import Level, Metrics, Order, Phase, Record
+from ..checks.report import report_to_json
+from ..checks.results import Answered, Results, Rules
+from ..checks.verdict import NodeVerdict, Standing, Verdicts, verdict
+from ..errors import UsageError
+from ..rendezvous.failure import signal_name
+from . import event_loop
+from .check_crew import CheckCrew, CrewPlan
+from .display import Display
+from .options import CheckOptions
+from .spawner_client import SpawnerClient
+from .worker_command import virtual_devices
+from .worker_count import omp_num_threads, resolve_worker_count
+
+_REDRAW_S: Final = 0.5
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_UNFOLDED: Final = 10_000
+"""Columns; more than any line has."""
+
+
+def run_check(options: CheckOptions) -> int:
+    """Check this node and say what was found; return the exit status.
+
+    Raises:
+        FtRunError: what a user can cause: one sentence and an exit code.
+    """
+    display = Display()
+    plan_of_crew = _crew_plan(options)
+    _check_report_path(options.report)
+    spawner = SpawnerClient()  # before anything starts a thread
+    try:
+        verdicts = event_loop.run(_check(options, plan_of_crew, spawner, display))
+    finally:
+        display.close()
+    if isinstance(verdicts, int):
+        return exit_codes.SIGNAL_BASE + verdicts
+    report = report_to_json(verdicts)
+    if options.report is not None:
+        _write_report(options.report, report)
+    if options.json:
+        print(report)
+    else:
+        _print_table(verdicts)
+    (node,) = verdicts.nodes
+    return _exit_code(node, is_strict=options.is_strict)
+
+
+def _crew_plan(options: CheckOptions) -> CrewPlan:
+    """Return what the check workers are: as many, on the same devices, as will train."""
+    environ = dict(os.environ)
+    count = resolve_worker_count(
+        options.nproc_per_node,
+        options.accelerator,
+        environ,
+        virtual_local_rank=options.virtual_local_rank,
+    )
+    from .cpu_limit import read_cpu_limit
+
+    threads = omp_num_threads(environ, count.count, read_cpu_limit() if count.count == 1 else None)
+    return CrewPlan(
+        node=socket.gethostname(),
+        local_world_size=count.count,
+        accelerator=options.accelerator,
+        visible_devices=virtual_devices(options.virtual_local_rank, count.count, environ),
+        env={} if threads is None else {"OMP_NUM_THREADS": threads},
+        log_dir=options.log_dir,
+    )
+
+
+async def _check(
+    options: CheckOptions, crew_plan: CrewPlan, spawner: SpawnerClient, display: Display
+) -> Verdicts | int:
+    """Return the verdict, or the number of the signal that ended the check."""
+    crew = CheckCrew(spawner, crew_plan)
+    climb = _Climb(options, crew, crew_plan.node, display)
+    task = asyncio.create_task(climb.run())
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:
+            received.append(number)
+            display.event(f"check: received {signal_name(number)}: ending", logging.WARNING)
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stop, int(number))
+    try:
+        async with _live_line(climb, display, spawner):
+            return await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return received[0]
+    finally:
+        await crew.close()
+
+
+class _Climb:
+    """The phases of the ladder that a node goes through alone."""
+
+    def __init__(self, options: CheckOptions, crew: CheckCrew, node: str, display: Display) -> None:
+        self._options = options
+        self._crew = crew
+        self._node = node
+        self._display = display
+        self._deadline = asyncio.get_running_loop().time() + options.timeout_s
+        self._doing = "starting"
+
+    @property
+    def progress(self) -> str:
+        """What is being done, for the live line."""
+        return f"check {self._node} · {self._doing} · {self._remaining_s():.0f} s left"
+
+    async def run(self) -> Verdicts:
+        """Carry out what the plan asks for; return what follows."""
+        rules = Rules(floors=Metrics(**self._options.floors))
+        results = Results((self._node,), rules=rules)
+        while (step := plan(results)) is not None:
+            again = any(answered.step.phase is step.phase for answered in results.steps)
+            self._doing = step.phase.value + (", once more" if again else "")
+            self._display.event(f"check: {self._doing}", logging.DEBUG)
+            record = await self._record(len(results.steps), step.phase)
+            answered = Answered(step, {self._node: record})
+            results = replace(results, steps=(*results.steps, answered))
+        return verdict(results)
+
+    async def _record(self, number: int, phase: Phase) -> Record:
+        remaining_s = self._remaining_s()
+        if remaining_s <= 0:
+            time_over = f"the {self._options.timeout_s:g} s of --check-timeout are over"
+            return Record(self._node, phase, failure=f"{NOT_CARRIED_OUT}: {time_over}")
+        return await self._crew.run(
+            Order(
+                number=number,
+                phase=phase,
+                level=Level(self._options.level),
+                rank_offset=0,
+                world_size=1,
+                master_addr="",
+                master_port=0,
+                deadline_s=remaining_s,
+            )
+        )
+
+    def _remaining_s(self) -> float:
+        return max(self._deadline - asyncio.get_running_loop().time(), 0.0)
+
+
+@contextlib.asynccontextmanager
+async def _live_line(
+    climb: _Climb, display: Display, spawner: SpawnerClient
+) -> AsyncIterator[None]:
+    """Keep the live line, where there is a terminal."""
+    if not display.live:
+        yield
+        return
+
+    async def redraw() -> None:
+        while True:
+            display.status(climb.progress)
+            await asyncio.sleep(_REDRAW_S)
+
+    display.open(spawner.set_last_words)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, display.refresh)
+    task = asyncio.create_task(redraw())
+    try:
+        yield
+    finally:
+        task.cancel()
+        display.suspend()
+
+
+# --- what is said at the end -----------------------------------------------------------------
+
+
+def _exit_code(node: NodeVerdict, *, is_strict: bool) -> int:
+    match node.standing:
+        case Standing.PASSED | Standing.SLOW:
+            has_warning = node.standing is Standing.SLOW or node.remarks
+            return exit_codes.CHECKS_WARNED if is_strict and has_warning else exit_codes.SUCCESS
+        case Standing.FAULTY:
+            return exit_codes.NODE_EXCLUDED
+        case _:
+            return exit_codes.CHECKS_FAILED
+
+
+def _print_table(verdicts: Verdicts) -> None:
+    from rich.console import Console
+
+    from ..checks.table import print_verdicts
+
+    # Into a pipe nothing is folded, so that it can be searched by line.
+    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
+
+
+def _check_report_path(path: str | None) -> None:
+    """Refuse a report that could not be written, before the time of a check is spent.
+
+    Raises:
+        UsageError: its folder is missing or not writable, or it is a folder itself.
+    """
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
+        raise UsageError(
+            f"--check-report was given {path!r}, which cannot be written; right would be a file"
+            " in a folder that exists and is writable."
+        )
+
+
+def _write_report(path: str, report: str) -> None:
+    """Write the report in one step: who waits for it never sees half of it.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        part.write_text(report + "\n", encoding="utf-8")
+        part.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise UsageError(f"--check-report {path!r} cannot be written: {error.strerror}.") from error

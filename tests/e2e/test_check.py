@@ -1,0 +1,89 @@
+"""``ft-run check`` on one node, as a user meets it."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+
+def test_a_healthy_node_as_json_and_as_a_report(ft):
+    # The same entry point, in an interpreter that tells its modules at the end.
+    probe = ft.script(
+        "import sys\n"
+        "from ft_run.launcher.main import main\n"
+        "status = main(sys.argv[1:])\n"
+        "print('torch' in sys.modules, 'grpc' in sys.modules, file=sys.stderr)\n"
+        "sys.exit(status)\n",
+        "probe.py",
+    )
+    args = ("check", "--nproc-per-node", 2, "--json", "--check-report", ft.folder / "report.json")
+    command = ft.run(*args, program=(sys.executable, str(probe)))
+    assert command.process.returncode == 0
+    assert command.stderr == "False False\n"
+    report = json.loads(command.stdout)
+    assert report == json.loads((ft.folder / "report.json").read_text())
+    (node,) = report["nodes"]
+    assert (node["verdict"], node["reason"]) == ("passed", "")
+    assert set(node["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
+    assert node["facts"]["local_world_size"] == 2
+    assert report["conclusion"] == "1 of 1 nodes pass"
+    assert sorted(path.name for path in ft.folder.glob("*report*")) == ["report.json"]
+
+
+def test_a_device_that_fails_is_named_and_the_exit_status_is_30(ft):
+    command = ft.run("check", env={"FT_RUN_CHECK_FAULT": "fail@phase=solo", "COLUMNS": "80"})
+    assert command.process.returncode == 30
+    assert "faulty" in command.stdout
+    assert "solo: opening the device: the device failed (injected" in command.stdout
+    assert "0 of 1 nodes pass; faulty: " in command.stdout.splitlines()[-1]
+    assert command.stderr == ""
+
+
+def test_what_misses_a_floor_twice_is_a_warning(ft):
+    args = ("check", "--min-compute-tflops", "1e6")
+    command = ft.run(*args, "--strict", env={"COLUMNS": "160"})
+    assert command.process.returncode == 10
+    assert " ! " in command.stdout
+    assert "less than the 1e+06 asked for" in command.stdout
+
+
+def test_a_full_disk_is_found_before_torch_is_needed(ft):
+    # What /proc says of its free space is that there is none.
+    command = ft.run("check", "--log-dir", "/proc", "--json")
+    assert command.process.returncode == 30
+    (node,) = json.loads(command.stdout)["nodes"]
+    assert node["reason"].startswith("facts: the disk of the log folder is full")
+    assert node["metrics"] == {}
+
+
+def test_a_check_that_has_no_time_is_worth_retrying(ft):
+    command = ft.run("check", "--check-timeout", 0.05)
+    assert command.process.returncode == 20
+    assert "the check could not be carried out" in command.stdout
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_check_in_one_line(ft, name):
+    command = ft.start("check", env={"FT_RUN_CHECK_FAULT": "hang", "LOGLEVEL": "DEBUG"})
+    command.expect("check: solo")
+    command.send(signal.Signals[name])
+    assert command.wait() == 128 + signal.Signals[name]
+    lines = command.stderr.splitlines()
+    assert lines[-1].endswith(f"check: received {name}: ending")
+    assert command.stdout == ""
+    assert not ft.processes()
+
+
+def test_a_script_called_check_still_runs(ft):
+    ft.script("print('mine')\n", "check")
+    assert ft.run("./check").stdout == "mine\n"
+
+
+def test_wrong_usage(ft):
+    command = ft.run("check", "node0")
+    assert command.process.returncode == 2
+    assert "ft-run check takes no arguments, but was given 'node0'" in command.stderr
+    command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
+    assert command.process.returncode == 2
+    assert "which cannot be written; right would be a file in a folder" in command.stderr

@@ -1,0 +1,90 @@
+"""Every fact that can speak against a node, and the facts that nearly do."""
+
+import pytest
+from ft_run.checks.fact_rules import RULES, Severity, findings
+from ft_run.checks.records import Fact
+
+FATAL, WARNING = Severity.FATAL, Severity.WARNING
+
+GOOD: dict[str, Fact] = {
+    "gpus": 1,
+    "local_world_size": 1,
+    "gpu0_ecc_uncorrected": 0,
+    "gpu0_row_remap_failed": 0,
+    "gpu0_row_remap_pending": 0,
+    "gpu0_page_retirement_pending": 0,
+    "gpu0_nvlinks_up": 18,
+    "gpu0_nvlinks_down": 0,
+    "gpu0_throttled_by": "",
+    "gpu0_temperature_margin_c": 40,
+    "gpu0_pcie_lanes_missing": 0,
+    "gpu0_used_gb": 0.6,
+    "gpu_xids": "",
+    "ib_mlx5_0_1_state": "ACTIVE",
+    "dev_shm_free_gb": 60.0,
+    "log_dir_free_gb": 50.0,
+    "open_files_limit": 1048576,
+    "memlock_limit_gb": -1,
+}
+
+BAD: list[tuple[dict[str, Fact], Severity, str]] = [
+    ({"gpu3_error": "GPU is lost"}, FATAL, "GPU 3 does not answer: GPU is lost"),
+    ({"gpu0_ecc_uncorrected": 2}, FATAL, "GPU 0 has 2 uncorrected memory errors"),
+    ({"gpu0_row_remap_failed": 1}, FATAL, "GPU 0 could not replace a bad row"),
+    ({"gpu0_row_remap_pending": 1}, FATAL, "GPU 0 must be reset to replace a bad row"),
+    ({"gpu0_page_retirement_pending": 1}, FATAL, "GPU 0 must be reset to retire a bad page"),
+    ({"gpu12_nvlinks_down": 1}, WARNING, "GPU 12 has 1 NVLink(s) that are down"),
+    ({"gpu0_throttled_by": "heat"}, WARNING, "GPU 0 is slowed down by heat"),
+    ({"gpu0_temperature_margin_c": 4}, WARNING, "GPU 0 is 4 degrees below"),
+    ({"gpu0_pcie_lanes_missing": 8}, WARNING, "GPU 0 is connected by 8 PCIe lanes fewer"),
+    ({"gpu0_used_gb": 31.2}, WARNING, "GPU 0 has 31.2 GB in use before the job starts"),
+    ({"gpu_xids": "79, 48"}, WARNING, "GPU errors (XID 79, 48)"),
+    ({"nvml_error": "Driver/library version mismatch"}, WARNING, "driver does not answer"),
+    ({"ib_mlx5_0_1_state": "DOWN"}, WARNING, "InfiniBand port mlx5_0_1 is DOWN"),
+    ({"dev_shm_free_gb": 0.06, "local_world_size": 2}, FATAL, "/dev/shm has 0.06 GB free"),
+    (
+        {"dev_shm_free_gb": 0.06, "local_world_size": 2, "gpus": 0},
+        WARNING,
+        "too little for 2 workers",
+    ),
+    ({"log_dir_free_gb": 0.001}, FATAL, "the disk of the log folder is full"),
+    ({"log_dir_free_gb": 0.5}, WARNING, "the disk of the log folder has 0.5 GB left"),
+    ({"log_dir_error": "/logs is not writable"}, FATAL, "/logs is not writable"),
+    ({"open_files_limit": 256}, WARNING, "may open 256 files only"),
+    ({"memlock_limit_gb": 0.008}, WARNING, "may lock 0.008 GB of memory only"),
+]
+
+
+def test_a_good_node_has_no_findings():
+    assert findings(GOOD) == ()
+    assert findings({}) == ()
+
+
+@pytest.mark.parametrize(("facts", "severity", "words"), BAD)
+def test_each_bad_fact_is_found(facts, severity, words):
+    (found,) = findings(GOOD | facts)
+    assert found.severity is severity
+    assert words in found.text
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"dev_shm_free_gb": 0.01},  # one worker shares with nobody
+        {"dev_shm_free_gb": 0.064, "local_world_size": 2},
+        {"open_files_limit": -1},
+        {"gpu0_used_gb": 2.0},
+    ],
+)
+def test_what_nearly_speaks_against_a_node(facts):
+    assert findings(GOOD | facts) == ()
+
+
+def test_without_infiniband_no_memory_need_be_locked():
+    facts = {name: value for name, value in GOOD.items() if not name.startswith("ib_")}
+    assert findings(facts | {"memlock_limit_gb": 0.008}) == ()
+
+
+def test_every_rule_has_a_case():
+    assert len(BAD) == len(RULES)
+    assert len({found for facts, _, _ in BAD for found in findings(GOOD | facts)}) == len(RULES)

@@ -1,0 +1,87 @@
+"""Facts from trees of /proc, /sys and /dev; the machine's own where nothing can be injected."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ft_run.checks.facts import FactSources, collect_facts, collect_xids
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A machine with 8 GiB of memory and two InfiniBand ports."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:        8388608 kB\nMemFree: 1 kB\n")
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    for port, state in ((1, "4: ACTIVE"), (2, "1: DOWN")):
+        folder = tmp_path / f"sys/class/infiniband/mlx5_0/ports/{port}"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(state + "\n")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    return tmp_path
+
+
+def collect(root, **sources):
+    return collect_facts(FactSources(root=root, nvml=lambda: None, **sources))
+
+
+def test_versions_limits_and_ports(root, tmp_path):
+    facts = collect(root, local_world_size=4, ft_run_version="0.1", log_dir=str(tmp_path))
+    assert facts["local_world_size"] == 4
+    assert facts["ft_run"] == "0.1"
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["torch"]
+    assert facts["cpus"] == len(os.sched_getaffinity(0))
+    assert facts["memory_gb"] == 8.59
+    assert facts["ib_mlx5_0_1_state"] == "ACTIVE"
+    assert facts["ib_mlx5_0_2_state"] == "DOWN"
+    assert facts["ib_mlx5_0_1_rate_gbit_per_s"] == 400.0
+    assert facts["log_dir_free_gb"] > 0
+    assert facts["unix_time_s"] > 1.7e9
+
+
+def test_the_tightest_limit_of_memory_counts(root, tmp_path):
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    inner.mkdir()
+    outer.mkdir()
+    (inner / "memory.max").write_text("max\n")
+    (outer / "memory.limit_in_bytes").write_text("4000000000\n")
+    facts = collect(root, memory_cgroups=(str(inner), str(outer)))
+    assert facts["memory_limit_gb"] == 4.0
+    (outer / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert "memory_limit_gb" not in collect(root, memory_cgroups=(str(inner), str(outer)))
+
+
+def test_a_script_is_known_by_its_hash(root, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    first = collect(root, script=str(script))["script_sha256"]
+    script.write_text("print(2)\n")
+    assert collect(root, script=str(script))["script_sha256"] != first
+    assert "script_sha256" not in collect(root, script=str(tmp_path / "missing.py"))
+
+
+def test_a_log_folder_that_does_not_exist_yet(root, tmp_path):
+    facts = collect(root, log_dir=str(tmp_path / "not" / "yet"))
+    assert facts["log_dir_free_gb"] > 0
+    assert "log_dir_error" not in facts
+
+
+def test_xids_of_the_kernel_log(root):
+    log = root / "dev/kmsg"
+    log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:65:00): 79, pid=1, GPU has fallen off the bus.\n")
+    assert collect_xids(root) == {"gpu_xids": "79"}
+    log.write_text("6,1,1,-;eth0: link up\n")
+    assert collect_xids(root) == {"gpu_xids": ""}
+    log.unlink()
+    assert collect_xids(root) == {}
+
+
+def test_facts_need_no_torch():
+    program = (
+        "import sys; from ft_run.checks.facts import FactSources, collect_facts;"
+        "print('torch' in collect_facts(FactSources()), 'torch' in sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert output.stdout.split() == [b"True", b"False"]
