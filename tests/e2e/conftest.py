@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from ft_run.tests import ports
+from ft_run.tests import hosts, ports
+from ft_run.tests.hosts import Host, Network
 
 FT_RUN = str(Path(sys.executable).with_name("ft-run"))
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -143,10 +144,11 @@ class Launcher:
         cwd: Path | None = None,
         program: Sequence[str] = (FT_RUN,),
         new_session: bool = False,
+        host: Host | None = None,
     ) -> Command:
-        """Start ``ft-run`` (or ``program``) with arguments; return at once."""
+        """Start ``ft-run`` (or ``program``) with arguments, in a host or here; return at once."""
         process = subprocess.Popen(
-            [*program, *map(str, args)],
+            [*(host.enter if host is not None else ()), *program, *map(str, args)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -184,6 +186,17 @@ class Launcher:
                 pytest.fail(f"not within {timeout_s} s: {what}; running: {self.processes()}")
             threading.Event().wait(0.01)
 
+    def finish(self) -> None:
+        """End what still runs; no process and no temporary file of the test may be left."""
+        for command in self.commands:
+            if command.process.poll() is None:
+                command.send(signal.SIGKILL)
+                command.process.wait()
+        self.wait_until(lambda: not self.processes(), "all processes of the test have ended")
+        left = [str(path.relative_to(self.temporary)) for path in self.temporary.iterdir()]
+        if all(command.process.returncode == 0 for command in self.commands):
+            assert not left, f"temporary files were left: {left}"
+
 
 @pytest.fixture(autouse=True, scope="session")
 def default_signals() -> Iterator[None]:
@@ -205,14 +218,20 @@ def ft(tmp_path: Path) -> Iterator[Launcher]:
     """A launcher; afterwards no process and no temporary file of the test may be left."""
     launcher = Launcher(tmp_path)
     yield launcher
-    for command in launcher.commands:
-        if command.process.poll() is None:
-            command.send(signal.SIGKILL)
-            command.process.wait()
-    launcher.wait_until(lambda: not launcher.processes(), "all processes of the test have ended")
-    left = [str(path.relative_to(launcher.temporary)) for path in launcher.temporary.iterdir()]
-    if all(command.process.returncode == 0 for command in launcher.commands):
-        assert not left, f"temporary files were left: {left}"
+    launcher.finish()
+
+
+@pytest.fixture
+def network(ft: Launcher) -> Iterator[Network]:
+    """A network, yet without hosts; afterwards no process of the test may be left in any."""
+    reason = hosts.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with Network() as network:
+        yield network
+        for host in network.hosts.values():
+            host.thaw()
+        ft.finish()  # while the hosts are there: their end would hide what was left
 
 
 @pytest.fixture
