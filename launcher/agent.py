@@ -274,6 +274,7 @@ class Agent:
         known = self._claim
         self._claim = Claim(
             round=known.round if known is not None else 0,
+            formed_by=known.formed_by if known is not None else "",
             restarts=known.restarts if known is not None else 0,
             nodes=0,
             node_rank=0,
@@ -294,6 +295,7 @@ class Agent:
             self._event(say.regroup(place))
         self._claim = Claim(
             round=place.round,
+            formed_by=place.formed_by,
             restarts=place.restarts,
             nodes=place.nodes,
             node_rank=place.node_rank,

@@ -7,7 +7,7 @@ than those who come next, and have been in a lower round.
 """
 
 import enum
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from .failure import Failure
 from .messages import Claim, ClaimState
@@ -31,8 +31,30 @@ def is_spare(claim: Claim) -> bool:
     return claim.nodes == 0
 
 
+@dataclass(slots=True)
+class _World:
+    """A world with the highest number, and those of its members that are there."""
+
+    nodes: int
+    members: dict[str, Claim] = field(default_factory=dict)
+    has_failed: bool = False
+
+    @property
+    def missing(self) -> int:
+        """How many members are not there."""
+        return max(0, self.nodes - len(self.members))
+
+
+_NO_WORLD = _World(0)
+
+
 class Adoption:
-    """The claims of attending nodes, until a decision is made. O(1) for each report."""
+    """The claims of attending nodes, until a decision is made. O(1) for each report.
+
+    Masters that knew nothing of each other may have formed worlds with one number, after a
+    partition say. Then the one that is complete is taken over, or the one of which most members
+    are there; the others' members are stale.
+    """
 
     def __init__(self, until: float) -> None:
         self.until = until
@@ -40,9 +62,8 @@ class Adoption:
         self.round = -1
         """The highest round that any node was in."""
         self._claims: dict[str, Claim] = {}
-        self._members: dict[str, Claim] = {}
-        self._nodes = 0
-        self._failed = False
+        self._worlds: dict[str, _World] = {}
+        """The worlds of the highest round, by the master that formed them."""
         self._doomed: dict[str, int] = {}
         self._told: set[str] = set()
 
@@ -51,23 +72,33 @@ class Adoption:
         self.forget(node_id)
         self._claims[node_id] = claim
         if claim.round > self.round:
-            self.round, self._nodes, self._failed = claim.round, 0, False
-            self._members = {}
+            self.round, self._worlds = claim.round, {}
             for name in self._claims:
                 self._look_at(name)
         if claim.round == self.round and not is_spare(claim):
-            self._members[node_id] = claim
-            self._nodes = claim.nodes
+            self._worlds.setdefault(claim.formed_by, _World(claim.nodes))
+        self._keep(node_id, claim)
+
+    def _world_of(self, claim: Claim) -> _World | None:
+        is_of_the_highest = claim.round == self.round and not is_spare(claim)
+        return self._worlds.get(claim.formed_by) if is_of_the_highest else None
+
+    def _keep(self, node_id: str, claim: Claim) -> None:
+        self._claims[node_id] = claim
+        world = self._world_of(claim)
+        if world is not None:
+            world.members[node_id] = claim
         self._look_at(node_id)
 
     def _look_at(self, node_id: str) -> None:
         """Find out whether the node's workers must be stopped whatever else comes to light."""
-        claim, is_member = self._claims[node_id], node_id in self._members
-        if is_member and not self._failed and _has_failed(claim):
-            self._failed = True
-            for name in self._members:
+        claim = self._claims[node_id]
+        world = self._world_of(claim)
+        if world is not None and not world.has_failed and _has_failed(claim):
+            world.has_failed = True
+            for name in world.members:
                 self._look_at(name)
-        is_over = self._failed if is_member else claim.round < self.round
+        is_over = world.has_failed if world is not None else claim.round < self.round
         if is_over and claim.state is not ClaimState.STOPPED and node_id not in self._told:
             self._doomed[node_id] = claim.round
 
@@ -94,16 +125,14 @@ class Adoption:
             failures += (failure,)
         if claim.state is ClaimState.STOPPED:
             state = None  # what is dead stays dead
-        claim = replace(claim, state=state or claim.state, failures=failures)
-        self._claims[node_id] = claim
-        if node_id in self._members:
-            self._members[node_id] = claim
-            self._look_at(node_id)
+        self._keep(node_id, replace(claim, state=state or claim.state, failures=failures))
 
     def forget(self, node_id: str) -> None:
         """Drop the claim of a node that is gone, but not the round it taught."""
-        self._claims.pop(node_id, None)
-        self._members.pop(node_id, None)
+        claim = self._claims.pop(node_id, None)
+        world = self._world_of(claim) if claim is not None else None
+        if world is not None:
+            world.members.pop(node_id, None)
         self._doomed.pop(node_id, None)
         self._told.discard(node_id)
 
@@ -111,9 +140,20 @@ class Adoption:
         """Return what each node claims."""
         return dict(self._claims)
 
+    def formed_by(self) -> str:
+        """Return the master that formed the world to be taken over; empty if there is none."""
+        return max(self._worlds, key=self._rank_of, default="")
+
+    def _rank_of(self, formed_by: str) -> tuple[bool, int]:
+        world = self._worlds[formed_by]
+        return (not world.missing, len(world.members))
+
+    def _chosen(self) -> _World:
+        return self._worlds.get(self.formed_by(), _NO_WORLD)
+
     def members(self) -> dict[str, Claim]:
-        """Return the claims on the highest round."""
-        return dict(self._members)
+        """Return the claims on the world to be taken over."""
+        return dict(self._chosen().members)
 
     def alive(self, node_id: str) -> bool:
         """Return whether a node may still have workers."""
@@ -121,22 +161,21 @@ class Adoption:
         return claim is not None and claim.state is not ClaimState.STOPPED
 
     def missing(self) -> int:
-        """Return how many members of the highest round are not there."""
-        return max(0, self._nodes - len(self._members))
+        """Return how many members of the world to be taken over are not there."""
+        return self._chosen().missing
 
     def judge(self, nodes: int, now: float) -> Finding:
         """Return what the claims amount to, with ``nodes`` nodes attending at ``now``."""
-        members, missing = self._members, self.missing()
+        world = self._chosen()
+        members, missing = world.members, world.missing
         if now < self.until and (missing or not members):
             return Finding.INCOMPLETE
-        if self._failed:
+        if world.has_failed:
             return Finding.FAILED
         if not members or any(claim.state is ClaimState.STOPPED for claim in members.values()):
             return Finding.BROKEN
         if not missing:
-            # Two masters that knew nothing of each other may have used one number.
-            is_whole = len({claim.node_rank for claim in members.values()}) == self._nodes
-            return Finding.COMPLETE if is_whole else Finding.BROKEN
+            return Finding.COMPLETE
         # Nodes that never heard of the round, because the old master died while it told them,
         # stand here ready, and nobody else is missing: no node was lost.
         spares = sum(is_spare(claim) for claim in self._claims.values())

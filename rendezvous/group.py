@@ -163,7 +163,7 @@ class Group(Joining):
         """Take over the nodes of the highest round as if it were our own."""
         self._adoption = None
         self._formed_before = True
-        self.round = adoption.round
+        self.round, self.formed_by = adoption.round, adoption.formed_by()
         self.phase = GroupPhase.RUNNING
         self._lobby.close()
         members = adoption.members()

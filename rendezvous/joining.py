@@ -11,7 +11,7 @@ from .contest import Contest, Newcomer
 from .events import Close, GroupSettings, Send
 from .messages import Attend, Challenge, Claim, ClaimState, Offer, Refused, Start, Stop
 from .roster import Node, NodePhase
-from .rounds import GroupPhase, Rounds
+from .rounds import IN_ROUND, GroupPhase, Rounds
 
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
 
@@ -19,8 +19,8 @@ _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
 class Joining(Rounds):
     """Takes in the nodes of a job."""
 
-    def __init__(self, settings: GroupSettings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: GroupSettings | None = None, master_id: str = "") -> None:
+        super().__init__(settings, master_id)
         self._contest = Contest()
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
@@ -151,6 +151,8 @@ class Joining(Rounds):
         """Bring a node of a round and its master to the same knowledge again."""
         claim, was_told = attend.claim, node.phase in _TO_STOP
         if claim is not None and claim.round == node.round and not is_spare(claim):
+            if node.phase in IN_ROUND and claim.formed_by != self.formed_by:
+                self._was_taken(node, claim)
             self._catch_up(node, claim, attend.offer, now)
         elif node.phase is NodePhase.RUNNING and node.place is not None:
             self._send(node, Start(node.place))  # the stream broke before it heard of its round
@@ -158,6 +160,12 @@ class Joining(Rounds):
             # Also to one that seems not to have heard of its round: the start may lie before it.
             reason = self._postmortem.reason or f"round {node.round} is over"
             self._send(node, Stop(node.round, reason))
+
+    def _was_taken(self, node: Node, claim: Claim) -> None:
+        """While its stream was broken a node got a round of this number from another master."""
+        if node.phase is not NodePhase.STOPPING:
+            where = f"node {node.rank} ({node.spec.host})"
+            self._break(f"{where} was in round {claim.round} of another master", counted=False)
 
     def _catch_up(self, node: Node, claim: Claim, offer: Offer, now: float) -> None:
         """Take in what happened on a node while its stream was broken."""

@@ -5,6 +5,7 @@ in the same process. Everything runs on one asyncio loop, without a lock and wit
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
@@ -43,7 +44,7 @@ class Master:
             note: called with one line for each thing a person who watches should know.
             clock: seconds that never go back.
         """
-        self.group = Group(settings)
+        self.group = Group(settings, os.urandom(8).hex())
         self.started_at = clock()
         self.round_started_at = self.started_at
         self._note = note

@@ -64,6 +64,8 @@ class Claim:
     """The last round that a node was in: what a master that starts from nothing must know."""
 
     round: int
+    formed_by: str
+    """The master that formed it: two that knew nothing of each other may use one number."""
     restarts: int
     nodes: int
     """Size of that round's world, in nodes."""
@@ -156,6 +158,8 @@ class Place:
     """One node's share of a world, and why the round before it ended."""
 
     round: int
+    formed_by: str
+    """Random id of the master process that formed it."""
     restarts: int
     """Restarts counted so far; the same number on every node."""
     node_rank: int

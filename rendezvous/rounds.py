@@ -28,7 +28,7 @@ from .postmortem import Postmortem
 from .roster import Node, NodePhase, Roster
 from .world import Candidate, World, form, largest_size, order, usable_size
 
-_IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
+IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
 
 
 class GroupPhase(enum.Enum):
@@ -44,12 +44,21 @@ class GroupPhase(enum.Enum):
 class Rounds:
     """The rounds of one job, and what its nodes report of them."""
 
-    def __init__(self, settings: GroupSettings | None = None) -> None:
+    def __init__(self, settings: GroupSettings | None = None, master_id: str = "") -> None:
+        """Begin with no node and no round.
+
+        Args:
+            settings: the times to keep.
+            master_id: random, one per master process; it tells worlds apart.
+        """
         self.settings = settings or GroupSettings()
+        self._master_id = master_id
         self.job: JobSpec | None = None
         self.roster = Roster()
         self.phase = GroupPhase.GATHERING
         self.round = -1
+        self.formed_by = ""
+        """The master that formed ``round``: this one, or the one that it was taken over from."""
         self.restarts = 0
         self.world_nodes = 0
         """Nodes in the world of ``round``."""
@@ -75,7 +84,7 @@ class Rounds:
     def _failed(self, node: Node, round_number: int, failure: Failure) -> None:
         if self._adoption is not None:
             self._adoption.update(node.spec.node_id, round_number, failure=failure)
-        elif node.round == round_number == self.round and node.phase in _IN_ROUND:
+        elif node.round == round_number == self.round and node.phase in IN_ROUND:
             self._postmortem.remember(failure)
             if self.phase is GroupPhase.RUNNING:
                 self._break(failure.summary(), counted=True)
@@ -229,6 +238,7 @@ class Rounds:
             if node.link is not None
         ]
         self.round = self._highest = max(self.round, self._highest) + 1
+        self.formed_by = self._master_id
         world = form(self.round, order(candidates, size))
         self.world_nodes = size
         self.phase = GroupPhase.RUNNING
@@ -251,6 +261,7 @@ class Rounds:
     def _start(self, world: World, reason: str, cause: Failure | None) -> None:
         base = Place(
             round=world.round,
+            formed_by=self.formed_by,
             restarts=self.restarts,
             node_rank=0,
             nodes=len(world.members),

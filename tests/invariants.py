@@ -43,6 +43,12 @@ class InvariantError(AssertionError):
     """An invariant does not hold."""
 
 
+_World = tuple[int, str]
+"""A round's number and the master that formed it. Two masters that know nothing of each other may
+use one number: one that starts from nothing and meets only new nodes, before any member of the
+running round is back."""
+
+
 class Invariants:
     """What an observer of one history has seen, and what follows for the next step."""
 
@@ -53,25 +59,18 @@ class Invariants:
         self._highest = -1
         self._given_up: dict[str, int] = {}
         """By incarnation: up to this round its workers are no longer waited for."""
-        self._done: dict[tuple[int, int], set[str]] = defaultdict(set)
+        self._done: dict[_World, set[str]] = defaultdict(set)
         self._is_settling = False
-        self.is_void = False
-        """Two masters that knew nothing of each other have used one number; a third mixes them.
-
-        It takes a master that starts from nothing and meets only new nodes, enough for a world,
-        before any member of the running round is back, and then is lost as well. Claims name no
-        world that could tell the two rounds apart.
-        """
         self.new_master()
 
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
         self._worlds: dict[int, dict[str, Place]] = {}
-        self._ports_claimed: dict[int, int] = {}
         self._heard_of = -1
         self._restarts_heard_of = 0
-        self._in_round: dict[str, int] = {}
-        self._failed: set[int] = set()
+        self._in_world: dict[str, _World] = {}
+        """By incarnation: the world whose workers the master knows it to have."""
+        self._failed: set[_World] = set()
         self._stops: set[tuple[int, int]] = set()
         self._verdict: Verdict | None = None
         self._adopting_since: float | None = None
@@ -94,27 +93,29 @@ class Invariants:
         if node is None:
             return
         incarnation, message = node.spec.incarnation, event.message
-        if isinstance(message, Stopped) and self._in_round.get(incarnation) == message.round:
-            del self._in_round[incarnation]
-        is_member = node.phase is not NodePhase.STALE
-        is_of_round = self._in_round.get(incarnation) == getattr(message, "round", None)
-        if not (isinstance(message, Failed) and is_of_round and is_member):
+        world = self._in_world.get(incarnation)
+        if world is None or world[0] != getattr(message, "round", None):
+            return
+        if isinstance(message, Stopped):
+            del self._in_world[incarnation]
+        if not isinstance(message, Failed) or node.phase is NodePhase.STALE:
             return
         # While a round is taken over, a failure during an earlier master's stop says nothing new.
         if not (message.failure.after_stop and group.phase is GroupPhase.ADOPTING):
-            self._hear_of_failure(group, message.round)
+            self._hear_of_failure(group, world)
 
-    def _hear_of_failure(self, group: Group, round_number: int) -> None:
-        current = self._heard_of if group.phase is GroupPhase.ADOPTING else group.round
-        if round_number == current and group.phase is not GroupPhase.FINISHED:
-            self._failed.add(round_number)
+    def _hear_of_failure(self, group: Group, world: _World) -> None:
+        if group.phase is GroupPhase.ADOPTING:
+            is_current = world[0] == self._heard_of
+        else:
+            is_current = world == (group.round, group.formed_by)
+        if is_current and group.phase is not GroupPhase.FINISHED:
+            self._failed.add(world)
 
     def after(self, group: Group, event: Event, commands: Sequence[Command], now: float) -> None:
         """Check all that must hold now."""
         if isinstance(event, Received) and isinstance(event.message, Attend):
             self._hear_attend(group, event.link, event.message)
-        if self.is_void:
-            return
         self._who_was_given_up(group, now)
         self._how_the_round_ended(group, event)
         self._what_was_sent(group, commands)
@@ -129,33 +130,21 @@ class Invariants:
         self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
         if claim.nodes == 0:
             return
-        self._find_mixture(group, attend.claim, incarnation)
-        known = self._in_round.get(incarnation, -1)
+        world, known = _world_of(claim), self._in_world.get(incarnation)
         if claim.state is ClaimState.STOPPED:
-            if known <= claim.round:
-                self._in_round.pop(incarnation, None)
-        elif claim.round > known:
-            self._in_round[incarnation] = claim.round
-        # An earlier master can have formed another world under a number that this one, which
-        # knew nothing of it, has used again: its members are strangers here.
-        is_of_this_world = incarnation in self._worlds.get(claim.round, {incarnation: None})
-        was_member = known == claim.round and is_of_this_world
-        was_member = was_member or group.phase is GroupPhase.ADOPTING
+            if known is None or known[0] <= claim.round:
+                self._in_world.pop(incarnation, None)
+        elif known is None or claim.round > known[0]:
+            self._in_world[incarnation] = world
+        was_member = known == world or group.phase is GroupPhase.ADOPTING
         if was_member and any(not failure.after_stop for failure in claim.failures):
-            self._hear_of_failure(group, claim.round)
-
-    def _find_mixture(self, group: Group, claim: Claim, incarnation: str) -> None:
-        place = next(a.place for a in self._agents if a.spec.incarnation == incarnation)
-        if place is None or place.round != claim.round or claim.round in self._worlds:
-            return
-        port = self._ports_claimed.setdefault(claim.round, place.master_port)
-        self.is_void |= port != place.master_port
+            self._hear_of_failure(group, world)
 
     def _who_was_given_up(self, group: Group, now: float) -> None:
         """Workers of nodes that the master has declared lost may run on, for a while."""
         present = {node.spec.incarnation for node in group.roster}
         for incarnation in self._roster.keys() - present:
-            self._in_round.pop(incarnation, None)
+            self._in_world.pop(incarnation, None)
             self._give_up(_is_incarnation(incarnation))
         is_adopting = group.phase is GroupPhase.ADOPTING
         if is_adopting and self._adopting_since is None:
@@ -169,8 +158,7 @@ class Invariants:
         is_patient = since is not None and now < since + self._settings.adoption_grace_s
         self._give_up(
             lambda agent: (
-                agent.spec.incarnation not in present
-                and not (is_patient and agent.live == self._heard_of)
+                agent.spec.incarnation not in present and not (is_patient and _is_in(agent, group))
             )
         )
 
@@ -186,7 +174,7 @@ class Invariants:
         place = agent.place
         assert place is not None
         for other in self._agents:
-            if other.live is None or other.live >= place.round:
+            if other.live is None or other.live > place.round or _shares_world(other, place):
                 continue
             if other.live > self._given_up.get(other.spec.incarnation, -1):
                 raise InvariantError(
@@ -202,7 +190,7 @@ class Invariants:
     def done(self, agent: Agent) -> None:
         """The workers of a node have exited 0."""
         assert agent.place is not None
-        done = self._done[agent.place.round, agent.place.master_port]
+        done = self._done[_world_of(agent.place)]
         done.add(agent.spec.incarnation)
 
     # --- I2, I3, I5: what was sent -----------------------------------------------------------
@@ -221,7 +209,7 @@ class Invariants:
                             raise InvariantError("I2: another place in the same round")
                     else:
                         new[place.round][incarnation] = place
-                        self._in_round[incarnation] = place.round
+                        self._in_world[incarnation] = _world_of(place)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
                 case Verdict():
@@ -337,7 +325,7 @@ class Invariants:
         places = [a.place for a in self._agents if a.spec.incarnation in present and a.is_done]
         for place in places:
             assert place is not None
-            done = self._done[place.round, place.master_port]
+            done = self._done[_world_of(place)]
             everyone = self._worlds.get(place.round, {})
             if place.round == group.round and (len(done) < place.nodes or everyone.keys() - done):
                 raise InvariantError("I5: succeeded, but not all were done")
@@ -349,12 +337,14 @@ class Invariants:
             return
         current = self._heard_of if group.phase is GroupPhase.ADOPTING else group.round
         for node in group.roster:
-            round_number = self._in_round.get(node.spec.incarnation)
-            if round_number is None or node.link is None:
+            world = self._in_world.get(node.spec.incarnation)
+            if world is None or node.link is None:
                 continue
-            is_over = round_number in self._failed or round_number < current
-            if is_over and (node.link, round_number) not in self._stops:
-                raise InvariantError(f"I4: {node.spec.node_id} was not told to stop {round_number}")
+            is_over = world in self._failed or world[0] < current
+            if group.phase is not GroupPhase.ADOPTING:
+                is_over |= world[0] == current and world[1] != group.formed_by
+            if is_over and (node.link, world[0]) not in self._stops:
+                raise InvariantError(f"I4: {node.spec.node_id} was not told to stop {world}")
 
     # --- I6: idempotence ---------------------------------------------------------------------
 
@@ -407,7 +397,7 @@ class Invariants:
     def _runs(self, group: Group) -> None:
         members = 0
         for agent in self._agents:
-            if agent.live is not None and agent.live != group.round:
+            if agent.live is not None and not _is_in(agent, group):
                 raise InvariantError(f"I4: {agent.name} runs round {agent.live} on")
             members += agent.live is not None
             if agent.is_there and group.roster.get(agent.spec.node_id) is None:
@@ -446,6 +436,20 @@ def snapshot(group: Group) -> tuple[object, ...]:
         group.deadline(),
         nodes,
     )
+
+
+def _world_of(of: Claim | Place) -> _World:
+    return (of.round, of.formed_by)
+
+
+def _is_in(agent: Agent, group: Group) -> bool:
+    """Whether an agent has workers of the group's present world."""
+    place = agent.place if agent.live is not None else None
+    return place is not None and _world_of(place) == (group.round, group.formed_by)
+
+
+def _shares_world(agent: Agent, place: Place) -> bool:
+    return agent.place is not None and _world_of(agent.place) == _world_of(place)
 
 
 def _is_incarnation(incarnation: str) -> Callable[[Agent], bool]:

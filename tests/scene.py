@@ -47,12 +47,13 @@ def claim_of(
     state: ClaimState = ClaimState.RUNNING,
     restarts: int = 0,
     failures: tuple[Failure, ...] = (),
+    formed_by: str = "earlier",
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
-    return Claim(number, restarts, nodes, rank, rank, state, failures)
+    return Claim(number, formed_by, restarts, nodes, rank, rank, state, failures)
 
 
-SPARE = Claim(0, 0, 0, 0, 0, ClaimState.STOPPED)
+SPARE = Claim(0, "", 0, 0, 0, 0, ClaimState.STOPPED)
 """What a node says that was in no round while a round ran."""
 
 
@@ -85,7 +86,7 @@ class Scene:
         **times: float | None,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts)
-        self.group = Group(GroupSettings(**times))  # type: ignore[arg-type]
+        self.group = Group(GroupSettings(**times), "master")  # type: ignore[arg-type]
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)
         self.closed: list[str] = []

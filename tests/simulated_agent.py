@@ -153,6 +153,7 @@ class Agent:
         last = self._claim
         return Claim(
             round=last.round if last else 0,
+            formed_by=last.formed_by if last else "",
             restarts=last.restarts if last else 0,
             nodes=0,
             node_rank=0,
@@ -203,6 +204,7 @@ class Agent:
         assert self.live is None, f"{self.name} told to start over live workers"
         self._claim = Claim(
             round=place.round,
+            formed_by=place.formed_by,
             restarts=place.restarts,
             nodes=place.nodes,
             node_rank=place.node_rank,

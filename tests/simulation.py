@@ -56,7 +56,7 @@ class Simulation:
     """The world of one history."""
 
     def __init__(
-        self, setup: Setup, group_factory: Callable[[GroupSettings], Group] = Group
+        self, setup: Setup, group_factory: Callable[[GroupSettings, str], Group] = Group
     ) -> None:
         self.setup = setup
         self.now = 0.0
@@ -80,13 +80,7 @@ class Simulation:
     def run(self, history: bytes) -> None:
         """Live through a history; each step is checked."""
         for step, who in zip(history[::2], history[1::2], strict=False):
-            if self.is_void():
-                break
             _ACTIONS[step % len(_ACTIONS)](self, who)
-
-    def is_void(self) -> bool:
-        """Whether the history has gone where no promise is made (``Invariants.is_void``)."""
-        return self._checks.is_void
 
     # --- the master --------------------------------------------------------------------------
 
@@ -117,7 +111,7 @@ class Simulation:
         return self.streams[link]
 
     def _new_master(self) -> None:
-        self.group = self._group_factory(self._settings)
+        self.group = self._group_factory(self._settings, f"master-{self._number()}")
         self.has_finished = False
         self._checks.new_master()
         self._log("a master starts")
@@ -344,8 +338,6 @@ class Simulation:
 
     def settle(self) -> None:
         """End all faults; everything happens that can; then the job must run or be over (I7)."""
-        if self.is_void():
-            return
         self._log("no more faults")
         self._start_master(0)
         for agent in self._there():
@@ -353,8 +345,6 @@ class Simulation:
         self._checks.settling()
         for _ in range(_SETTLE_STEPS):
             self._flush(0)
-            if self.is_void():
-                return
             assert self.group is not None
             if self.group.deadline() is None:
                 break
@@ -410,7 +400,7 @@ _ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(we
 
 
 def live_through(
-    data: bytes, group_factory: Callable[[GroupSettings], Group] = Group
+    data: bytes, group_factory: Callable[[GroupSettings, str], Group] = Group
 ) -> Simulation:
     """Live through one history, settle, and return the world; raises what went wrong.
 

@@ -290,13 +290,66 @@ def test_who_leaves_during_the_takeover_stops_first():
     assert scene.place("b").restarts == 0
 
 
-def test_two_claims_on_one_rank_are_no_round_that_could_be_taken_over():
+# --- two masters that knew nothing of each other have used one number ----------------------------
+
+
+def test_of_two_worlds_with_one_number_the_complete_one_is_taken_over():
+    scene = Scene(2, 3)
+    for rank, name in enumerate("abc"):
+        if name != "b":
+            scene.attend(name, claim=claim_of(4, rank, nodes=3, formed_by="one"))
+    for rank, name in enumerate("xy"):
+        assert scene.group.phase is GroupPhase.ADOPTING
+        scene.attend(name, claim=claim_of(4, rank, nodes=2, formed_by="other"))
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert [scene.stops(name) for name in "acxy"] == [[4], [4], [], []]
+    scene.say("x", Failed(4, worker_failure(0)))
+    scene.stopped("x", "y", "a", "c")
+    assert scene.rounds("x") == scene.rounds("y") == [5]
+    assert [scene.group.roster.get(name).rank for name in "xy"] == [0, 1]  # type: ignore[union-attr]
+
+
+def test_of_two_incomplete_worlds_the_one_with_more_members_counts():
+    scene = Scene(2, 3)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3, formed_by="one"))
+    scene.attend("x", claim=claim_of(4, 0, nodes=3, formed_by="other"))
+    scene.attend("y", claim=claim_of(4, 1, nodes=3, formed_by="other"))
+    scene.wait(10)
+    assert [scene.stops(name) for name in "axy"] == [[4], [4], [4]]
+    scene.stopped("a", "x", "y")
+    assert scene.ranks("x", "y", "a") == [0, 1, 2]
+
+
+def test_success_in_two_worlds_with_one_number_is_no_success_of_one():
     scene = Scene(2)
-    scene.attend("a", claim=claim_of(0, 0, state=DONE))
-    scene.attend("b", claim=claim_of(0, 0, state=DONE))
+    scene.attend("a", claim=claim_of(0, 0, state=DONE, formed_by="one"))
+    scene.attend("x", claim=claim_of(0, 1, state=DONE, formed_by="other"))
+    scene.wait(10)
     assert scene.group.verdict is None
+    scene.stopped("a", "x")
+    assert scene.rounds("a") == scene.rounds("x") == [1]
+
+
+def test_a_failure_stops_its_own_world_only():
+    scene = Scene(2, 3)
+    scene.attend("x", claim=claim_of(4, 0, formed_by="other"))
+    scene.attend("a", claim=claim_of(4, 0, formed_by="one", failures=(worker_failure(0),)))
+    assert (scene.stops("a"), scene.stops("x")) == ([4], [])
+    scene.attend("y", claim=claim_of(4, 1, formed_by="other"))
+    assert (scene.stops("x"), scene.stops("y")) == ([], [])
+
+
+@pytest.mark.parametrize("state", [ClaimState.RUNNING, STOPPED])
+def test_a_node_that_got_its_round_from_another_master_cannot_be_in_ours(state):
+    scene = Scene(2)
+    scene.attend("a")
+    scene.attend("b")
+    scene.detach("b")
+    scene.attend("b", claim=claim_of(0, 0, formed_by="other", state=state))
+    assert scene.stops("a") == [0]
     scene.stopped("a", "b")
-    assert scene.rounds("a") == [1]
+    assert scene.rounds("a") == [0, 1]
+    assert scene.place("b").restarts == 0
 
 
 def calls_of(nodes: int, *, takes_over: bool) -> int:
