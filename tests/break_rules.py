@@ -42,11 +42,11 @@ BREAKS = (
         "rounds",
         "for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):\n"
         "            self.roster.move(node, NodePhase.STOPPING)\n"
-        "            self._send(node, Stop(self.round, reason))",
+        "            self._send(node, stop)",
         "for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):\n"
         "            self.roster.move(node, NodePhase.STOPPING)\n"
         "            if node.rank != 1:\n"
-        "                self._send(node, Stop(self.round, reason))",
+        "                self._send(node, stop)",
     ),
     Break("a restart is counted", "rounds", "self.restarts += 1", "self.restarts += 0"),
     Break(
@@ -144,6 +144,18 @@ BREAKS = (
         "if self.round < 0:",
     ),
     Break(
+        "worlds of two masters with one number are two",
+        "adoption",
+        "return self._worlds.get(claim.formed_by) if is_of_the_highest else None",
+        "return next(iter(self._worlds.values()), None) if is_of_the_highest else None",
+    ),
+    Break(
+        "of worlds with one number the complete one is taken over",
+        "adoption",
+        "return (not world.missing, len(world.members))",
+        "return (False, -len(world.members))",
+    ),
+    Break(
         "a takeover waits for the members",
         "adoption",
         "if now < self.until and (missing or not members):",
@@ -158,13 +170,13 @@ BREAKS = (
     Break(
         "a failure before the takeover counts",
         "adoption",
-        "        if self._failed:\n            return Finding.FAILED\n",
+        "        if world.has_failed:\n            return Finding.FAILED\n",
         "",
     ),
     Break(
         "members are stopped during a takeover",
         "adoption",
-        "is_over = self._failed if is_member else claim.round < self.round",
+        "is_over = world.has_failed if world is not None else claim.round < self.round",
         "is_over = False",
     ),
     Break(

@@ -2,10 +2,15 @@
 
 import os
 
+import hypothesis
 import pytest
 
 # As the launcher does before it loads gRPC, which would otherwise report every fork of a test's.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+# No test is about how long an example takes: on a busy machine any of them is slow.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
