@@ -23,6 +23,9 @@ def _keepalive(node_timeout_s: float, after: float) -> Options:
     return [
         ("grpc.keepalive_time_ms", int(timeout_ms * after)),
         ("grpc.keepalive_timeout_ms", int(timeout_ms * (1 - after))),
+        # What counts where the peer's kernel acknowledges and the peer itself is stopped; 60 s by
+        # default.
+        ("grpc.http2.ping_timeout_ms", int(timeout_ms * (1 - after))),
         ("grpc.keepalive_permit_without_calls", 1),
         # Pings are not bound to data: most streams are silent for hours.
         ("grpc.http2.max_pings_without_data", 0),

@@ -47,7 +47,7 @@ def claim_of(
     state: ClaimState = ClaimState.RUNNING,
     restarts: int = 0,
     failures: tuple[Failure, ...] = (),
-    formed_by: str = "earlier",
+    formed_by: str = "master",
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
     return Claim(number, formed_by, restarts, nodes, rank, rank, state, failures)
