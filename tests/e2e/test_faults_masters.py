@@ -1,0 +1,219 @@
+"""Masters that die and come back: in the middle of a rendezvous, of training, of a stop."""
+
+import signal
+import time
+
+import pytest
+from ft_run import exit_codes
+from ft_run.tests.cluster import Cluster
+
+pytestmark = pytest.mark.root
+
+
+def kill(command):
+    command.send(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+
+
+# --- a master alone ------------------------------------------------------------------------------
+
+
+def test_a_lone_master_dies_while_the_nodes_train(ft, network):
+    job = Cluster(ft, network, "abcm", "--nnodes", 3, master="m")
+    master = job.master("m")
+    workers = job.start("abc")
+    kill(master)
+    for name in "abc":
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    since = time.monotonic()
+    successor = job.master("m")
+    job.noticed("new master", since, "abc", "connected to the master again")
+    successor.expect(r"round=0 taken over nodes=3/3 restarts=0")
+    assert job.are_alive(*workers.values())
+    job.told("fail", 1)
+    job.started("abc", 1)
+    job.ends("abc")
+    assert successor.wait() == 0
+    assert "(1 of 9 restarts used)" in job.agents["c"].stderr
+
+
+def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
+    job = Cluster(ft, network, "abcm", "--nnodes", 3, master="m")
+    master = job.master("m")
+    for name in "ab":
+        job.agent(name).expect("waiting for nodes: . of 3")
+    kill(master)
+    for name in "ab":
+        job.agents[name].expect("no connection to the master .*: trying again")
+    job.agent("c")
+    successor = job.master("m")
+    job.started("abc", 0)
+    job.ends("abc")
+    assert successor.wait() == 0
+
+
+@pytest.mark.parametrize("dies", ["during", "before"])
+def test_a_lone_master_dies_around_a_stop(ft, network, dies):
+    """The failure comes before it dies, or while it is away; either way it costs one restart."""
+    job = Cluster(ft, network, "abcm", "--nnodes", 3, master="m")
+    master = job.master("m")
+    workers = job.start("abc")
+    slow = job.told("slow")
+    if dies == "before":
+        kill(master)
+    job.told("fail", 1)
+    job.agents["b"].expect(r"rank 1 on node 1 \(b\) exited with 3")
+    if dies == "during":
+        for name in "ac":
+            job.agents[name].expect("stopping 1 worker")
+        kill(master)
+    assert job.are_alive(workers["a"], workers["c"])
+    successor = job.master("m")
+    for name in "abc":
+        job.agents[name].expect("connected to the master again")
+    for name in "ac":
+        job.agents[name].expect("stopping 1 worker")
+    assert [job.rounds(name) for name in "abc"] == [[0]] * 3, "their workers are not dead yet"
+    slow.unlink()
+    after = job.started("abc", 1)
+    assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
+    for name in "abc":
+        job.agents[name].expect(r"round=1 .*restart 1/9: rank 1 on node 1 \(b\) exited with 3")
+    job.ends("abc")
+    assert successor.wait() == 0
+
+
+def test_a_master_comes_back_at_another_address(ft, network):
+    """As a pod does behind the name of its service."""
+    job = Cluster(ft, network, "abmn", "--nnodes", 2, master="master")
+    network.alias("master", job.hosts["m"])
+    first = job.master("m")
+    workers = job.start("ab")
+    # Its host goes silently, as the whole node of a pod does.
+    job.hosts["m"].cut()
+    kill(first)
+    network.alias("master", job.hosts["n"])
+    second = job.master("n")
+    for name in "ab":
+        job.agents[name].expect("connected to the master again")
+    second.expect("round=0 taken over nodes=2/2")
+    assert job.are_alive(*workers.values())
+    job.ends("ab")
+    assert second.wait() == 0
+
+
+def test_a_master_that_stays_away_ends_the_job_on_every_node(ft, network):
+    job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf="master_timeout=2")
+    master = job.master("m")
+    job.start("ab")
+    kill(master)
+    for name in "ab":
+        assert job.agents[name].wait() == exit_codes.RENDEZVOUS_FAILED
+        assert "the master at m:29400 stayed away for 2 s" in job.agents[name].stderr
+
+
+def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
+    conf = ("--rdzv-conf", "node_timeout=3,node_grace=600")
+    job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf=conf[1])
+    master = job.master("m", *conf)
+    workers = job.start("ab")
+    since = time.monotonic()
+    job.hosts["m"].freeze()
+    job.noticed("master frozen", since, "ab", "no connection to the master .*: workers run on")
+    job.hosts["m"].thaw()
+    for name in "ab":
+        job.agents[name].expect("connected to the master again")
+    assert job.are_alive(*workers.values())
+    job.ends("ab")
+    assert master.wait() == 0
+    assert [job.rounds(name) for name in "ab"] == [[0], [0]]
+
+
+def test_a_partition_leaves_two_worlds_with_one_number_of_which_one_goes_on(ft, network):
+    """A master that starts from nothing and cannot be reached by those who train begins anew; the
+    next one finds two worlds with the number 0."""
+    job = Cluster(ft, network, "abcdm", "--nnodes", 2, master="m")
+    first = job.master("m")
+    old = job.start("ab")
+    for name in "ab":
+        job.hosts[name].cut()
+    kill(first)
+    second = job.master("m")
+    new = job.start("cd")
+    kill(second)
+    for name in "ab":
+        job.hosts[name].mend()
+    third = job.master("m")
+    third.expect("round=0 taken over nodes=2/2")
+    for name in "abcd":
+        job.agents[name].expect("connected to the master again")
+    gone, kept = sorted([("ab", old), ("cd", new)], key=lambda w: job.are_alive(*w[1].values()))
+    for name in gone[0]:
+        job.agents[name].expect("this node is a spare")
+    assert not job.are_alive(*gone[1].values())
+    assert job.are_alive(*kept[1].values())
+    job.ends("abcd")
+    assert [job.rounds(name) for name in "abcd"] == [[0]] * 4
+    assert third.wait() == 0
+
+
+# --- a master in an agent ------------------------------------------------------------------------
+
+
+def test_the_node_that_hosts_the_master_dies_while_the_nodes_train(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    before = job.start("abc")
+    job.kill_agent("a")
+    for name in "bc":
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    assert job.are_alive(before["b"], before["c"])
+    since = time.monotonic()
+    job.agent("a")
+    after = job.started("abc", 1)
+    print(f"host of the master started again, all run after {time.monotonic() - since:.2f} s")
+    assert sorted(started.node_rank for started in after.values()) == [0, 1, 2]
+    assert not job.are_alive(before["b"], before["c"])
+    job.ends("abc")
+
+
+def test_the_node_that_hosts_the_master_dies_before_all_have_come(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    for name in "ab":
+        job.agent(name).expect("waiting for nodes: . of 3")
+    job.kill_agent("a")
+    job.agents["b"].expect("no connection to the master")
+    job.agent("c")
+    job.agent("a")
+    job.started("abc", 0)
+    job.ends("abc")
+
+
+def test_the_node_that_hosts_the_master_dies_during_a_stop(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    job.start("abc")
+    slow = job.told("slow")
+    job.told("fail", 1)
+    job.agents["c"].expect("stopping 1 worker")
+    job.kill_agent("a")
+    slow.unlink()
+    job.agent("a")
+    job.started("abc", 1)
+    for name in "abc":
+        job.agents[name].expect("round=1 .*restart 1/9: rank 1 on node 1")
+    job.ends("abc")
+
+
+def test_node_0_hosts_the_master_also_when_its_workers_are_done(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    workers = job.start("abc")
+    job.told("done", 0)
+    job.agents["a"].expect("all 1 worker.* finished; waiting for the other nodes")
+    assert job.are_alive(workers["b"], workers["c"])
+    job.told("fail", 2)
+    job.started("abc", 1)
+    # Also while the last word is on its way to a node that is slow to hear it.
+    job.hosts["c"].freeze()
+    job.gate.touch()
+    job.agents["b"].expect("all 1 worker.* finished")
+    job.hosts["c"].thaw()
+    job.ends("abc")

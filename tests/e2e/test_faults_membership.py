@@ -1,0 +1,176 @@
+"""Who is in the world: spares, elastic worlds, units, other options, nodes that never come."""
+
+import signal
+import time
+
+import pytest
+from ft_run import exit_codes
+from ft_run.tests.cluster import Cluster
+
+pytestmark = pytest.mark.root
+
+
+def test_a_spare_takes_the_rank_of_a_node_that_is_lost(ft, network):
+    job = Cluster(ft, network, "abcd", "--nnodes", 3)
+    job.start("abc")
+    job.agent("d").expect("this node is a spare")
+    since = time.monotonic()
+    job.kill_agent("b")
+    job.noticed("agent killed", since, "ac", r"node 1 \(b\) was lost")
+    after = job.started("acd", 1)
+    print(f"spare runs after {time.monotonic() - since:.2f} s")
+    assert {name: after[name].node_rank for name in "acd"} == {"a": 0, "c": 2, "d": 1}
+    job.agents["d"].expect(r"restart 1/9: node 1 \(b\) was lost")
+    job.ends("acd")
+    assert job.rounds("d") == [1]
+
+
+def test_a_spare_stands_in_for_a_preempted_node_at_no_cost(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 2)
+    job.start("ab")
+    job.agent("c").expect("this node is a spare")
+    job.agents["b"].send(signal.SIGTERM)
+    after = job.started("ac", 1)
+    assert {name: after[name].node_rank for name in "ac"} == {"a": 0, "c": 1}
+    assert job.agents["b"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    job.ends("ac")
+    assert "(0 of 9 restarts used)" in job.agents["c"].stderr
+
+
+def test_without_a_spare_the_others_wait_for_a_replacement_and_say_for_whom(ft, network):
+    job = Cluster(ft, network, "abcd", "--nnodes", 3)
+    job.start("abc")
+    job.kill_agent("b")
+    for name in "ac":
+        job.agents[name].expect(r"waiting for nodes: 2 of 3 are here; missing: b/0 \(gives up in")
+    job.agent("d")
+    after = job.started("acd", 1)
+    assert {name: after[name].node_rank for name in "acd"} == {"a": 0, "c": 2, "d": 1}
+    job.ends("acd")
+
+
+def test_an_elastic_world_shrinks_and_grows_again(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", 0)
+    job.start("abc")
+    job.kill_agent("b")
+    smaller = job.started("ac", 1)
+    assert sorted(started.rank for started in smaller.values()) == [0, 1]
+    job.agent("b")
+    larger = job.started("abc", 2)
+    assert sorted(started.rank for started in larger.values()) == [0, 1, 2]
+    assert larger["a"].node_rank == 0
+    for name in "abc":
+        job.agents[name].expect(r"regroup with 3 node\(s\): the world grows from 2 to 3 nodes")
+    job.ends("abc")
+    assert "(1 of 9 restarts used)" in job.agents["b"].stderr
+
+
+def test_a_late_comer_that_need_not_wait_enters_at_the_next_restart(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "1:3", "--rescale-delay", "never",
+                  conf="last_call_timeout=1")  # fmt: skip
+    job.start("ab")
+    job.agent("c").expect("this node is a spare")
+    job.told("fail", 1)
+    after = job.started("abc", 1)
+    assert {name: after[name].node_rank for name in "abc"} == {"a": 0, "b": 1, "c": 2}
+    job.ends("abc")
+
+
+def test_three_survivors_of_a_job_in_pairs(ft, network):
+    """Two go on and one is a spare, although that one hosts the master."""
+    job = Cluster(ft, network, "abcd", "--nnodes", "2:4", "--node-unit", 2, "--rescale-delay", 0,
+                  master="d")  # fmt: skip
+    before = job.start("abcd")
+    assert "hosted here" in job.agents["d"].stderr
+    assert before["d"].node_rank == 3
+    job.kill_agent("b")
+    after = job.started("ac", 1)
+    assert sorted(started.node_rank for started in after.values()) == [0, 1]
+    job.agents["d"].expect("this node is a spare")
+    assert not job.are_alive(before["d"])
+    # The master that is no member goes on with its work: a failure, and a node that comes back.
+    job.told("fail", 1)
+    job.started("ac", 2)
+    job.agent("b")
+    again = job.started("abcd", 3)
+    assert sorted(started.node_rank for started in again.values()) == [0, 1, 2, 3]
+    job.ends("abcd")
+    assert "(2 of 9 restarts used)" in job.agents["b"].stderr
+
+
+def test_a_spare_that_hosts_the_master_stays_until_the_end(ft, network):
+    job = Cluster(ft, network, "abcd", "--nnodes", "2:4", "--node-unit", 2, master="d")
+    job.start("abcd")
+    job.kill_agent("b")
+    job.started("ac", 1)
+    job.agents["d"].expect("this node is a spare")
+    job.ends("acd")
+    assert job.rounds("d") == [0]
+
+
+def test_a_node_with_other_options_is_refused_with_the_difference(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 2)
+    workers = job.start("ab")
+    other = job.agent("c", "--nnodes", "2:3", "--max-restarts", 5)
+    assert other.wait() == exit_codes.REFUSED
+    assert other.stderr.splitlines()[-1] == (
+        "ft-run: error: this node's options differ from the job's: the maximum of --nnodes is 3 "
+        "here and 2 there, --max-restarts is 5 here and 9 there."
+    )
+    another = job.agent("c", "--rdzv-id", "another")
+    assert another.wait() == exit_codes.REFUSED
+    assert "--rdzv-id 'another' is another job than 'faults'" in another.stderr
+    assert job.are_alive(*workers.values())
+    job.ends("ab")
+    assert [job.rounds(name) for name in "ab"] == [[0], [0]]
+
+
+def test_two_nodes_with_one_rank(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 2)
+    for rank, name in enumerate("ab"):
+        job.agent(name, "--node-rank", rank)
+    workers = job.started("ab", 0)
+    twin = job.agent("c", "--node-rank", 1)
+    assert twin.wait() == exit_codes.REFUSED
+    assert "--node-rank 1 belongs to another node that is alive" in twin.stderr
+    assert job.are_alive(*workers.values())
+    # Who does not answer gives way, before anybody would have called it lost.
+    job.hosts["b"].freeze()
+    since = time.monotonic()
+    job.agent("c", "--node-rank", 1)
+    after = job.started("ac", 1)
+    print(f"frozen node replaced after {time.monotonic() - since:.2f} s")
+    assert after["c"].node_rank == 1
+    job.hosts["b"].thaw()
+    assert job.agents["b"].wait() == exit_codes.REFUSED
+    job.ends("ac")
+
+
+def test_nodes_that_never_come_end_the_job(ft, network):
+    job = Cluster(ft, network, "ab", "--nnodes", 4, conf="join_timeout=3")
+    for rank, name in enumerate("ab"):
+        job.agent(name, "--node-rank", rank)
+    for name in "ab":
+        assert job.agents[name].wait() == exit_codes.RENDEZVOUS_FAILED
+        assert (
+            job.agents[name]
+            .stderr.splitlines()[-1]
+            .endswith(
+                "job FAILED: 2 of at least 4 nodes came within 3 s; "
+                "missing: --node-rank 2, --node-rank 3"
+            )
+        )
+
+
+@pytest.mark.slow
+def test_a_lost_node_that_nobody_replaces_ends_the_job(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="join_timeout=10")
+    job.start("abc")
+    job.kill_agent("c")
+    for name in "ab":
+        assert job.agents[name].wait() == exit_codes.RENDEZVOUS_FAILED
+        assert (
+            job.agents[name]
+            .stderr.splitlines()[-1]
+            .endswith("job FAILED: 2 of at least 3 nodes came within 10 s; missing: c/0")
+        )

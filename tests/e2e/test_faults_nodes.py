@@ -1,0 +1,160 @@
+"""Nodes that die, freeze, are cut off or are told to go, on hosts of their own."""
+
+import signal
+import time
+
+import pytest
+from ft_run import exit_codes
+from ft_run.tests.cluster import Cluster
+
+pytestmark = pytest.mark.root
+
+SILENT = "node_timeout=3"
+"""For tests that wait for a silent node to be noticed, and are not about how soon."""
+
+
+def test_a_killed_agent_is_a_lost_node(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
+    before = job.start("abc")
+    since = time.monotonic()
+    job.kill_agent("c")
+    job.noticed("agent killed", since, "ab", r"stopping 1 worker.*: node 2 \(c\) was lost")
+    after = job.started("ab", 1)
+    assert [after[name].node_rank for name in "ab"] == [0, 1]
+    assert not job.are_alive(*before.values())
+    assert job.agents["a"].expect(r"restart 1/9: node 2 \(c\) was lost: its connection was gone")
+    job.ends("ab")
+
+
+def test_a_host_whose_power_goes_is_a_lost_node(ft, network):
+    # Nobody closes its connections: that it is silent is all that tells.
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", conf=SILENT)
+    job.start("abc")
+    since = time.monotonic()
+    job.hosts["c"].cut()
+    job.hosts["c"].kill()
+    job.noticed("host without power", since, "ab", r"node 2 \(c\) was lost")
+    assert job.agents["c"].wait() == -signal.SIGKILL
+    job.started("ab", 1)
+    job.ends("ab")
+
+
+def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
+    """The default node_timeout of 5 s; the printed time has the grace of 1 s in it."""
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", 0)
+    before = job.start("abc")
+    since = time.monotonic()
+    job.hosts["c"].freeze()
+    job.noticed("host frozen", since, "ab", r"node 2 \(c\) was lost")
+    job.started("ab", 1)
+    assert job.are_alive(before["c"]), "frozen, it cannot do anything about its workers"
+    job.hosts["c"].thaw()
+    job.agents["c"].expect(r"round=0 node=2 stopping 1 worker\(s\): round 0 is over")
+    after = job.started("abc", 2)
+    assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
+    assert not job.are_alive(before["c"])
+    job.agents["a"].expect("regroup with 3 node.*: the world grows from 2 to 3 nodes")
+    job.ends("abc")
+
+
+def test_a_link_that_is_cut_for_a_moment_is_nothing(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    job.start("abc")
+    job.hosts["c"].cut()
+    # TCP sends again what was lost; the connection survives.
+    job.hosts["c"].run("sleep", "0.5")
+    job.hosts["c"].mend()
+    # What is said now takes the connection of before.
+    job.told("done", 2)
+    job.agents["c"].expect("all 1 worker.* finished; waiting for the other nodes")
+    job.ends("abc")
+    assert [job.rounds(name) for name in "abc"] == [[0]] * 3
+    assert "workers run on" not in job.agents["c"].stderr, "it noticed"
+
+
+def test_a_link_that_is_back_within_the_grace_touches_no_worker(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf=f"{SILENT},node_grace=600")
+    workers = job.start("abc")
+    since = time.monotonic()
+    job.hosts["c"].cut()
+    job.noticed("link cut", since, "c", "no connection to the master.*workers run on")
+    job.hosts["c"].mend()
+    job.agents["c"].expect("connected to the master again")
+    assert job.are_alive(*workers.values())
+    # The master and the node agree again: a failure goes all the way and back.
+    job.told("fail", 2)
+    job.started("abc", 1)
+    assert job.agents["b"].expect("restart 1/9: rank 2 on node 2")
+    job.ends("abc")
+
+
+def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network):
+    conf = f"{SILENT},rescale_delay=never"
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", conf=conf)
+    before = job.start("abc")
+    since = time.monotonic()
+    job.hosts["c"].cut()
+    job.noticed("link cut for good", since, "ab", r"node 2 \(c\) was lost")
+    job.started("ab", 1)
+    assert job.are_alive(before["c"]), "nobody can tell it"
+    job.hosts["c"].mend()
+    job.agents["c"].expect(r"round=0 node=2 stopping 1 worker\(s\): round 0 is over")
+    job.agents["c"].expect("this node is a spare")
+    ft.wait_until(lambda: not job.are_alive(before["c"]), "the stale worker has ended", 60)
+    job.ends("abc")
+    assert job.rounds("c") == [0]
+
+
+def test_two_nodes_that_do_not_reach_each_other_both_stay(ft, network):
+    """Only the way to the master counts; what a broken path between workers means they say."""
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf=SILENT)
+    workers = job.start("abc")
+    network.separate(job.hosts["b"], job.hosts["c"])
+    job.told("done", 1)
+    job.agents["b"].expect("all 1 worker.* finished")
+    assert job.are_alive(workers["a"], workers["c"])
+    job.ends("abc")
+
+
+def test_all_agents_but_one_are_killed(ft, network):
+    job = Cluster(ft, network, "abcd", "--nnodes", "1:4")
+    job.start("abcd")
+    since = time.monotonic()
+    for name in "bcd":
+        job.agents[name].send(signal.SIGKILL)
+    job.noticed("three of four agents killed", since, "a", r"stopping 1 worker.* was lost")
+    job.agents["a"].expect(r"node=0 started ranks=0 of 1 on 1 node")
+    for name in "bcd":
+        job.agents[name].wait()
+    job.ends("a")
+    assert "Traceback" not in job.agents["a"].stderr
+
+
+def test_a_preempted_node_leaves_and_the_others_regroup_at_no_cost(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
+    before = job.start("abc")
+    since = time.monotonic()
+    job.agents["c"].send(signal.SIGTERM)
+    job.noticed("agent told to go", since, "ab", r"stopping 1 worker.*node 2 \(c\) leaves: SIGTERM")
+    assert job.agents["c"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    job.started("ab", 1)
+    assert not job.are_alive(*before.values())
+    for name in "ab":
+        job.agents[name].expect(r"regroup with 2 node\(s\): node 2 \(c\) leaves: SIGTERM")
+    job.ends("ab")
+    assert "(0 of 9 restarts used)" in job.agents["a"].stderr
+
+
+def test_a_preempted_node_takes_the_time_that_its_workers_need(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
+    before = job.start("abc")
+    slow = job.told("slow")
+    job.agents["c"].send(signal.SIGTERM)
+    for name in "ab":
+        job.agents[name].expect("stopping 1 worker")
+    assert job.are_alive(*before.values())
+    assert [job.rounds(name) for name in "abc"] == [[0]] * 3
+    slow.unlink()
+    job.started("ab", 1)
+    assert job.agents["c"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    job.ends("ab")
