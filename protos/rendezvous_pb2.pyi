@@ -116,24 +116,24 @@ class Failure(_message.Message):
     def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("round", "restarts", "nodes", "node_rank", "rank_offset", "state", "failures", "formed_by")
+    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "state", "failures")
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
-    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     round: int
+    formed_by: str
     restarts: int
     nodes: int
     node_rank: int
     rank_offset: int
     state: ClaimState
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
-    formed_by: str
-    def __init__(self, round: _Optional[int] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., formed_by: _Optional[str] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("protocol", "version", "job", "node", "offer", "claim")
@@ -222,8 +222,9 @@ class Waiting(_message.Message):
     def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ...) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("round", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "master_addr", "master_port", "reason", "cause", "formed_by")
+    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "master_addr", "master_port", "reason", "cause")
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
@@ -235,8 +236,8 @@ class Place(_message.Message):
     MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
-    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     round: int
+    formed_by: str
     restarts: int
     node_rank: int
     nodes: int
@@ -248,8 +249,7 @@ class Place(_message.Message):
     master_port: int
     reason: str
     cause: Failure
-    formed_by: str
-    def __init__(self, round: _Optional[int] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., formed_by: _Optional[str] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("place",)
