@@ -117,7 +117,7 @@ def _warm_up(settings: Settings) -> None:
 def _measure(row: Row, runs: int, settings: Settings) -> Measured:
     measured = Measured(row)
     for index in range(runs):
-        for launcher in Launcher:
+        for launcher in row.launchers:
             sample = row.measure(launcher, settings)
             measured.samples[launcher].append(sample)
             first = row.metrics[0]
@@ -139,7 +139,7 @@ def report(results: Sequence[Measured]) -> str:
             theirs = measured.summary(Launcher.TORCHRUN, metric)
             ours = measured.summary(Launcher.FT_RUN, metric)
             met = metric.target.is_met(ours, theirs) if metric.target else None
-            total = len(measured.samples[Launcher.FT_RUN])
+            total = sum(map(len, measured.samples.values()))
             lines.append(
                 [
                     f"{metric.title} ({metric.unit})",
@@ -150,7 +150,7 @@ def report(results: Sequence[Measured]) -> str:
                     number(ratio(ours, theirs), 2),
                     metric.target.text() if metric.target else "",
                     "" if met is None else ("yes" if met else "NO"),
-                    f"{theirs.count if theirs else 0}+{ours.count if ours else 0} of {2 * total}",
+                    f"{theirs.count if theirs else 0}+{ours.count if ours else 0} of {total}",
                 ]
             )
     return table(lines)

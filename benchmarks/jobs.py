@@ -42,14 +42,18 @@ class Shape:
     agents: int = 1
     workers: int = 2
     """Per agent."""
+    spares: int = 0
+    """How many of the agents are in no world as long as all are there."""
+    lone_master: bool = False
+    """The master is a process of its own (ft-run only)."""
     nnodes: str = "1"
     max_restarts: int = 0
     rdzv_conf: str = ""
 
     @property
     def world_size(self) -> int:
-        """All workers."""
-        return self.agents * self.workers
+        """All workers that run at a time."""
+        return (self.agents - self.spares) * self.workers
 
     def arguments(self, port: int) -> list[str]:
         """Return the launcher's arguments: the same ones for both."""
@@ -139,13 +143,17 @@ class Job:
         (folder / "tmp").mkdir()
         (folder / "workers").mkdir()
         os.mkfifo(folder / "workers" / "release")
+        port = free_port()
         command = [
             str(launcher.path),
-            *shape.arguments(free_port()),
+            *shape.arguments(port),
             str(WORKER),
             str(folder / "workers"),
             mode,
         ]
+        commands = [command] * shape.agents
+        if shape.lone_master:
+            commands.append([str(launcher.path), "master", "--bind", f"127.0.0.1:{port}"])
         environ = environment() | {MARK: self.mark, "TMPDIR": str(folder / "tmp")}
         with self._output.open("ab") as output, self._errors.open("ab") as errors:
             self.result = JobResult(time.time_ns())
@@ -153,12 +161,17 @@ class Job:
                 subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environ
                 )
-                for _ in range(shape.agents)
+                for command in commands
             ]
 
     def lines(self) -> list[Line]:
         """Return what workers have written so far."""
         return parse_lines(self._output.read_text(errors="replace"))
+
+    def told_ns(self) -> list[int]:
+        """Return when waiting workers were told to end, in the order in which they said so."""
+        words = map(str.split, self._output.read_text(errors="replace").splitlines())
+        return [int(line[2]) for line in words if line[:1] == ["told"] and len(line) == 3]
 
     def wait_for_lines(self, count: int, timeout_s: float) -> list[Line]:
         """Return the lines of workers as soon as there are that many, or when time is over."""
@@ -173,18 +186,22 @@ class Job:
         with suppress(OSError):  # nobody waits: a job that failed
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
-    def finish(self, attempts: int, timeout_s: float) -> JobResult:
+    def finish(
+        self, attempts: int, timeout_s: float, killed: "subprocess.Popen[bytes] | None" = None
+    ) -> JobResult:
         """Wait for the end, check how it went, and return it.
 
         Args:
             attempts: how many times all workers must have been started.
             timeout_s: what runs longer is a problem, and is killed.
+            killed: the agent that was killed on purpose.
         """
         result = self.result
         deadline = time.monotonic() + timeout_s
         for agent in self.agents:
             status, cpu_s = _wait(agent, deadline)
-            result.statuses.append(status)
+            if agent is not killed:
+                result.statuses.append(status)
             result.cpu_s += cpu_s
         result.wall_s = (time.time_ns() - result.started_ns) / 1e9
         result.lines = self.lines()

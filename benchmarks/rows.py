@@ -1,11 +1,14 @@
 """What ``compare.py`` measures: one row per situation, one or more metrics per row."""
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from figures import Target
-from jobs import JobResult, Launcher, Shape, running_job
+from jobs import Job, JobResult, Launcher, Shape, running_job
 from procfs import cpu_s, cpu_ticks_s, helpers, marked, memory
 
 FOUR_AGENTS = Shape(agents=4, workers=1, nnodes="4")
@@ -51,6 +54,8 @@ class Row:
     measure: Callable[[Launcher, Settings], Sample]
     runs: int | None = None
     """Instead of ``--runs``, where a run takes minutes."""
+    launchers: tuple[Launcher, ...] = tuple(Launcher)
+    """Who can do it."""
 
 
 def _start(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
@@ -82,6 +87,47 @@ def _sample(result: JobResult, attempt: int, since_ns: int | None) -> Sample:
             "wall": result.wall_s,
         }
     return sample
+
+
+def _spare(launcher: Launcher, settings: Settings) -> Sample:
+    """Lose a worker, then an agent with its workers, and let a spare stand in.
+
+    Both are timed from the moment at which the first worker is told to stop, so that the grace of a
+    lost connection, which is a setting, is not in it.
+    """
+    shape = Shape(5, 1, spares=1, lone_master=True, nnodes="4", max_restarts=3)
+    times_s: list[float] = []
+    victim = None
+    with running_job(launcher, shape, "wait") as job:
+        lines = job.wait_for_lines(4, settings.timeout_s)
+        for attempt in (1, 2):
+            time.sleep(settings.settle_s)  # the launcher has the time to become idle
+            if len(lines) != 4 * attempt:
+                break
+            told = len(job.told_ns())
+            worker = next(ln.pid for ln in lines if (ln.attempt, ln.rank) == (attempt - 1, 3))
+            if attempt == 2:
+                victim = _agent_of(worker, job)
+            os.kill(worker if victim is None else victim.pid, signal.SIGKILL)
+            lines = job.wait_for_lines(4 * (attempt + 1), settings.timeout_s)
+            last_ns = max(line.time_ns for line in lines)
+            times_s += [(last_ns - since_ns) / 1e9 for since_ns in job.told_ns()[told : told + 1]]
+        job.release()
+        result = job.finish(attempts=3, timeout_s=settings.timeout_s, killed=victim)
+    sample = Sample(problems=result.problems, log=result.log)
+    if not result.problems and len(times_s) == 2:
+        plain_s, spare_s = times_s
+        sample.values = {"ratio": spare_s / plain_s, "spare": spare_s, "plain": plain_s}
+    return sample
+
+
+def _agent_of(worker: int, job: Job) -> "subprocess.Popen[bytes]":
+    parents = marked(job.mark)
+    agents = {agent.pid: agent for agent in job.agents}
+    pid = worker
+    while pid not in agents:
+        pid = parents[pid]
+    return agents[pid]
 
 
 def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
@@ -181,6 +227,21 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             _times(f"4 agents of 2:5: {dies}", 0.01 if last_call_s is None else None),
             _restart(elastic),
             runs=2,
+        ),
+        Row(
+            "spare-4",
+            (
+                Metric(
+                    "ratio",
+                    "4 agents and a spare: restart onto the spare, as a multiple of a plain one",
+                    "x",
+                    Target(2.0, is_ratio=False),
+                ),
+                Metric("spare", "… an agent is killed: noticed to all running", "s"),
+                Metric("plain", "… a rank dies: noticed to all running", "s"),
+            ),
+            _spare,
+            launchers=(Launcher.FT_RUN,),
         ),
         Row("idle-1", _idle_metrics("one node"), _idle(Shape()), runs=2),
         Row(

@@ -4,7 +4,8 @@
 
 It writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and then does as
 MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when everybody is
-there; ``wait``: until the pipe FOLDER/release is opened and closed.
+there; ``wait``: until the pipe FOLDER/release is opened and closed. One that waits writes
+``told RANK TIME_NS`` when it gets SIGTERM, and ends.
 
 Attempts are counted by files in FOLDER: torchrun's TORCHELASTIC_RESTART_COUNT differs from node
 to node of one attempt.
@@ -28,12 +29,18 @@ def main() -> None:
     line = f"bench {attempt} {rank} {size} {restarts} {os.getpid()} {time.time_ns()}\n"
     os.write(1, line.encode())
     if mode == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: _told(rank))
         with open(f"{folder}/release", "rb") as pipe:
             pipe.read()
     elif mode == "die-once" and attempt == 0:
         if rank == 0:
             _die(folder, size)
         signal.pause()
+
+
+def _told(rank: int) -> None:
+    os.write(1, f"told {rank} {time.time_ns()}\n".encode())
+    os._exit(0)
 
 
 def _attempt(folder: str, rank: int) -> int:

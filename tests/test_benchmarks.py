@@ -215,6 +215,15 @@ class TestCompare:
             assert [sample["problems"] for sample in row["samples"][launcher]] == [[]]
             assert row["metrics"]["time"][launcher]["median"] > 0
 
+    def test_the_row_of_the_spare_is_of_ft_run_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "figures.json"
+        result = run_benchmark("compare.py", "--quick", "--rows", "spare-4", "--json", path)
+        assert result.returncode == 0, result.stdout + result.stderr
+        row = json.loads(path.read_text())["rows"]["spare-4"]
+        assert [sample["problems"] for sample in row["samples"]["ft-run"]] == [[]]
+        assert row["samples"]["torchrun"] == []
+        assert row["metrics"]["ratio"]["ft-run"]["median"] > 0
+
     def test_an_unknown_row_is_a_usage_error(self) -> None:
         result = run_benchmark("compare.py", "--rows", "start-9")
         assert result.returncode == 2
