@@ -5,7 +5,7 @@ import time
 
 import pytest
 from ft_run import exit_codes
-from ft_run.tests.cluster import Cluster
+from ft_run.tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.root
 

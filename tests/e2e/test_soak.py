@@ -11,9 +11,13 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from ft_run.tests.cluster import PORT
+from ft_run.tests.e2e.cluster import PORT
+
+if TYPE_CHECKING:
+    from conftest import Command
 
 FAULTS = int(os.environ.get("FT_RUN_SOAK_FAULTS", "8"))
 SEED = int(os.environ.get("FT_RUN_SOAK_SEED") or random.SystemRandom().randrange(2**32))
@@ -32,7 +36,7 @@ class Soak:
         self.random = random.Random(seed)
         self.hosts = {name: network.add(name) for name in NAMES}
         self.master_host = network.add("m")
-        self.agents = {}
+        self.agents: dict[str, Command] = {}
         self.epochs = 0
         """Lines of finished epochs, over all agents that ever were, at the last look."""
         self.faults: tuple[Callable[[], str], ...] = (
