@@ -59,6 +59,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         spawner.close()
         if status == exit_codes.SUCCESS:
             log_dir.remove_if_temporary()
+        log_dir.remove_if_unused()
     return status
 
 

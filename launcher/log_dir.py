@@ -146,6 +146,13 @@ class LogDir:
             return AttemptLogs(tuple(without_files), None, warning)
         return AttemptLogs(workers, directory)
 
+    def remove_if_unused(self) -> None:
+        """Remove the folder if nothing was ever written there: no round has begun."""
+        for path in (self.path, self._temporary_dir):
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
+
     def remove_if_temporary(self) -> None:
         """Remove the folder if the user named none; one given by ``--log-dir`` always stays."""
         if self._temporary_dir is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -125,9 +126,16 @@ async def _live_line(agent: Agent, display: Display, spawner: SpawnerClient) -> 
 
 
 def _pass_on_error_file(agent: Agent) -> None:
-    """Copy the root cause's error file to where a scheduler above this agent looks for it."""
+    """Copy the root cause's error file to where a scheduler above this agent looks for it.
+
+    As torchrun, with the exit code in it: a worker that a signal ended could not write its own.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    verdict = agent.verdict
-    if path and verdict is not None and verdict.cause is not None and verdict.cause.error_json:
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            file.write(verdict.cause.error_json)
+    cause = agent.verdict.cause if agent.verdict is not None else None
+    if not path or cause is None or not cause.error_json:
+        return
+    error = json.loads(cause.error_json)
+    if isinstance(error["message"], dict):
+        error["message"]["errorCode"] = cause.exit_code
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump(error, file)

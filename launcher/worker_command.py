@@ -70,6 +70,8 @@ class WorkerCommands:
             # Rank 0 hosts the store, as under srun: the agent has none, it never loads torch.
             "TORCHELASTIC_USE_AGENT_STORE": False,
             "TORCHELASTIC_ERROR_FILE": error_file,
+            # For a worker that starts processes with torch's own PContext.
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),

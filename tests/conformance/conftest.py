@@ -1,0 +1,53 @@
+"""The two launchers, for tests that compare them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ft_run.tests.conformance.launchers import FtRun, Launcher, Torchrun, TorchrunImage
+from ft_run.tests.e2e.conftest import default_signals
+
+__all__ = ["default_signals"]
+
+
+@pytest.fixture(scope="session")
+def image(default_signals: None) -> Iterator[TorchrunImage]:
+    """An image of torchrun, one for each process of the test run."""
+    image = TorchrunImage()
+    yield image
+    image.close()
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path, image: TorchrunImage) -> Iterator[Torchrun]:
+    launcher = Torchrun(tmp_path / "torchrun", image)
+    yield launcher
+    launcher.clean_up()
+
+
+@pytest.fixture
+def ft_run(tmp_path: Path) -> Iterator[Launcher]:
+    """Afterwards no process and, after success, no temporary file may be left."""
+    launcher = FtRun(tmp_path / "ft-run")
+    try:
+        yield launcher
+        ended = all(command.process.poll() is not None for command in launcher.commands)
+        if ended:
+            launcher.wait_until(lambda: not launcher.processes(), "all processes have ended", 30)
+        if all(command.process.poll() == 0 for command in launcher.commands):
+            assert not [*launcher.temporary.iterdir()]
+    finally:
+        launcher.clean_up()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many rows are the same, better, or different on purpose."""
+    verdicts = [
+        value
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == "conformance"
+    ]
+    if verdicts:
+        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted({*verdicts}))
+        terminalreporter.write_line(f"conformance with torchrun: {len(verdicts)} rows: {counts}")

@@ -1,0 +1,242 @@
+"""Every difference between torchrun and ft-run that is meant, once.
+
+A row of ``rows.py`` names the differences that it meets; one that it does not name, or names and
+does not meet, fails its test. The README's comparison table is ``README_TABLE``.
+"""
+
+import re
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ft_run import exit_codes
+from ft_run.tests.conformance.observation import NOTHING
+
+README_TABLE: Final = {
+    "`--max-restarts`, restart count": (
+        "counted by each node for itself",
+        "one count for the job, the same on every node",
+    ),
+    "a rank dies": (
+        "polls; the other nodes notice when a collective breaks",
+        "pushed to every node at once; all stop, all restart",
+    ),
+    "`--nnodes 2:5`, four are there": (
+        "waits 30 s at every restart",
+        "waits for late-comers once, at the start",
+    ),
+    "ranks after a restart": (
+        "sorted by address as text; they move",
+        "a survivor keeps its rank, a replacement takes the vacant one",
+    ),
+    "budget spent": (
+        "other nodes may run on, hang, or exit 0",
+        "every node exits 1 with the same report",
+    ),
+    "the agent is killed with SIGKILL": (
+        "its workers live on",
+        "its spawner kills them and all they started",
+    ),
+    "SIGTERM to the agent": (
+        "traceback, exit 1",
+        "one line, orderly stop, exit 143",
+    ),
+    "`--nproc-per-node auto`, `cpu`": (
+        "the machine's CPUs",
+        "the container's CPU limit (cgroup v1, v2), or the accelerators",
+    ),
+    "master, rendezvous": (
+        "pickles over an open port",
+        "protobuf only; the master of a standalone job opens no port",
+    ),
+    "`--standalone --nnodes 2`": (
+        "waits 600 s",
+        "refused at once",
+    ),
+    "a wrong command line": (
+        "a usage text, or a traceback and exit 1",
+        "one sentence, exit 2, before anything is started",
+    ),
+    "`PET_STANDALONE=true`, `PET_NNODES=` (empty)": (
+        "traceback",
+        "1/0, true/false, yes/no; what is empty is not given",
+    ),
+    "`--redirects 10:3`": (
+        "refused: ranks above 9 cannot be named",
+        "accepted",
+    ),
+    "`--standalone --rdzv-id X`": (
+        "another id is made up",
+        "the id that was given",
+    ),
+    "`--run-path`": (
+        "in the launcher's session, with its files open",
+        "in an interpreter and a session of its own",
+    ),
+    "SIGUSR1, SIGUSR2 to the agent": (
+        "kill it; its workers live on",
+        "go to the workers",
+    ),
+    "too few nodes": (
+        "exit 1",
+        "exit 40",
+    ),
+    "temporary log folder": (
+        "stays in `/tmp`",
+        "removed after success",
+    ),
+    "store": (
+        "the agent's, shared by all attempts",
+        "rank 0's, at a fresh port each round (`TORCHELASTIC_USE_AGENT_STORE=False`)",
+    ),
+}
+"""What, torchrun, ft-run: the rows of the table in the README."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference that is meant: the facts it explains, and how they may differ."""
+
+    reason: str
+    readme: str
+    """The row of ``README_TABLE`` that tells users of it."""
+    fact: str
+    """Regular expression of the names of the facts it explains."""
+    holds: Callable[[Any, Any], bool]
+    """Whether torchrun's and ft-run's value of the fact differ in this way."""
+    is_better: bool = False
+    """torchrun does what nobody wants; else it is a choice."""
+
+    def explains(self, fact: str, theirs: object, ours: object) -> bool:
+        return re.fullmatch(self.fact, fact) is not None and self.holds(theirs, ours)
+
+
+_IPV4 = re.compile(r"\d+\.\d+\.\d+\.\d+")
+
+
+def _changes(before: object, after: object) -> Callable[[Any, Any], bool]:
+    return lambda theirs, ours: (theirs, ours) == (before, after)
+
+
+DIFFERENCES: Final = {
+    "store": Difference(
+        "rank 0 hosts the store, since the agent never loads torch",
+        readme="store",
+        fact=r"worker .*: env TORCHELASTIC_USE_AGENT_STORE",
+        holds=_changes("True", "False"),
+    ),
+    "address": Difference(
+        "an address, so that no name needs to be resolved",
+        readme="store",
+        fact=r"worker .*: env MASTER_ADDR",
+        holds=lambda theirs, ours: not _IPV4.fullmatch(theirs) and bool(_IPV4.fullmatch(ours)),
+    ),
+    "temporary files": Difference(
+        "what nobody asked for and nobody finds is removed after success",
+        readme="temporary log folder",
+        fact=r"file <tmp>/.*",
+        holds=lambda theirs, ours: theirs != NOTHING and ours == NOTHING,
+        is_better=True,
+    ),
+    "standalone id": Difference(
+        "an id that the user gave names his log folder, and his job in the log",
+        readme="`--standalone --rdzv-id X`",
+        fact=r"worker .*: env TORCHELASTIC_RUN_ID",
+        holds=_changes("<id>", "mine"),
+    ),
+    "signal": Difference(
+        "who asked for the end is told that it came, as by any other program",
+        readme="SIGTERM to the agent",
+        fact=r"agent.*: exit status",
+        holds=lambda theirs, ours: theirs == 1 and ours > 128,
+        is_better=True,
+    ),
+    "no traceback": Difference(
+        "a traceback of the launcher helps nobody to find what is wrong with his training",
+        readme="budget spent",
+        fact=r"agent.*: traceback of the launcher",
+        holds=_changes(True, False),
+        is_better=True,
+    ),
+    "user signal": Difference(
+        "SIGUSR1 and SIGUSR2 are for the workers; here they get it, then SIGTERM ends the job",
+        readme="SIGUSR1, SIGUSR2 to the agent",
+        fact=r"agent: (exit status|stdout)",
+        holds=lambda theirs, ours: (
+            (theirs, ours) == (-signal.SIGUSR1, 128 + signal.SIGTERM)
+            or (
+                isinstance(ours, list)
+                and {*ours} - {*theirs}
+                == {f"@@{rank} got {name}" for rank in (0, 1) for name in ("SIGUSR1", "SIGTERM")}
+            )
+        ),
+        is_better=True,
+    ),
+    "host": Difference(
+        "the host's own name: no name is looked up where a host has just failed",
+        readme="budget spent",
+        fact=r"agent.*: report: host",
+        holds=lambda theirs, ours: (
+            (theirs, ours) == (socket.getfqdn(), socket.gethostname()) and theirs != ours
+        ),
+    ),
+    "rendezvous failed": Difference(
+        "a scheduler can tell a job that never began from one that failed",
+        readme="too few nodes",
+        fact=r"agent.*: exit status",
+        holds=_changes(1, exit_codes.RENDEZVOUS_FAILED),
+    ),
+    "run-path": Difference(
+        "a fresh interpreter in a session of its own, with no files of the launcher's, that finds "
+        "modules in the working directory",
+        readme="`--run-path`",
+        fact=r"worker .*: (files|own session|path\[0\])",
+        holds=lambda theirs, ours: ours in ([0, 1, 2], True, "") and theirs != ours,
+        is_better=True,
+    ),
+    "usage": Difference(
+        "one sentence that says what is wrong, was given and would be right",
+        readme="a wrong command line",
+        fact=r"agent.*: exit status",
+        holds=_changes(1, exit_codes.USAGE),
+        is_better=True,
+    ),
+    "standalone nodes": Difference(
+        "a standalone job has one node: others would never come",
+        readme="`--standalone --nnodes 2`",
+        fact=r"agent.*: exit status",
+        holds=_changes(1, exit_codes.USAGE),
+        is_better=True,
+    ),
+    "ranks above 9": Difference(
+        "there are hosts with more than ten GPUs",
+        readme="`--redirects 10:3`",
+        fact=r"agent.*: (exit status|stdout)|worker .*",
+        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
+        is_better=True,
+    ),
+    "a switch by words": Difference(
+        "a switch that is set to true is on",
+        readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
+        fact=r"agent.*: (exit status|stdout)|worker .*",
+        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
+        is_better=True,
+    ),
+    "an empty variable": Difference(
+        "a variable that says nothing is not given",
+        readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
+        fact=r"agent.*: (exit status|stdout)|worker .*",
+        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
+        is_better=True,
+    ),
+    "no such script": Difference(
+        "no node starts what every node would only see fail",
+        readme="a wrong command line",
+        fact=r"agent.*: report: .*",
+        holds=lambda theirs, ours: ours == NOTHING,
+        is_better=True,
+    ),
+}
+ALWAYS: Final = ("store", "address", "temporary files", "no traceback", "host")

@@ -1,0 +1,174 @@
+"""The same command line under torchrun and ft-run: a user can tell no difference that is not meant.
+
+``rows.py`` has the cases, ``differences.py`` what is meant to differ.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ft_run import exit_codes
+from ft_run.tests.conformance.differences import ALWAYS, DIFFERENCES, README_TABLE
+from ft_run.tests.conformance.launchers import Launcher, Torchrun, TorchrunProgram
+from ft_run.tests.conformance.observation import PROBE, Observation, observe
+from ft_run.tests.conformance.rows import REQUIRED, ROWS, Row
+
+NUMACTL = """
+import os, sys
+_, cpus, *command = sys.argv
+numbers = set()
+for part in cpus.removeprefix("--physcpubind=").split(","):
+    low, _, high = part.partition("-")
+    numbers.update(range(int(low), int(high or low) + 1))
+os.sched_setaffinity(0, numbers)
+os.execvp(command[0], command)
+"""
+"""The part of numactl that torchrun needs."""
+
+
+def prepare(launcher: Launcher, row: Row) -> None:
+    """Write the files of a run: the same script in all forms in which it can be started."""
+    folder = launcher.folder
+    (folder / "probe").mkdir()
+    text = PROBE + row.script
+    launcher.script(text)
+    (folder / "package").mkdir()
+    for name in ("__init__.py", "__main__.py", "inner.py"):
+        (folder / "package" / name).write_text("" if name == "__init__.py" else text)
+    (folder / "program").write_text(f"#!{sys.executable}\n{text}")
+    python = f'#!/bin/sh\nSTARTED_BY=python exec {sys.executable} "$@"\n'
+    (folder / "python").write_text(python)
+    (folder / "input").write_text("from the agent's standard input\n")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "numactl").write_text(f"#!{sys.executable}\n{NUMACTL}")
+    # Two nodes, of which the first has one CPU, and a GPU on each, the first GPU on the second.
+    first, *others = sorted(os.sched_getaffinity(0))
+    cpus = {0: [first], 1: others or [first]}
+    for node, of_node in cpus.items():
+        (folder / "numa" / "node" / f"node{node}").mkdir(parents=True)
+        cpulist = ",".join(map(str, of_node))
+        (folder / "numa" / "node" / f"node{node}" / "cpulist").write_text(cpulist + "\n")
+        device = folder / "numa" / "pci" / f"0000:{2 - node:02}:00.0"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    for name in ("program", "python", "bin/numactl"):
+        (folder / name).chmod(0o755)
+
+
+def start(launcher: Launcher, row: Row) -> None:
+    """Start all agents of a row."""
+    prepare(launcher, row)
+    places = {
+        "{script}": str(launcher.folder / "script.py"),
+        "{dir}": str(launcher.folder),
+        "{logs}": str(launcher.folder / "logs"),
+        "{port}": str(launcher.port),
+    }
+
+    def filled(text: str) -> str:
+        for name, value in places.items():
+            text = text.replace(name, value)
+        return text
+
+    env = {"OMP_NUM_THREADS": "1", "PROBE_DIR": str(launcher.folder / "probe")}
+    env |= {name: filled(value) for name, value in row.env.items()}
+    for further in row.agents:
+        words = [*row.args.split(), *further.split(), *row.words]
+        launcher.launch(
+            *map(filled, words),
+            env=env,
+            surroundings=row.surroundings,
+            stdin=str(launcher.folder / "input"),
+        )
+
+
+def finish(launcher: Launcher, row: Row) -> Observation:
+    """Do to the job what the row says, wait for its end, and look at it."""
+    if row.act is not None:
+        row.act(launcher, launcher.commands)
+    for command in launcher.commands:
+        command.wait()
+    return observe(launcher, launcher.commands, row.job_id)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_row(
+    row: Row,
+    torchrun: Launcher,
+    ft_run: Launcher,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    if row.needs_root and os.geteuid() != 0:
+        pytest.skip("needs root")
+    reference = TorchrunProgram(tmp_path / "program") if row.program else torchrun
+    try:
+        start(reference, row)
+        start(ft_run, row)
+        theirs, ours = finish(reference, row), finish(ft_run, row)
+    finally:
+        if row.program:
+            reference.clean_up()
+    met: set[str] = set()
+    unexplained = []
+    for fact, (there, here) in theirs.differences(ours).items():
+        for name in (*row.differs, *ALWAYS):
+            if DIFFERENCES[name].explains(fact, there, here):
+                met.add(name)
+                break
+        else:
+            unexplained.append(f"{fact}\n    torchrun: {there!r}\n    ft-run:   {here!r}")
+    assert not unexplained, "\n".join(unexplained)
+    assert not set(row.differs) - met, "differences that are not met any more"
+    if row.differs:
+        assert_one_sentence(ft_run)
+    record_property("conformance", verdict(met))
+
+
+def assert_one_sentence(launcher: Launcher) -> None:
+    """Assert that ft-run, where it refuses, says why in one sentence."""
+    command = launcher.commands[0]
+    if command.process.returncode == exit_codes.USAGE:
+        assert command.stderr.startswith("ft-run: error: ")
+        assert command.stderr.count("\n") == 1
+
+
+def verdict(met: set[str]) -> str:
+    """Return what the summary counts."""
+    met -= {*ALWAYS}
+    if not met:
+        return "same"
+    return "better" if any(DIFFERENCES[name].is_better for name in met) else "different on purpose"
+
+
+def test_every_row_of_the_contract_is_covered() -> None:
+    from torch.distributed.run import get_args_parser
+
+    actions = get_args_parser()._actions
+    flags = {action.dest.replace("_", "-") for action in actions if action.option_strings}
+    covered = {item for row in ROWS for item in row.covers.split()}
+    assert not {*flags, *REQUIRED} - {"help"} - covered
+
+
+def test_the_image_is_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
+    """What the tests compare with is the same as what a user starts."""
+    for name in ("two GPUs, gpu", "flags by dashes", "one of two fails"):
+        row = next(row for row in ROWS if row.name == name)
+        folder = tmp_path / name
+        program, forked = TorchrunProgram(folder / "program"), torchrun.again(folder / "image")
+        try:
+            start(program, row)
+            start(forked, row)
+            assert not finish(program, row).differences(finish(forked, row))
+        finally:
+            program.clean_up()
+            forked.clean_up()
+
+
+def test_every_difference_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme[readme.index("| | torchrun") :].split("\n\n")[0].splitlines()[2:]
+    assert table == [f"| {what} | {a} | {b} |" for what, (a, b) in README_TABLE.items()]
+    assert {difference.readme for difference in DIFFERENCES.values()} <= {*README_TABLE}
