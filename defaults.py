@@ -23,6 +23,9 @@ MASTER_TIMEOUT_S: Final = 600.0
 RESCALE_DELAY_S: Final = 10.0
 NODE_UNIT: Final = 1
 
+# Failure policy (docs/policy.md).
+MAX_NODE_FAILURES: Final = 3
+
 # The first connection of an agent to its master: how long a name that does not resolve or a
 # port that refuses may be a master that is still starting.
 CONNECT_TIMEOUT_S: Final = 60.0

@@ -41,6 +41,12 @@ class RefusedError(FtRunError):
     exit_code = exit_codes.REFUSED
 
 
+class NodeExcludedError(FtRunError):
+    """Raised when this node is ruled out: by the failure policy, or by the checks."""
+
+    exit_code = exit_codes.NODE_EXCLUDED
+
+
 class SpawnerLostError(FtRunError):
     """Raised when the spawner process died; the workers have died with it."""
 

@@ -10,20 +10,21 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .. import exit_codes
-from ..errors import RefusedError, RendezvousError, SpawnerLostError
-from ..rendezvous.failure import Failure, signal_name
+from ..errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
+from ..rendezvous.failure import Failure, FailureKind, signal_name
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
+from ..rendezvous.matches import exit_status
 from ..rendezvous.messages import (
     PROTOCOL_VERSION,
     Answer,
     Attend,
     Challenge,
-    Claim,
     ClaimState,
     Done,
+    Excluded,
     Failed,
     Heard,
     JobSpec,
@@ -40,6 +41,7 @@ from ..rendezvous.messages import (
 )
 from . import events_text as say
 from .address import PortReservation
+from .claim import OwnClaim
 from .display import Display
 from .identity import NodeIdentity
 from .log_dir import LogDir
@@ -115,9 +117,10 @@ class Agent:
             post=self.post,
             listener=self,
         )
-        self._claim: Claim | None = None
+        self._claim = OwnClaim()
         self._started: int | None = None
         """The last round whose workers were started here."""
+        self._told_to_stop = -1
         self._leaving: int | None = None
         self._exit_code: int | None = None
         self._verdict: Verdict | None = None
@@ -139,10 +142,11 @@ class Agent:
                 max_nodes=rendezvous.max_nodes,
                 node_unit=rendezvous.node_unit,
                 max_restarts=rendezvous.max_restarts,
+                policy=self._options.policy,
             ),
             node=self._node,
             offer=self._port.offer,
-            claim=self._claim,
+            claim=self._claim.present(),
         )
 
     def post(self, event: _Event) -> None:
@@ -227,6 +231,8 @@ class Agent:
                 self._take_verdict(event)
             case Refused(sentence):
                 self._end(RefusedError(sentence))
+            case Excluded(sentence):
+                self._end(NodeExcludedError(sentence))
             case Challenge():
                 self._send(Answer())
             case LinkUp(again):
@@ -266,21 +272,8 @@ class Agent:
     def _waiting(self, waiting: Waiting) -> None:
         self.status.waiting = waiting
         if waiting.spare and self._workers.group is None:
-            self._become_spare()
+            self._claim.became_spare()
         self._event(say.waiting(waiting))
-
-    def _become_spare(self) -> None:
-        """Claim to be in no round's world, so that no later master takes us for a member."""
-        known = self._claim
-        self._claim = Claim(
-            round=known.round if known is not None else 0,
-            formed_by=known.formed_by if known is not None else "",
-            restarts=known.restarts if known is not None else 0,
-            nodes=0,
-            node_rank=0,
-            rank_offset=0,
-            state=ClaimState.STOPPED,
-        )
 
     def _start(self, place: Place) -> None:
         if self._leaving is not None or self._exit_code is not None:
@@ -293,35 +286,36 @@ class Agent:
             self._event(say.restart(place, max_restarts), logging.WARNING)
         elif place.round > 0:
             self._event(say.regroup(place))
-        self._claim = Claim(
-            round=place.round,
-            formed_by=place.formed_by,
-            restarts=place.restarts,
-            nodes=place.nodes,
-            node_rank=place.node_rank,
-            rank_offset=place.rank_offset,
-            state=ClaimState.RUNNING,
-        )
+        self._claim.started(place)
         self._workers.start(place)
         self.status.started(place)
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
+        self._told_to_stop = stop.round
         if group is None or group.place.round != stop.round:
+            self._claim.stopped(stop.round)
             # Also for a round that this node never heard of: it has no workers of it.
-            if self._claim is None or self._claim.round <= stop.round:
+            if self._claim.knows_nothing_after(stop.round):
                 self._send(Stopped(stop.round, self._port.offer))
             return
         if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
             self._event(say.stopping(group.place, stop.reason, group.alive))
-            self._workers.stop()
+            self._workers.stop(lets_settle=stop.lets_settle)
 
     def _take_verdict(self, verdict: Verdict) -> None:
         self._verdict = verdict
         self._send(Heard())
         if self._leaving is None:
-            self._exit_code = verdict.exit_code
+            self._exit_code = self._exit_code_of(verdict)
         self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
+
+    def _exit_code_of(self, verdict: Verdict) -> int:
+        """Return the verdict's exit status, or with --propagate-exit-code the root cause's."""
+        if not self._options.propagate_exit_code or verdict.outcome is not Outcome.WORKERS_FAILED:
+            return verdict.exit_code
+        status = exit_status(verdict.cause) if verdict.cause is not None else None
+        return status or verdict.exit_code
 
     def _end(self, error: Exception) -> None:
         """End this node for a reason of its own."""
@@ -333,26 +327,40 @@ class Agent:
 
     # --- workers -----------------------------------------------------------------------------
 
+    def worker_succeeded(self, place: Place, rank: int) -> None:
+        """Where rank 0 decides, its success is that of the job."""
+        if rank == 0 and self._rank0_decides():
+            self.workers_done(place)
+
+    def _rank0_decides(self) -> bool:
+        return self._options.policy is not None and self._options.policy.rank0_decides
+
     def worker_failed(self, place: Place, failure: Failure) -> None:
         """Tell the master of a failed worker, now and in every claim."""
-        assert self._claim is not None
-        self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
+        if self._has_won() and failure.kind is FailureKind.WORKER:
+            return  # it misses rank 0, which has succeeded
+        self._claim.failed(failure)
         self._send(Failed(place.round, failure))
 
     def workers_done(self, place: Place) -> None:
-        """Tell the master that all workers here have succeeded."""
-        assert self._claim is not None
-        self._claim = replace(self._claim, state=ClaimState.DONE)
-        self._send(Done(place.round))
+        """Tell the master that all workers here have succeeded, or the one that decides."""
+        if self._claim.state is not ClaimState.DONE:
+            self._claim.done()
+            self._send(Done(place.round))
 
     def workers_gone(self, place: Place) -> None:
         """Tell the master that nothing of the round is left here."""
-        assert self._claim is not None
-        self._claim = replace(self._claim, state=ClaimState.STOPPED)
+        if self._has_won() and self._told_to_stop != place.round and self._leaving is None:
+            return  # the verdict is on its way, from this master or a new one
+        self._claim.stopped(place.round)
         if self._verdict is None:
             self._send(Stopped(place.round, self._port.renew()))
         if self._leaving is not None and self._exit_code is None:
             self._exit_code = exit_codes.SIGNAL_BASE + self._leaving
+
+    def _has_won(self) -> bool:
+        """Whether the job has succeeded by what happened here, rank 0 deciding."""
+        return self._claim.state is ClaimState.DONE and self._rank0_decides()
 
     async def _spawner_gone(self) -> None:
         """The kernel has killed the workers; what they had started was left to this process."""
@@ -381,7 +389,7 @@ class Agent:
         verdict = self._verdict
         if verdict is None:
             return
-        if verdict.outcome is Outcome.WORKERS_FAILED:
+        if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
             self._display.report(final_report(verdict, self._options.name or self._options.script))
             if self._log_dir.keeps_files:
                 self._display.event(f"logs of this node: {self._log_dir.path}")
@@ -396,10 +404,8 @@ class Agent:
     @property
     def last_workers(self) -> dict[int, int]:
         """Process ids by rank of this node's workers in the last round; none for a spare."""
-        claim = self._claim
-        if claim is None or not claim.nodes:
-            return {}
-        return dict(enumerate(self._workers.last_pids, start=claim.rank_offset))
+        first = self._claim.first_rank
+        return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
     # --- output ------------------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from .options import (
     LaunchOptions,
     LogOptions,
     MasterOptions,
+    PolicyOptions,
     RendezvousOptions,
     ScriptMode,
     StatusOptions,
     StreamSelection,
 )
 from .params import Given
+from .policy_options import explained, launch_policy
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -32,7 +34,7 @@ _STATUS_TIMEOUT_S = 5.0
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
-) -> LaunchOptions | MasterOptions | StatusOptions | CheckOptions:
+) -> LaunchOptions | MasterOptions | StatusOptions | CheckOptions | PolicyOptions:
     """Return what ``argv`` (without the program's name) and ``environ`` ask for.
 
     Raises:
@@ -47,6 +49,8 @@ def parse(
         from .check_flags import read_check
 
         return read_check(argv[1:], environ)
+    if argv and argv[0] == "policy":
+        return explained(argv[1:], environ)
     return _launch(argv, environ)
 
 
@@ -98,6 +102,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     mode = _mode(given)
     remarks: list[str] = []
     rendezvous = _rendezvous(given, remarks)
+    policy = launch_policy(given, rendezvous, remarks)
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
     _check_script(rest[0], mode, environ)
@@ -112,6 +117,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         logs=_logs(given),
         signals=_signals(given, remarks),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
+        policy=policy,
+        propagate_exit_code=given["propagate_exit_code"],
         virtual_local_rank=given["virtual_local_rank"],
         numa_binding=given["numa_binding"],
         event_log_handler=given.get("event_log_handler", "null"),

@@ -39,6 +39,8 @@ def waiting(message: Waiting) -> str:
     """Return the line for a node that waits, with who is missing where that is known."""
     if message.spare:
         return f"this node is a spare: a round runs without it ({message.joined} nodes in all)"
+    if message.backoff_s:
+        return f"the next round is formed in {message.backoff_s:.0f} s (--restart-backoff)"
     wanted = nodes_wanted(message.min_nodes, message.max_nodes)
     missing = f"; missing: {', '.join(message.missing)}" if message.missing else ""
     return (
@@ -68,7 +70,12 @@ def killing(place: Place, alive: int, timeout_s: float) -> str:
 def restart(place: Place, max_restarts: int) -> str:
     """Return the line that opens a round after a failure; the same on every node."""
     assert place.cause is not None
-    return f"{_at(place)} restart {place.restarts}/{max_restarts}: {place.cause.summary()}"
+    used = place.restarts_in_window or place.restarts
+    count = f"{used}/{max_restarts}" + (" within the window" if place.restarts_in_window else "")
+    if place.is_free:
+        count = f"without a count ({count} used)"
+    decision = place.decision or "default rule"
+    return f"{_at(place)} restart {count}: {place.cause.summary()} ({decision})"
 
 
 def regroup(place: Place) -> str:

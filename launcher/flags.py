@@ -1,8 +1,9 @@
-"""Every flag of ``ft-run``, ``ft-run master`` and ``ft-run status``, with its words of help."""
+"""Every flag of ``ft-run`` and its commands, with its words of help."""
 
 from .. import defaults, exit_codes
 from . import streams, values
 from .params import CommandLine, Flag, HelpText
+from .policy_flags import policy_flags, propagate_flag
 
 _WORKERS = "Workers"
 _RENDEZVOUS = "Rendezvous"
@@ -26,6 +27,7 @@ Commands:
   ft-run master --help        Run the master of a job by itself.
   ft-run status --help        Show the state of a job.
   ft-run check --help         Check this node.
+  ft-run policy --help        Explain how a failure would be answered.
 """
 
 _AFTER = f"""\
@@ -275,6 +277,8 @@ def _failure_flags() -> list[Flag]:
             read=values.whole(0),
             help="Restarts before the job fails, counted over all nodes; default 0.",
         ),
+        *policy_flags(),
+        propagate_flag(),
         Flag(
             "--shutdown-timeout",
             group=_FAILURE,

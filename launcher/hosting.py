@@ -79,6 +79,11 @@ class Hosting:
             port_is_taken=self._port_is_taken,
         )
 
+    @property
+    def serves_others(self) -> bool:
+        """Whether the master is here and other nodes attend it."""
+        return self._server is not None
+
     async def stop(self, *, wait: bool) -> None:
         """End the master.
 

@@ -26,9 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     from .cli import parse
-    from .options import CheckOptions, LaunchOptions, MasterOptions
+    from .options import CheckOptions, LaunchOptions, MasterOptions, PolicyOptions
 
     options = parse(argv, os.environ)
+    if isinstance(options, PolicyOptions):
+        from .policy_command import explain_policy
+
+        return explain_policy(options)
     import_asyncio()
     if isinstance(options, LaunchOptions):
         from .launch import launch

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 from .. import exit_codes
+from ..errors import NodeExcludedError
 from . import events_text as say
 from .address import PortReservation, advertised_address, is_local_address
 from .agent import Agent
@@ -79,6 +80,10 @@ async def run_node(
         async with _live_line(agent, display, spawner):
             status = await agent.run(hosting.connect)
         await hosting.stop(wait=agent.verdict is not None)
+    except NodeExcludedError:
+        # The job goes on without this node's workers, but not without the master.
+        await _host_on(hosting, options, display)
+        raise
     except BaseException:
         await hosting.stop(wait=False)
         raise
@@ -92,6 +97,25 @@ async def run_node(
     if status != exit_codes.SUCCESS:
         _pass_on_error_file(agent)
     return status
+
+
+async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
+    """Host the master until the job is over, or until a signal asks this node to go away."""
+    if hosting.serves_others:
+        display.event("this node is excluded; it goes on hosting the master", logging.ERROR)
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+        for number in options.signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, asked.set)
+        over = asyncio.create_task(hosting.stop(wait=True))
+        leave = asyncio.create_task(asked.wait())
+        await asyncio.wait((over, leave), return_when=asyncio.FIRST_COMPLETED)
+        for task in (over, leave):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    await hosting.stop(wait=False)
 
 
 @contextlib.asynccontextmanager

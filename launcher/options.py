@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from .. import defaults
 from ..rendezvous.endpoint import Endpoint
+from ..rendezvous.messages import PolicySpec
 
 
 class ScriptMode(enum.Enum):
@@ -108,6 +109,10 @@ class LaunchOptions:
         signal.SIGQUIT,
     )
     shutdown_timeout_s: float = defaults.SHUTDOWN_TIMEOUT_S
+    policy: PolicySpec | None = None
+    """How failures are answered; None: all defaults."""
+    propagate_exit_code: bool = False
+    """A failed job ends with the exit status of the root cause's worker."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     event_log_handler: str = "null"
@@ -150,6 +155,19 @@ class CheckOptions:
     report: str | None = None
     """The file for the report."""
     log_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """Everything that one ``ft-run policy`` was asked to do."""
+
+    failure: str
+    """The failure in words of matches, such as ``exit:137 oom``."""
+    policy: PolicySpec
+    seconds_after_start: float | None = None
+    is_repeated: bool = False
+    """The same failure ended the round before."""
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True)

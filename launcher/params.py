@@ -60,7 +60,8 @@ class Flag(click.Option):
     """One flag: an on/off switch, or with ``read`` one that takes a value.
 
     ``group`` is its heading in the help. ``ours``: torchrun has no such flag; it then never makes
-    a prefix ambiguous that is unambiguous under torchrun.
+    a prefix ambiguous that is unambiguous under torchrun. ``multiple``: it may be repeated, and
+    the value is a tuple; in its variable the values are separated by semicolons.
     """
 
     def __init__(
@@ -71,11 +72,14 @@ class Flag(click.Option):
         read: Callable[[str], Any] | None = None,
         metavar: str | None = None,
         ours: bool = False,
+        multiple: bool = False,
     ) -> None:
         if read is None:
             super().__init__(list(spellings), is_flag=True, default=False, help=help)
         else:
-            super().__init__(list(spellings), type=Value(read), metavar=metavar, help=help)
+            super().__init__(
+                list(spellings), type=Value(read), metavar=metavar, help=help, multiple=multiple
+            )
         self.group = group
         self.ours = ours
         self.takes_value = read is not None
@@ -266,6 +270,9 @@ class CommandLine(click.Command):
         for flag in self.flags:
             text = environ.get(flag.variable, "")
             if not text or flag.group == "Help":
+                continue
+            if flag.multiple:
+                found[flag.key] = [FromVariable(part) for part in text.split(";") if part.strip()]
                 continue
             if flag.takes_value:
                 found[flag.key] = FromVariable(text)

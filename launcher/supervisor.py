@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .. import defaults
-from ..rendezvous.failure import Failure
+from ..rendezvous.failure import Evidence, Failure, evidence
 from ..rendezvous.messages import NodeSpec, Place
 from . import events_text as say
 from .failure_record import start_failure, stuck_failure, worker_failure
@@ -30,6 +30,10 @@ STDERR_WAIT_S = 0.2
 
 SURVIVES_KILL_S = 10.0
 """A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
+
+SETTLE_S = 0.2
+"""How long workers that are ending by themselves are let end, where the failure that is known may
+follow from one of theirs: SIGTERM would hide how they end."""
 
 _LEFTOVERS_S = 5.0
 """What workers that succeeded left running has this long to end after SIGTERM."""
@@ -48,6 +52,9 @@ class Listener(Protocol):
 
     def worker_failed(self, place: Place, failure: Failure) -> None:
         """A worker of the round failed; the others here are stopped next."""
+
+    def worker_succeeded(self, place: Place, rank: int) -> None:
+        """A worker of the round, not being stopped, exited with 0."""
 
     def workers_done(self, place: Place) -> None:
         """All workers of the round exited with 0."""
@@ -102,6 +109,7 @@ class Supervisor:
         self._not_started: set[int] = set()
         """Local ranks whose program could not be executed: their exit is no news."""
         self._timer: asyncio.TimerHandle | None = None
+        self._is_settling = False
         self._oom = OomWatch()
 
     @property
@@ -126,14 +134,26 @@ class Supervisor:
             self._note(logs.warning, logging.WARNING)
         self._oom.has_struck()  # what happened before this round is not of this round
         self._not_started.clear()
+        self._is_settling = False
         self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
         self._programs = self._group.start(self._commands, self._cpus)
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Tell the workers to end, and kill those that have not when their time is over."""
+    def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
+        """Tell the workers to end, and kill those that have not when their time is over.
+
+        Args:
+            number: the signal.
+            lets_settle: first give those that are ending by themselves a moment to do so.
+        """
         group = self.group
         if group is None:
             return
+        if lets_settle and group.state is GroupState.RUNNING and group.alive:
+            if not self._is_settling:
+                self._is_settling = True
+                self._arm(group, SETTLE_S)
+            return
+        self._is_settling = False
         group.stop(number)
         if group.state is GroupState.STOPPING:
             self._arm(group, self._shutdown_timeout_s)
@@ -199,11 +219,16 @@ class Supervisor:
         group.exited(event)
         if event.exit_code and event.local_rank not in self._not_started:
             await self._worker_failed(group, event, state)
+        if not event.exit_code and state is GroupState.RUNNING:
+            rank = group.place.rank_offset + event.local_rank
+            self._listener.worker_succeeded(group.place, rank)
         if group.state is GroupState.DONE:
             self._note(say.done(group.place, len(group.pids)), logging.INFO)
             self._listener.workers_done(group.place)
         elif group.state is GroupState.KILLING:
             self._arm(group, SURVIVES_KILL_S)
+        if self._is_settling and not group.alive:
+            self.stop()  # nothing is left to settle
 
     def empty(self) -> None:
         """Nothing that descends from a worker is left."""
@@ -219,6 +244,9 @@ class Supervisor:
         """Go on to the next means of ending a group."""
         group = event.group
         if group is not self._group or group.state is not event.state:
+            return
+        if event.state is GroupState.RUNNING:
+            self.stop()  # what was ending has ended
             return
         if event.state is GroupState.KILLING:
             pids = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
@@ -264,7 +292,7 @@ class Supervisor:
         self._listener.worker_failed(group.place, failure)
         if group.state in (GroupState.STARTING, GroupState.RUNNING):
             # The whole group stops anyway: the workers here need not wait to be told.
-            self.stop()
+            self.stop(lets_settle=evidence(failure) is not Evidence.OWN)
 
     def _arm(self, group: WorkerGroup, seconds: float) -> None:
         """Limit the time that a group spends in its present state."""

@@ -121,6 +121,19 @@ def _seconds(text: str, right: str) -> float:
     return value + 0.0  # -0.0 becomes 0.0
 
 
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9.]{1,18})\s*([a-z]*)")
+
+
+def duration(text: str) -> float:
+    """Return a time in seconds: a number, alone or with a unit: s, m or min, h, d."""
+    right = "a time such as 90s, 30m, 24h or 7d"
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise BadValue(right)
+    return _seconds(str(_seconds(found[1], right) * _UNITS[found[2]]), right)
+
+
 def boolean(text: str) -> bool:
     """Return what an on/off text says: 1/0, true/false, yes/no, or their first letters."""
     word = text.strip().lower()

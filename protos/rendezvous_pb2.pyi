@@ -13,6 +13,7 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_NODE_LOST: _ClassVar[FailureKind]
     FAILURE_KIND_STUCK: _ClassVar[FailureKind]
     FAILURE_KIND_START: _ClassVar[FailureKind]
+    FAILURE_KIND_PREEMPTED: _ClassVar[FailureKind]
 
 class ClaimState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -27,11 +28,13 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_SUCCEEDED: _ClassVar[Outcome]
     OUTCOME_WORKERS_FAILED: _ClassVar[Outcome]
     OUTCOME_RENDEZVOUS_FAILED: _ClassVar[Outcome]
+    OUTCOME_POLICY_ENDED: _ClassVar[Outcome]
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_WORKER: FailureKind
 FAILURE_KIND_NODE_LOST: FailureKind
 FAILURE_KIND_STUCK: FailureKind
 FAILURE_KIND_START: FailureKind
+FAILURE_KIND_PREEMPTED: FailureKind
 CLAIM_STATE_UNSPECIFIED: ClaimState
 CLAIM_STATE_RUNNING: ClaimState
 CLAIM_STATE_DONE: ClaimState
@@ -40,20 +43,39 @@ OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_SUCCEEDED: Outcome
 OUTCOME_WORKERS_FAILED: Outcome
 OUTCOME_RENDEZVOUS_FAILED: Outcome
+OUTCOME_POLICY_ENDED: Outcome
+
+class PolicySpec(_message.Message):
+    __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides")
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    RESTART_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_FIRST_S_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RANK0_DECIDES_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    restart_window_s: float
+    backoff_first_s: float
+    backoff_max_s: float
+    max_node_failures: int
+    rank0_decides: bool
+    def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     NODE_UNIT_FIELD_NUMBER: _ClassVar[int]
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
     node_unit: int
     max_restarts: int
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ...) -> None: ...
+    policy: PolicySpec
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank")
@@ -115,8 +137,18 @@ class Failure(_message.Message):
     after_stop: bool
     def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ...) -> None: ...
 
+class Past(_message.Message):
+    __slots__ = ("restart_ages_s", "excluded", "since_s")
+    RESTART_AGES_S_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    restart_ages_s: _containers.RepeatedScalarFieldContainer[int]
+    excluded: _containers.RepeatedScalarFieldContainer[str]
+    since_s: int
+    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ...) -> None: ...
+
 class Claim(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "state", "failures")
+    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "state", "failures", "past")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +157,7 @@ class Claim(_message.Message):
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     restarts: int
@@ -133,7 +166,8 @@ class Claim(_message.Message):
     rank_offset: int
     state: ClaimState
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+    past: Past
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("protocol", "version", "job", "node", "offer", "claim")
@@ -206,23 +240,25 @@ class NodeMessage(_message.Message):
     def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare")
+    __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
     JOINED_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_S_FIELD_NUMBER: _ClassVar[int]
     joined: int
     min_nodes: int
     max_nodes: int
     missing: _containers.RepeatedScalarFieldContainer[str]
     timeout_s: float
     spare: bool
-    def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ...) -> None: ...
+    backoff_s: float
+    def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ..., backoff_s: _Optional[float] = ...) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "master_addr", "master_port", "reason", "cause")
+    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +272,10 @@ class Place(_message.Message):
     MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    IS_FREE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_IN_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     restarts: int
@@ -249,7 +289,11 @@ class Place(_message.Message):
     master_port: int
     reason: str
     cause: Failure
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    decision: str
+    is_free: bool
+    restarts_in_window: int
+    past: Past
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("place",)
@@ -258,12 +302,14 @@ class Start(_message.Message):
     def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("round", "reason")
+    __slots__ = ("round", "reason", "lets_settle")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LETS_SETTLE_FIELD_NUMBER: _ClassVar[int]
     round: int
     reason: str
-    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    lets_settle: bool
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., lets_settle: bool = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ()
@@ -295,21 +341,29 @@ class Refused(_message.Message):
     sentence: str
     def __init__(self, sentence: _Optional[str] = ...) -> None: ...
 
+class Excluded(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
     challenge: Challenge
     verdict: Verdict
     refused: Refused
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    excluded: Excluded
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

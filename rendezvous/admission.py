@@ -1,6 +1,7 @@
 """Who may join: the reasons for which a node is refused. Pure."""
 
-from .messages import PROTOCOL_VERSION, Attend, JobSpec
+from .messages import PROTOCOL_VERSION, Attend, JobSpec, PolicySpec
+from .policy import BadRule, Rule
 
 _OPTIONS = (
     ("min_nodes", "the minimum of --nnodes"),
@@ -8,6 +9,17 @@ _OPTIONS = (
     ("node_unit", "--node-unit"),
     ("max_restarts", "--max-restarts"),
 )
+
+
+_POLICY_OPTIONS = (
+    ("rules", "the list of --on-failure rules"),
+    ("restart_window_s", "--restart-window in seconds"),
+    ("backoff_first_s", "the first delay of --restart-backoff in seconds"),
+    ("backoff_max_s", "the longest delay of --restart-backoff in seconds"),
+    ("max_node_failures", "--max-node-failures"),
+    ("rank0_decides", "--success-policy rank0"),
+)
+_DEFAULT_POLICY = PolicySpec()
 
 
 def refusal(attend: Attend, job: JobSpec | None) -> str | None:
@@ -37,6 +49,11 @@ def _nonsense(attend: Attend) -> str | None:
             f"the minimum of --nnodes ({job.min_nodes}) is not a multiple of --node-unit "
             f"({job.node_unit})."
         )
+    try:
+        for rule in job.policy.rules if job.policy is not None else ():
+            Rule.parse(rule)
+    except BadRule as bad:
+        return f"a rule of --on-failure makes no sense: {bad}."
     if not node.node_id or not node.incarnation or node.local_world_size < 1:
         return "this node sent no identity or no number of workers; is it an ft-run agent?"
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
@@ -53,14 +70,28 @@ def _difference(given: JobSpec, agreed: JobSpec) -> str | None:
             f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
             "master serves; use another endpoint or the same id."
         )
-    differences = [
-        f"{option} is {getattr(given, name)} here and {getattr(agreed, name)} there"
-        for name, option in _OPTIONS
-        if getattr(given, name) != getattr(agreed, name)
-    ]
+    differences = _differing(given, agreed, _OPTIONS) + _differing(
+        given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS
+    )
     if not differences:
         return None
     return "this node's options differ from the job's: " + ", ".join(differences) + "."
+
+
+def _differing(given: object, agreed: object, options: tuple[tuple[str, str], ...]) -> list[str]:
+    return [
+        f"{option} is {_shown(getattr(given, name))} here and {_shown(getattr(agreed, name))} there"
+        for name, option in options
+        if getattr(given, name) != getattr(agreed, name)
+    ]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value)) or "empty"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def identity_taken(attend: Attend) -> str:

@@ -38,6 +38,7 @@ class _World:
     nodes: int
     members: dict[str, Claim] = field(default_factory=dict)
     has_failed: bool = False
+    rank0_is_done: bool = False
 
     @property
     def missing(self) -> int:
@@ -88,6 +89,7 @@ class Adoption:
         world = self._world_of(claim)
         if world is not None:
             world.members[node_id] = claim
+            world.rank0_is_done |= claim.node_rank == 0 and claim.state is ClaimState.DONE
         self._look_at(node_id)
 
     def _look_at(self, node_id: str) -> None:
@@ -126,6 +128,14 @@ class Adoption:
         if claim.state is ClaimState.STOPPED:
             state = None  # what is dead stays dead
         self._keep(node_id, replace(claim, state=state or claim.state, failures=failures))
+
+    @property
+    def rank0_is_done(self) -> bool:
+        """Whether the node of rank 0 of the world to be taken over has said that it succeeded.
+
+        With ``--success-policy rank0``, that is what its node says as soon as rank 0 has.
+        """
+        return self._chosen().rank0_is_done
 
     def forget(self, node_id: str) -> None:
         """Drop the claim of a node that is gone, but not the round it taught."""

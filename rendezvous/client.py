@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from .channel_options import MASTER_KEY, SERVICE, client_options
 from .endpoint import Endpoint
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
-from .messages import Attend, NodeMessage, Refused, Verdict
+from .messages import Attend, Excluded, NodeMessage, Refused, Verdict
 from .wire import WireError, decode_master, encode_node
 
 _FIRST_ANSWER_S = 5.0
@@ -174,7 +174,7 @@ class GrpcLink:
         try:
             async for data in call:
                 message = decode_master(data)
-                if isinstance(message, Verdict | Refused):
+                if isinstance(message, Verdict | Refused | Excluded):
                     self._over = True
                 self._on_event(message)
         except grpc.aio.AioRpcError as error:

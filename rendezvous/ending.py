@@ -4,13 +4,14 @@ from collections.abc import Iterable
 
 from .. import defaults, exit_codes
 from .events import Command, Finish, Send
-from .messages import Outcome, Verdict
+from .messages import JobSpec, Outcome, Verdict
 from .postmortem import Postmortem
 
 _EXIT_CODES = {
     Outcome.SUCCEEDED: exit_codes.SUCCESS,
     Outcome.WORKERS_FAILED: exit_codes.WORKERS_FAILED,
     Outcome.RENDEZVOUS_FAILED: exit_codes.RENDEZVOUS_FAILED,
+    Outcome.POLICY_ENDED: exit_codes.POLICY_ENDED_JOB,
 }
 
 
@@ -26,7 +27,7 @@ def verdict_of(
         rounds: how many were formed.
         postmortem: of the last round; its failures are told only where they are the reason.
     """
-    failed = outcome is Outcome.WORKERS_FAILED
+    failed = outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED)
     return Verdict(
         outcome=outcome,
         exit_code=_EXIT_CODES[outcome],
@@ -37,6 +38,50 @@ def verdict_of(
         failures=postmortem.failures(defaults.FAILURES_IN_VERDICT) if failed else (),
         failure_count=postmortem.count if failed else 0,
     )
+
+
+def spent(job: JobSpec, used: int) -> str:
+    """Return how much of the restart budget is used, in words."""
+    words = f"{used} of {job.max_restarts} restarts used"
+    if job.policy is not None and job.policy.restart_window_s:
+        words += f" within {span(job.policy.restart_window_s)}"
+    return words
+
+
+def span(seconds: float) -> str:
+    """Return a time as a person would write it: ``24 h``, ``90 s``."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
+
+
+def sentence_of(
+    outcome: Outcome,
+    postmortem: Postmortem,
+    *,
+    spent: str,
+    decision: str,
+    rank0_alone: bool,
+    not_enough: str,
+) -> str:
+    """Return why a job ended, in words.
+
+    Args:
+        outcome: how it ended.
+        postmortem: of the last round.
+        spent: how much of the restart budget is used, in words.
+        decision: which rule of the failure policy decided; empty for the default.
+        rank0_alone: the success of rank 0 was enough.
+        not_enough: which nodes did not come, where that is the reason.
+    """
+    if outcome is Outcome.SUCCEEDED:
+        return f"{'rank 0' if rank0_alone else 'all workers'} succeeded ({spent})"
+    if outcome is Outcome.RENDEZVOUS_FAILED:
+        return not_enough
+    if outcome is Outcome.POLICY_ENDED:
+        return f"the failure policy ended the job: {postmortem.reason} ({decision}; {spent})"
+    return f"{postmortem.reason} ({f'{decision}; ' if decision else ''}{spent})"
 
 
 class Ending:

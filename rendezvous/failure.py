@@ -18,6 +18,8 @@ class FailureKind(enum.Enum):
     """A worker survived SIGKILL (uninterruptible sleep): its node cannot be used again."""
     START = 4
     """A worker could not be started at all: the interpreter or program is missing, say."""
+    PREEMPTED = 5
+    """A node was asked to go away (SIGTERM)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Failure:
         """Return one clause that names node, rank and reason, for people."""
         if self.kind is FailureKind.NODE_LOST:
             return f"node {self.node_rank} ({self.host}) was lost: {self.message}"
+        if self.kind is FailureKind.PREEMPTED:
+            return f"node {self.node_rank} ({self.host}) leaves: {self.message}"
         where = f"rank {self.rank} on node {self.node_rank} ({self.host})"
         if self.kind is FailureKind.START:
             return f"{where} could not be started: {self.message}"
@@ -78,16 +82,59 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# What a worker says when the failure is that of a peer it was talking to. Words of gloo, NCCL,
-# the TCP store and the socket layer, as seen when one rank of a running job is killed.
+# What a worker says when the failure is that of a peer it was talking to. Words of Python, gloo,
+# NCCL, the TCP store and the socket layer, as seen when one rank of a running job is killed or
+# cut off. A truncated pickle is no lost peer.
 _COLLATERAL = re.compile(
     r"connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by peer"
-    r"|connection closed|socket (is )?closed|socket Timeout|recvValue failed|failed to recv"
+    r"|socket (is )?closed|socket Timeout|recvValue failed|failed to recv"
     r"|failed to connect|remote process (has )?(exited|terminated)"
     r"|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|network error"
-    r"|HeartbeatMonitor|sendBytes failed|store.*(broken|closed)|EOFError|gloo.*Timed out",
-    re.IGNORECASE | re.DOTALL,
+    r"|HeartbeatMonitor|sendBytes failed|\bstore\b[^\n]{0,80}(broken|closed)"
+    r"|EOFError(?!: Ran out of input)|IncompleteRead|timed out|TimeoutError|collective.*timeout"
+    r"|no route to host|(network|host) is (unreachable|down)",
+    re.IGNORECASE,
 )
+
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAINED = re.compile(
+    r"(The above exception was the direct cause of|During handling of the above exception)"
+    r"[^\n]*\s*$"
+)
+
+_PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
+"""How NCCL's watchdog, or C++ without a handler, ends a process whose peer is gone; and what a
+write to a closed connection does where it is not ignored."""
+
+
+class Evidence(enum.IntEnum):
+    """What speaks for a failure being the root cause, the best first."""
+
+    OWN = 0
+    """It cannot follow from the loss of a peer: a signal, an exit status of its own, an error
+    about something else, a node that is gone."""
+    UNSAID = 1
+    """An exit as after any exception, and nothing is known of what it was."""
+    COLLATERAL = 2
+    """It plainly follows from another one."""
+
+
+def evidence(failure: Failure) -> Evidence:
+    """Return what speaks for a failure being a root cause."""
+    if failure.after_stop:
+        return Evidence.COLLATERAL
+    if failure.kind is FailureKind.STUCK:
+        return Evidence.UNSAID  # it came to light when the round was stopped
+    if failure.kind is not FailureKind.WORKER or failure.out_of_memory:
+        return Evidence.OWN
+    if failure.exit_code < 0 and -failure.exit_code not in _PEER_SIGNALS:
+        return Evidence.OWN
+    words = own_words(failure)
+    if blames_peer(words):
+        return Evidence.COLLATERAL
+    if not words.strip() and (failure.exit_code == 1 or failure.exit_code < 0):
+        return Evidence.UNSAID
+    return Evidence.OWN
 
 
 def blames_peer(text: str) -> bool:
@@ -101,30 +148,48 @@ def is_collateral(failure: Failure) -> bool:
     It does when a worker exited by itself with an error about a lost connection to a peer, or
     when it ended after the stop of its round was ordered.
     """
-    if failure.after_stop:
-        return True
-    # SIGABRT is how NCCL's watchdog ends a process whose peer is gone.
-    by_itself = failure.exit_code > 0 or failure.exit_code == -signal.SIGABRT
-    if failure.kind is not FailureKind.WORKER or not by_itself:
-        return False
-    return blames_peer(failure.message) or blames_peer(failure.stderr_tail)
+    return evidence(failure) is Evidence.COLLATERAL
+
+
+def own_words(failure: Failure) -> str:
+    """Return what a worker said of its end: the ``@record`` message, or its last traceback.
+
+    Of standard error, what stands before the last traceback was survived, and is left out; the
+    exceptions from which the last one was raised belong to it.
+    """
+    if failure.error_json:
+        return failure.message
+    pieces = failure.stderr_tail.split(_TRACEBACK)
+    first = len(pieces) - 1
+    while first > 1 and _CHAINED.search(pieces[first - 1].rstrip()):
+        first -= 1
+    return "\n".join([failure.message, *pieces[first:]])
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
-    """Return the first failure, by the order given, that is not collateral; else the first.
+    """Return the failure from which the others follow: the first with the best evidence.
 
-    The order is the order in which the master heard of them: clocks of hosts are not compared.
+    The order given is the one in which the master heard of them: clocks of hosts are not
+    compared. One of which nothing is known but its exit status may be collateral, and one that
+    cannot be goes before it, also on the same node: a worker that ends closes its connections
+    before it is dead, and a peer that sees that can be dead before it.
     """
-    for failure in failures:
-        if not is_collateral(failure):
-            return failure
-    return failures[0] if failures else None
+    return min(failures, key=evidence, default=None)  # of equals, the first
 
 
 def node_lost(node_rank: int | None, host: str, role: str, why: str) -> Failure:
     """Return the failure record of a node that is gone, which can report nothing itself."""
+    return _of_node(FailureKind.NODE_LOST, node_rank, host, role, why)
+
+
+def preempted(node_rank: int | None, host: str, role: str, why: str) -> Failure:
+    """Return the failure record of a node that was asked to go away."""
+    return _of_node(FailureKind.PREEMPTED, node_rank, host, role, why)
+
+
+def _of_node(kind: FailureKind, node_rank: int | None, host: str, role: str, why: str) -> Failure:
     return Failure(
-        kind=FailureKind.NODE_LOST,
+        kind=kind,
         rank=-1,
         local_rank=-1,
         node_rank=-1 if node_rank is None else node_rank,

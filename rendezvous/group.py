@@ -27,7 +27,7 @@ from .messages import (
     Stopped,
 )
 from .roster import NodePhase
-from .rounds import GroupPhase
+from .state import GroupPhase
 
 __all__ = ["Group", "GroupPhase"]
 
@@ -44,6 +44,7 @@ class Group(Joining):
             event: what happened.
             now: seconds of any clock that never goes back.
         """
+        self._now = now
         if isinstance(event, Received):
             self._received(event.link, event.message, now)
         elif isinstance(event, Detached):
@@ -63,6 +64,8 @@ class Group(Joining):
             times.append(self._ending.until)
         elif self.phase is GroupPhase.GATHERING and self.job is not None:
             times += [self._lobby.join_deadline(), self._lobby.announce_at]
+            if self._now < self._not_before:
+                times.append(self._not_before)
             # While somebody is detached, his return or his loss comes before the last call.
             if not self._formed_before and self.roster.ready_attached() == len(self.roster):
                 times.append(self._last_call())
@@ -112,6 +115,7 @@ class Group(Joining):
             self.roster.remove(node)  # it has nothing left to come back for
             return
         self.roster.detach(node, now + self.settings.node_grace_s)
+        self._postmortem.suspect(node.spec.node_id)
         self._contest.postpone(node.spec, now)
         if self._ending is None:
             self._note(f"node {node.spec.node_id} lost its connection")
@@ -133,7 +137,9 @@ class Group(Joining):
     def _advance(self, now: float) -> None:
         if self._adoption is not None:
             self._try_adopt(self._adoption, now)
-        if self.phase is GroupPhase.RUNNING and not self.roster.count(NodePhase.RUNNING):
+        is_live = self.phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
+        all_done = self.phase is GroupPhase.RUNNING and not self.roster.count(NodePhase.RUNNING)
+        if all_done or (is_live and self._rank0_is_done):
             self._finish(Outcome.SUCCEEDED, now)
         if self.phase is GroupPhase.STOPPING and not self.roster.count(NodePhase.STOPPING):
             self._round_is_over(now)
@@ -165,6 +171,9 @@ class Group(Joining):
         self._formed_before = True
         self.round, self.formed_by = adoption.round, adoption.formed_by()
         self.phase = GroupPhase.RUNNING
+        self._formed_at = None
+        self._rank0_is_done = self.policy.rank0_decides and adoption.rank0_is_done
+        self._members = {claim.node_rank: name for name, claim in adoption.members().items()}
         self._lobby.close()
         members = adoption.members()
         self.world_nodes = len(members) + adoption.missing()
@@ -190,7 +199,9 @@ class Group(Joining):
                 self.roster.move(node, NodePhase.DONE)
 
     def _judge_adopted(self, finding: Finding, missing: int) -> None:
-        if finding is Finding.FAILED:
+        if self._rank0_is_done:
+            pass  # the job has succeeded, whatever became of the others
+        elif finding is Finding.FAILED:
             first = self._postmortem.first
             if first is None:
                 grace = f"{self.settings.adoption_grace_s:g} s"

@@ -9,10 +9,12 @@ from .admission import identity_taken, refusal
 from .adoption import Adoption, is_spare
 from .contest import Contest, Newcomer
 from .events import Close, GroupSettings, Send
-from .messages import Attend, Challenge, Claim, ClaimState, Offer, Refused, Start, Stop
+from .messages import Attend, Challenge, Claim, ClaimState, Offer, Past, Refused, Start, Stop
 from .roster import Node, NodePhase
-from .rounds import IN_ROUND, GroupPhase, Rounds
+from .rounds import IN_ROUND, Rounds
+from .state import GroupPhase
 
+_NO_PAST = Past()
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
 
 
@@ -29,6 +31,8 @@ class Joining(Rounds):
             self._refuse(link, attend, sentence)
             return
         self.job = self.job or attend.job
+        if self._turn_away(link, attend.node.node_id):
+            return
         node = self.roster.get(attend.node.node_id)
         if node is not None and node.spec.incarnation == attend.node.incarnation:
             self._reattach(node, link, attend, now)
@@ -92,6 +96,8 @@ class Joining(Rounds):
 
     def _admit(self, link: int, attend: Attend, rank: int | None, now: float) -> None:
         spec, claim = attend.node, attend.claim
+        if self._turn_away(link, spec.node_id):
+            return
         node = self.roster.add(spec, attend.offer, link, NodePhase.READY)
         former = self._former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
@@ -99,7 +105,9 @@ class Joining(Rounds):
         if self._lobby.since is None and not self._formed_before:
             self._lobby.open(now)
         self._lobby.arrived(len(self.roster), now)
-        self._learn(claim)
+        self._learn(claim, now)
+        if self.roster.get(spec.node_id) is None:
+            return  # it brought the news of its own exclusion
         if claim is not None and not self._formed_before:
             self._take_claim(node, claim, now)
         elif claim is not None and claim.state is not ClaimState.STOPPED:
@@ -107,11 +115,18 @@ class Joining(Rounds):
         elif self.phase is not GroupPhase.ADOPTING:
             self._wait(node, now)
 
-    def _learn(self, claim: Claim | None) -> None:
-        """Never fall behind the numbers that any node has seen, whoever gave them."""
-        if claim is not None:
-            self._highest = max(self._highest, claim.round)
-            self.restarts = max(self.restarts, claim.restarts)
+    def _learn(self, claim: Claim | None, now: float) -> None:
+        """Never fall behind what any node has seen, whichever master it was."""
+        if claim is None:
+            return
+        self._highest = max(self._highest, claim.round)
+        past = claim.past or _NO_PAST
+        if claim.restarts > self.restarts:
+            self.restarts = claim.restarts
+            ages = [age + past.since_s for age in past.restart_ages_s]
+            self._aftermath.budget.learn(ages, now)
+        if past.excluded and self._aftermath.ledger.learn(past.excluded):
+            self._expel_excluded()
 
     def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
         if self._adoption is None:
@@ -126,6 +141,7 @@ class Joining(Rounds):
         if node.link is not None:
             self._out.append(Close(node.link))
         self.roster.attach(node, link)
+        self._postmortem.acquit(node.spec.node_id)
         node.offer = attend.offer
         if self._ending is not None:
             self._out += self._ending.tell([link])
@@ -136,7 +152,9 @@ class Joining(Rounds):
         else:
             self._challenge(node, now)
         claim = attend.claim
-        self._learn(claim)
+        self._learn(claim, now)
+        if self.roster.get(node.spec.node_id) is None:
+            return
         if self._adoption is not None:
             if claim is not None:
                 self._take_claim(node, claim, now)

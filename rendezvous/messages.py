@@ -7,10 +7,28 @@ separate from protobuf so that the rules are pure and a standalone job never loa
 import enum
 from dataclasses import dataclass
 
+from .. import defaults
 from .failure import Failure
 
 PROTOCOL_VERSION = 1
 """Raised when a node and a master of the old and the new version could misunderstand."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """How failures are answered (docs/policy.md). Times in seconds."""
+
+    rules: tuple[str, ...] = ()
+    """The user's, ``MATCH=ACTION``, in their order."""
+    restart_window_s: float = 0.0
+    """How far back restarts and failures of nodes count; 0: all of them."""
+    backoff_first_s: float = 0.0
+    backoff_max_s: float = 0.0
+    """The longest delay of a restart; 0: none is delayed, but for those that are not counted."""
+    max_node_failures: int = defaults.MAX_NODE_FAILURES
+    """A node that was the root cause this often is excluded; 0: never."""
+    rank0_decides: bool = False
+    """``--success-policy rank0``: the job has succeeded when rank 0 has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +40,8 @@ class JobSpec:
     max_nodes: int
     node_unit: int
     max_restarts: int
+    policy: PolicySpec | None = None
+    """None: all defaults, which then cost nothing on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,18 @@ class ClaimState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What a later master must know of the job before a round, where there is anything."""
+
+    restart_ages_s: tuple[int, ...] = ()
+    """Of the restarts within ``--restart-window``, when the round was formed, whole seconds."""
+    excluded: tuple[str, ...] = ()
+    """Identities of excluded nodes."""
+    since_s: int = 0
+    """How long ago the round was formed; each node fills this in when it attends."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The last round that a node was in: what a master that starts from nothing must know."""
 
@@ -75,6 +107,7 @@ class Claim:
     state: ClaimState
     failures: tuple[Failure, ...] = ()
     """Failures of this node's workers in that round."""
+    past: Past | None = None
 
 
 # --- node → master ---------------------------------------------------------------------------
@@ -151,6 +184,8 @@ class Waiting:
     """Seconds until the master gives up; 0 when a round runs without this node."""
     spare: bool
     """A round runs, and this node is a spare."""
+    backoff_s: float = 0.0
+    """Seconds until the next round may be formed (``--restart-backoff``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +210,13 @@ class Place:
     """In words: why this round was formed."""
     cause: Failure | None
     """The root cause of a restart; None for the first round and for a regroup."""
+    decision: str = ""
+    """What the failure policy decided, in words; empty where the default rule did."""
+    is_free: bool = False
+    """The restart was not counted."""
+    restarts_in_window: int = 0
+    """Of ``restarts``, those that count now; only with ``--restart-window``."""
+    past: Past | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +232,8 @@ class Stop:
 
     round: int
     reason: str
+    lets_settle: bool = False
+    """The failure that is known may follow from another: workers that are ending are let end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +247,8 @@ class Outcome(enum.Enum):
     SUCCEEDED = 1
     WORKERS_FAILED = 2
     RENDEZVOUS_FAILED = 3
+    POLICY_ENDED = 4
+    """The failure policy says that trying again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,4 +274,11 @@ class Refused:
     sentence: str
 
 
-MasterMessage = Waiting | Start | Stop | Challenge | Verdict | Refused
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """This node is ruled out and may not rejoin the job; the stream ends."""
+
+    sentence: str
+
+
+MasterMessage = Waiting | Start | Stop | Challenge | Verdict | Refused | Excluded

@@ -1,6 +1,6 @@
 """Why a round ended: the failures of its workers, the root cause, and whether it counts. Pure."""
 
-from .failure import Failure, FailureKind, root_cause
+from .failure import Evidence, Failure, FailureKind, evidence, root_cause
 
 _FAILURES_KEPT = 256
 """Failures of one round that are kept to find the root cause among them."""
@@ -13,6 +13,12 @@ class Postmortem:
 
     def __init__(self) -> None:
         self._failures: dict[_Key, Failure] = {}
+        self._positions: dict[_Key, float] = {}
+        """In which order they happened, as far as the master can tell."""
+        self._collateral: list[_Key] = []
+        """Those that make room when there are too many."""
+        self._suspected: dict[str, int] = {}
+        """By identity, how many failures were known when a node's stream broke."""
         self.count = 0
         """How many failures there were, also those that were not kept."""
         self.counted = False
@@ -21,9 +27,24 @@ class Postmortem:
         """Why the round ended, in words; empty while it runs."""
         self.cause: Failure | None = None
         """The root cause, once the round is over; None when it ended for another reason."""
+        self.preempted: Failure | None = None
+        """The node whose departure ended the round."""
 
-    def remember(self, failure: Failure) -> None:
-        """Take in a failure; one that is known already changes nothing."""
+    def suspect(self, node_id: str) -> None:
+        """The stream of a node broke: should it be lost, this is when."""
+        self._suspected.setdefault(node_id, self.count)
+
+    def acquit(self, node_id: str) -> None:
+        """The node is back."""
+        self._suspected.pop(node_id, None)
+
+    def remember(self, failure: Failure, node_id: str = "") -> None:
+        """Take in a failure; one that is known already changes nothing.
+
+        Args:
+            failure: what failed.
+            node_id: the node that is lost, where that is the failure.
+        """
         key = (
             failure.kind,
             failure.node_rank,
@@ -31,10 +52,20 @@ class Postmortem:
             failure.local_rank,
             failure.pid,
         )
-        if key not in self._failures:
-            self.count += 1
-            if len(self._failures) < _FAILURES_KEPT:
-                self._failures[key] = failure
+        if key in self._failures:
+            return
+        position = self._suspected.get(node_id, self.count) - (0.5 if node_id else 0.0)
+        self.count += 1
+        is_collateral = evidence(failure) is Evidence.COLLATERAL
+        if len(self._failures) >= _FAILURES_KEPT:
+            if is_collateral or not self._collateral:
+                return
+            # The one from which all others follow may be heard of last.
+            del self._failures[self._collateral.pop()]
+        self._failures[key] = failure
+        self._positions[key] = position
+        if is_collateral:
+            self._collateral.append(key)
 
     @property
     def first(self) -> Failure | None:
@@ -47,18 +78,27 @@ class Postmortem:
         kinds = (f for f in self._failures.values() if f.kind is FailureKind.STUCK)
         return next(kinds, None)
 
-    def begin(self, reason: str, *, counted: bool) -> None:
+    def begin(self, reason: str, *, counted: bool, preempted: Failure | None = None) -> None:
         """The round is being stopped."""
-        self.reason, self.counted = reason, counted
+        self.reason, self.counted, self.preempted = reason, counted, preempted
 
     def conclude(self) -> None:
         """All of the round's workers are dead: name the root cause."""
         stuck = self.stuck
-        self.cause = root_cause(list(self._failures.values())) if self.counted else stuck
+        in_order = [
+            self._failures[key] for key in sorted(self._failures, key=self._positions.__getitem__)
+        ]
+        self.cause = root_cause(in_order) if self.counted else stuck
         if self.cause is not None:
             self.reason = self.cause.summary()
             if stuck is not None and stuck is not self.cause:
                 self.reason += f"; then {stuck.summary()}"
+
+    def blame_departure(self) -> None:
+        """Make the departure of a node the root cause: the policy wants an answer to it."""
+        if self.preempted is not None:
+            self.remember(self.preempted)
+            self.cause = self.preempted
 
     def failures(self, limit: int) -> tuple[Failure, ...]:
         """Return at most ``limit`` of the failures, the root cause first."""

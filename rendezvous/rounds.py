@@ -4,80 +4,33 @@ This is the lower part of ``group.Group``. It knows who is there and what they r
 how they come: that is ``joining``.
 """
 
-import enum
 from dataclasses import replace
 
-from .adoption import Adoption
-from .ending import Ending, verdict_of
-from .events import Close, Command, GroupSettings, Note, Send
-from .failure import Failure, node_lost
-from .lobby import Lobby, missing_names
+from .ending import Ending, sentence_of, spent, verdict_of
+from .events import Close, Send
+from .failure import Evidence, Failure, evidence, node_lost, preempted
+from .lobby import missing_names
 from .messages import (
     ClaimState,
-    JobSpec,
-    MasterMessage,
+    Excluded,
     Offer,
     Outcome,
+    Past,
     Place,
     Start,
     Stop,
-    Verdict,
-    Waiting,
 )
 from .postmortem import Postmortem
-from .roster import Node, NodePhase, Roster
+from .roster import Node, NodePhase
+from .state import GroupPhase, GroupState
 from .world import Candidate, World, form, largest_size, order, usable_size
 
+_DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
 
 
-class GroupPhase(enum.Enum):
-    """What the group as a whole is doing."""
-
-    GATHERING = "waiting for nodes"
-    ADOPTING = "taking over a running round"
-    RUNNING = "running"
-    STOPPING = "stopping a round"
-    FINISHED = "finished"
-
-
-class Rounds:
+class Rounds(GroupState):
     """The rounds of one job, and what its nodes report of them."""
-
-    def __init__(self, settings: GroupSettings | None = None, master_id: str = "") -> None:
-        """Begin with no node and no round.
-
-        Args:
-            settings: the times to keep.
-            master_id: random, one per master process; it tells worlds apart.
-        """
-        self.settings = settings or GroupSettings()
-        self._master_id = master_id
-        self.job: JobSpec | None = None
-        self.roster = Roster()
-        self.phase = GroupPhase.GATHERING
-        self.round = -1
-        self.formed_by = ""
-        """The master that formed ``round``: this one, or the one that it was taken over from."""
-        self.restarts = 0
-        self.world_nodes = 0
-        """Nodes in the world of ``round``."""
-        self._out: list[Command] = []
-        self._lobby = Lobby(self.settings)
-        self._adoption: Adoption | None = None
-        self._formed_before = False
-        self._highest = -1
-        """The highest round that any node is known to have been in: numbers never repeat."""
-        self._former_ranks: dict[str, int] = {}
-        self._postmortem = Postmortem()
-        self._rescale_at: float | None = None
-        self._newly_ready: list[Node] = []
-        self._ending: Ending | None = None
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """How the job ended; None while it has not."""
-        return self._ending.verdict if self._ending is not None else None
 
     # --- what nodes report -------------------------------------------------------------------
 
@@ -87,13 +40,17 @@ class Rounds:
         elif node.round == round_number == self.round and node.phase in IN_ROUND:
             self._postmortem.remember(failure)
             if self.phase is GroupPhase.RUNNING:
-                self._break(failure.summary(), counted=True)
+                is_certain = evidence(failure) is Evidence.OWN
+                self._break(failure.summary(), counted=True, lets_settle=not is_certain)
 
     def _done(self, node: Node, round_number: int) -> None:
         if self._adoption is not None:
             self._adoption.update(node.spec.node_id, round_number, state=ClaimState.DONE)
-        elif node.round == round_number and node.phase is NodePhase.RUNNING:
-            self.roster.move(node, NodePhase.DONE)
+        elif node.round == round_number and node.phase in IN_ROUND:
+            # Also when a peer that misses rank 0 has made the round end meanwhile.
+            self._rank0_is_done |= self.policy.rank0_decides and node.rank == 0
+            if node.phase is NodePhase.RUNNING:
+                self.roster.move(node, NodePhase.DONE)
 
     def _stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
         if self._adoption is not None:
@@ -119,7 +76,8 @@ class Rounds:
         if self._adoption is not None and self._adoption.alive(node.spec.node_id):
             return  # it confirms when its workers are dead
         if node.phase is NodePhase.RUNNING:
-            self._break(f"node {node.rank} ({node.spec.host}) leaves: {reason}", counted=False)
+            departure = preempted(node.rank, node.spec.host, node.spec.role, reason)
+            self._break(departure.summary(), counted=False, departure=departure)
         elif node.phase in (NodePhase.READY, NodePhase.DONE):
             self._let_go(node)
 
@@ -137,8 +95,9 @@ class Rounds:
         if was_in_round and not node.leaving:
             # Also when the round is being stopped already: the first that was heard of a dead
             # node may have been what its peers said of their lost connections.
-            self._postmortem.remember(node_lost(node.rank, node.spec.host, node.spec.role, why))
-        if was_running:
+            loss = node_lost(node.rank, node.spec.host, node.spec.role, why)
+            self._postmortem.remember(loss, node.spec.node_id)
+        if was_running and self._ending is None:
             self._break(f"node {node.rank} ({node.spec.host}) was lost: {why}", counted=True)
 
     def _forget(self, node: Node) -> None:
@@ -150,13 +109,21 @@ class Rounds:
 
     # --- the end of a round ------------------------------------------------------------------
 
-    def _break(self, reason: str, *, counted: bool) -> None:
+    def _break(
+        self,
+        reason: str,
+        *,
+        counted: bool,
+        departure: Failure | None = None,
+        lets_settle: bool = False,
+    ) -> None:
         """End the round on every member: the lockstep stop."""
         assert self.phase is GroupPhase.RUNNING
         self.phase = GroupPhase.STOPPING
-        self._postmortem.begin(reason, counted=counted)
+        self._postmortem.begin(reason, counted=counted, preempted=departure)
+        self._ran_s = None if self._formed_at is None else self._now - self._formed_at
         self._rescale_at = None
-        stop = Stop(self.round, reason)  # one for all: it is encoded once
+        stop = Stop(self.round, reason, lets_settle)  # one for all: it is encoded once
         for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
             self.roster.move(node, NodePhase.STOPPING)
             self._send(node, stop)
@@ -170,12 +137,58 @@ class Rounds:
         assert self.job is not None
         self._postmortem.conclude()
         self.phase = GroupPhase.GATHERING
-        self._lobby.open(now)
-        counted = self._postmortem.counted
-        if self._postmortem.stuck or (counted and self.restarts >= self.job.max_restarts):
-            self._finish(Outcome.WORKERS_FAILED, now)
-        elif counted:
+        cause = self._postmortem.cause or self._postmortem.preempted
+        suspect = self._members.get(cause.node_rank) if cause is not None else None
+        self._answer = answer = self._aftermath.answer(
+            self.job,
+            self._postmortem,
+            restarts=self.restarts,
+            ran_s=self._ran_s,
+            suspect=suspect,
+            has_stand_in=suspect is not None and self._has_stand_in(suspect),
+            now=now,
+        )
+        self._not_before = now + answer.delay_s
+        self._lobby.open(self._not_before)
+        if answer.excluded is not None:
+            self._note(f"node {answer.excluded} is excluded")
+        self._expel_excluded()
+        if answer.outcome is not None:
+            self._finish(answer.outcome, now)
+        elif answer.is_counted:
             self.restarts += 1
+        if answer.delay_s >= _DELAY_TOLD_S:
+            self._newly_ready += self.roster.in_phase(NodePhase.READY)
+
+    def _has_stand_in(self, node_id: str) -> bool:
+        """Return whether a world of the same size can be formed without a node."""
+        assert self.job is not None
+        node = self.roster.get(node_id)
+        is_ready = node is not None and node.phase is NodePhase.READY and node.link is not None
+        others = self.roster.ready_attached() - is_ready
+        job = self.job
+        size = usable_size(others, job.min_nodes, job.max_nodes, job.node_unit)
+        return size >= self.world_nodes
+
+    # --- excluded nodes ----------------------------------------------------------------------
+
+    def _expel_excluded(self) -> None:
+        """Send away the excluded nodes that have no workers of a round that counts."""
+        for node_id in self._aftermath.ledger.excluded:
+            node = self.roster.get(node_id)
+            if node is not None and node.phase in (NodePhase.READY, NodePhase.STALE):
+                if node.link is not None:
+                    self._turn_away(node.link, node_id)
+                self._forget(node)
+            if node is None or self.roster.get(node_id) is None:
+                self._former_ranks.pop(node_id, None)  # nobody waits for it
+
+    def _turn_away(self, link: int, node_id: str) -> bool:
+        """Tell an excluded node that it is; return whether it is."""
+        sentence = self._aftermath.ledger.sentence(node_id)
+        if sentence is not None:
+            self._out += [Send(link, Excluded(sentence)), Close(link)]
+        return sentence is not None
 
     # --- a larger world ----------------------------------------------------------------------
 
@@ -204,7 +217,7 @@ class Rounds:
 
     def _try_form(self, now: float) -> None:
         job = self.job
-        if job is None:
+        if job is None or now < self._not_before:
             return
         ready = self.roster.ready_attached()
         size = usable_size(ready, job.min_nodes, job.max_nodes, job.node_unit)
@@ -251,6 +264,7 @@ class Rounds:
             f"round={self.round} formed nodes={size} world_size={world.world_size} "
             f"restarts={self.restarts}/{self.job.max_restarts} ({reason})"
         )
+        self._formed_at, self._rank0_is_done = now, False
         self._start(world, reason, ended.cause)
         self._newly_ready = []
         waiting = self._waiting(now)
@@ -273,7 +287,12 @@ class Rounds:
             master_port=world.master.port,
             reason=reason,
             cause=cause,
+            decision=self._answer.words if cause is not None else "",
+            is_free=cause is not None and not self._answer.is_counted,
+            restarts_in_window=self.restarts_in_budget if self.policy.restart_window_s else 0,
+            past=self._past(),
         )
+        self._members = {member.node_rank: member.node_id for member in world.members}
         for member in world.members:
             node = self.roster.get(member.node_id)
             assert node is not None
@@ -289,10 +308,23 @@ class Rounds:
             self.roster.move(node, NodePhase.RUNNING)
             self._send(node, Start(node.place))
 
+    def _past(self) -> Past | None:
+        ages = self._aftermath.budget.ages_s(self.policy, self._now)
+        excluded = self._aftermath.ledger.excluded
+        return Past(ages, excluded) if ages or excluded else None
+
     # --- the end of the job ------------------------------------------------------------------
 
     def _finish(self, outcome: Outcome, now: float) -> None:
-        sentence = self._sentence(outcome)
+        assert self.job is not None
+        sentence = sentence_of(
+            outcome,
+            self._postmortem,
+            spent=spent(self.job, self.restarts_in_budget),
+            decision=self._answer.words,
+            rank0_alone=self._rank0_is_done,
+            not_enough=self._not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
+        )
         verdict = verdict_of(outcome, sentence, self.restarts, self.round + 1, self._postmortem)
         self._ending = Ending(verdict, now + self.settings.verdict_grace_s)
         self.phase = GroupPhase.FINISHED
@@ -301,41 +333,17 @@ class Rounds:
         self._note(f"verdict: {verdict.sentence}")
         self._out += self._ending.tell(n.link for n in self.roster if n.link is not None)
 
-    def _sentence(self, outcome: Outcome) -> str:
+    def _not_enough(self) -> str:
         assert self.job is not None
-        spent = f"{self.restarts} of {self.job.max_restarts} restarts used"
-        if outcome is Outcome.SUCCEEDED:
-            return f"all workers succeeded ({spent})"
-        if outcome is Outcome.WORKERS_FAILED:
-            return f"{self._postmortem.reason} ({spent})"
         missing = ", ".join(missing_names(self.job, self.roster, self._former_ranks))
         return (
             f"{len(self.roster)} of at least {self.job.min_nodes} nodes came within "
             f"{self.settings.join_timeout_s:g} s" + (f"; missing: {missing}" if missing else "")
         )
 
-    # --- output ------------------------------------------------------------------------------
+    # --- waiting nodes ---
 
     def _wait(self, node: Node, now: float) -> None:
         """A node has become ready: make use of it, and if it still waits then, say for what."""
         self._newly_ready.append(node)
         self._plan_rescale(now)
-
-    def _tell_newly_ready(self, now: float) -> None:
-        nodes, self._newly_ready = self._newly_ready, []
-        for node in nodes:
-            if node.phase is NodePhase.READY and self.phase is not GroupPhase.FINISHED:
-                self._send(node, self._waiting(now))
-
-    def _waiting(self, now: float) -> Waiting:
-        assert self.job is not None
-        missing = missing_names(self.job, self.roster, self._former_ranks)
-        spare = self.phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
-        return self._lobby.waiting(self.job, len(self.roster), missing, now, spare=spare)
-
-    def _send(self, node: Node, message: MasterMessage) -> None:
-        if node.link is not None:
-            self._out.append(Send(node.link, message))
-
-    def _note(self, text: str) -> None:
-        self._out.append(Note(text))

@@ -22,6 +22,7 @@ from ft_run.rendezvous.messages import (
     Attend,
     Claim,
     ClaimState,
+    Excluded,
     Failed,
     JobSpec,
     Leave,
@@ -36,6 +37,7 @@ from ft_run.rendezvous.messages import (
 )
 from ft_run.rendezvous.roster import NodePhase
 from ft_run.rendezvous.world import usable_size
+from ft_run.tests.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.simulated_agent import Agent
 
 
@@ -56,6 +58,7 @@ class Invariants:
         self._job = job
         self._settings = settings
         self._agents = agents
+        self._policy = PolicyWatch(job)
         self._highest = -1
         self._given_up: dict[str, int] = {}
         """By incarnation: up to this round its workers are no longer waited for."""
@@ -65,6 +68,7 @@ class Invariants:
 
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
+        self._policy.new_master()
         self._worlds: dict[int, dict[str, Place]] = {}
         self._heard_of = -1
         self._restarts_heard_of = 0
@@ -82,7 +86,7 @@ class Invariants:
 
     def before(self, group: Group, event: Event) -> None:
         """Take note of how things stand."""
-        self._phase, self._round = group.phase, group.round
+        self._phase, self._round, self._restarts = group.phase, group.round, group.restarts
         self._roster = {n.spec.incarnation: n for n in group.roster}
         self._node_phases = {n.spec.incarnation: n.phase for n in group.roster}
         if isinstance(event, Received) and not isinstance(event.message, Attend):
@@ -115,14 +119,35 @@ class Invariants:
     def after(self, group: Group, event: Event, commands: Sequence[Command], now: float) -> None:
         """Check all that must hold now."""
         if isinstance(event, Received) and isinstance(event.message, Attend):
-            self._hear_attend(group, event.link, event.message)
+            self._hear_attend(group, event.link, event.message, now)
+        self._how_the_policy_saw_it(group, commands, now)
         self._who_was_given_up(group, now)
         self._how_the_round_ended(group, event)
-        self._what_was_sent(group, commands)
+        self._what_was_sent(group, commands, now)
         self._all_were_stopped(group)
 
-    def _hear_attend(self, group: Group, link: int, attend: Attend) -> None:
+    def _how_the_policy_saw_it(self, group: Group, commands: Sequence[Command], now: float) -> None:
+        # A round of one node is taken over with the very message that tells of it.
+        is_adopted = self._round < 0 <= group.round and self._heard_of >= 0
+        if is_adopted:
+            self._policy.adopted()
+        was_live = self._phase in (GroupPhase.RUNNING, GroupPhase.ADOPTING) or is_adopted
+        if was_live and group.phase not in (GroupPhase.RUNNING, GroupPhase.ADOPTING):
+            self._policy.broken(now)
+        sent = [command.message for command in commands if isinstance(command, Send)]
+        starts = {message.place.round for message in sent if isinstance(message, Start)}
+        is_at_once = was_live and bool(starts - self._worlds.keys())
+        if is_at_once:
+            self._policy.broken(now)
+        is_between = group.phase in (GroupPhase.GATHERING, GroupPhase.FINISHED)
+        if is_over(self._phase, group) or (was_live and (is_between or is_at_once)):
+            self._policy.over(group, self._restarts, now)
+        self._policy.look(group)
+
+    def _hear_attend(self, group: Group, link: int, attend: Attend, now: float) -> None:
         node = group.roster.by_link(link)
+        if attend.claim is not None:
+            self._policy.hear(attend.claim, now, is_admitted=node is not None)
         if node is None or attend.claim is None:
             return
         claim, incarnation = attend.claim, attend.node.incarnation
@@ -195,7 +220,7 @@ class Invariants:
 
     # --- I2, I3, I5: what was sent -----------------------------------------------------------
 
-    def _what_was_sent(self, group: Group, commands: Sequence[Command]) -> None:
+    def _what_was_sent(self, group: Group, commands: Sequence[Command], now: float) -> None:
         new: dict[int, dict[str, Place]] = defaultdict(dict)
         incarnations = {n.link: n.spec.incarnation for n in group.roster if n.link is not None}
         for command in commands:
@@ -213,11 +238,13 @@ class Invariants:
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
                 case Verdict():
-                    self._one_verdict(group, command.message)
+                    self._one_verdict(group, command.message, now)
         for round_number, places in new.items():
-            self._agreed(group, round_number, places)
+            self._agreed(group, round_number, places, now)
 
-    def _agreed(self, group: Group, round_number: int, places: dict[str, Place]) -> None:
+    def _agreed(
+        self, group: Group, round_number: int, places: dict[str, Place], now: float
+    ) -> None:
         job = self._job
         ordered = sorted(places.values(), key=lambda place: place.node_rank)
         first = ordered[0]
@@ -257,6 +284,10 @@ class Invariants:
                     f"I1: round {round_number} formed while {agent.name} has workers"
                 )
         self._highest = max(self._highest, round_number)
+        members = {rank: spec.node_id for rank, spec in nodes.items()}
+        is_counted = self._policy.formed(first, members, now)
+        if is_counted is not None and self._is_counted is not None:
+            self._is_counted = is_counted
         self._counted(first.restarts)
         self._pins_hold(nodes)
         self._worlds[round_number] = places
@@ -268,7 +299,9 @@ class Invariants:
                 raise InvariantError(f"I2: --node-rank {wanted} has rank {rank}")
 
     def _counted(self, restarts: int) -> None:
-        if not self._restarts_heard_of <= restarts <= self._job.max_restarts:
+        has_window = self._job.policy is not None and self._job.policy.restart_window_s
+        most = restarts if has_window else self._job.max_restarts
+        if not self._restarts_heard_of <= restarts <= most:
             raise InvariantError(f"I3: {restarts} restarts")
         if self._last_restarts is not None and self._is_counted is not None:
             before, heard_of = self._last_restarts, self._restarts_heard_of
@@ -296,21 +329,21 @@ class Invariants:
             was_lost or isinstance(message, Failed | Attend | Stopped)
         )
 
-    def _one_verdict(self, group: Group, verdict: Verdict) -> None:
+    def _one_verdict(self, group: Group, verdict: Verdict, now: float) -> None:
         if self._verdict is not None:
             if verdict != self._verdict:
                 raise InvariantError("I5: two verdicts")
             return
         self._verdict = verdict
-        if verdict.restarts > self._job.max_restarts:
+        has_window = self._job.policy is not None and self._job.policy.restart_window_s
+        if verdict.restarts > self._job.max_restarts and not has_window:
             raise InvariantError("I3: the verdict counts too many restarts")
+        is_stuck = any(f.kind is FailureKind.STUCK for f in verdict.failures)
+        self._policy.ended(verdict, now, is_stuck=is_stuck)
         match verdict.outcome:
             case Outcome.SUCCEEDED:
                 self._all_are_done(group)
             case Outcome.WORKERS_FAILED:
-                is_stuck = any(f.kind is FailureKind.STUCK for f in verdict.failures)
-                if verdict.restarts < self._job.max_restarts and not is_stuck:
-                    raise InvariantError("I3: failed with restarts left")
                 if verdict.cause is None and verdict.failures:
                     raise InvariantError("I5: failed without a cause")
             case Outcome.RENDEZVOUS_FAILED:
@@ -318,6 +351,8 @@ class Invariants:
                     raise InvariantError(f"I7: {self._usable()} healthy nodes and no round")
 
     def _all_are_done(self, group: Group) -> None:
+        if self._rank0_is_done(group):
+            return
         present = {node.spec.incarnation for node in group.roster}
         for agent in self._agents:
             if agent.spec.incarnation in present and agent.live == group.round:
@@ -329,6 +364,16 @@ class Invariants:
             everyone = self._worlds.get(place.round, {})
             if place.round == group.round and (len(done) < place.nodes or everyone.keys() - done):
                 raise InvariantError("I5: succeeded, but not all were done")
+
+    def _rank0_is_done(self, group: Group) -> bool:
+        """Whether rank 0 decides and has exited 0 in the present round."""
+        if self._job.policy is None or not self._job.policy.rank0_decides:
+            return False
+        return any(
+            agent.spec.incarnation in self._done[_world_of(place)]
+            for agent in self._agents
+            if (place := agent.place) and place.round == group.round and place.node_rank == 0
+        )
 
     # --- I4: lockstep ------------------------------------------------------------------------
 
@@ -357,7 +402,9 @@ class Invariants:
         if snapshot(group) != before:
             raise InvariantError(f"I6: {event} changed {before} to {snapshot(group)}")
         for command in commands:
-            says_no = isinstance(command, Send) and isinstance(command.message, Refused | Verdict)
+            says_no = isinstance(command, Send) and isinstance(
+                command.message, Refused | Verdict | Excluded
+            )
             if isinstance(command, Send | Finish) and not says_no:
                 raise InvariantError(f"I6: {event} repeated led to {command}")
 
@@ -381,6 +428,7 @@ class Invariants:
     def _usable(self) -> int:
         """How many nodes a world could have now."""
         healthy = {a.spec.node_id for a in self._agents if a.is_there and not a.is_leaving}
+        healthy -= self._policy.excluded
         job = self._job
         return usable_size(len(healthy), job.min_nodes, job.max_nodes, job.node_unit)
 

@@ -29,7 +29,9 @@ from ft_run.rendezvous.messages import (
     NodeMessage,
     NodeSpec,
     Offer,
+    Past,
     Place,
+    PolicySpec,
     Start,
     Stop,
     Stopped,
@@ -48,9 +50,10 @@ def claim_of(
     restarts: int = 0,
     failures: tuple[Failure, ...] = (),
     formed_by: str = "master",
+    past: Past | None = None,
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
-    return Claim(number, formed_by, restarts, nodes, rank, rank, state, failures)
+    return Claim(number, formed_by, restarts, nodes, rank, rank, state, failures, past)
 
 
 SPARE = Claim(0, "", 0, 0, 0, 0, ClaimState.STOPPED)
@@ -83,9 +86,10 @@ class Scene:
         *,
         unit: int = 1,
         restarts: int = 3,
+        policy: PolicySpec | None = None,
         **times: float | None,
     ) -> None:
-        self.job = JobSpec("job", low, high or low, unit, restarts)
+        self.job = JobSpec("job", low, high or low, unit, restarts, policy)
         self.group = Group(GroupSettings(**times), "master")  # type: ignore[arg-type]
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)

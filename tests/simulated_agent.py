@@ -18,6 +18,7 @@ from ft_run.rendezvous.messages import (
     Claim,
     ClaimState,
     Done,
+    Excluded,
     Failed,
     Heard,
     JobSpec,
@@ -98,7 +99,13 @@ class Agent:
     """One agent process and its workers."""
 
     def __init__(
-        self, spec: NodeSpec, job: JobSpec, new_port: Callable[[], int], *, repeats_leave: bool
+        self,
+        spec: NodeSpec,
+        job: JobSpec,
+        new_port: Callable[[], int],
+        clock: Callable[[], float],
+        *,
+        repeats_leave: bool,
     ) -> None:
         self.spec = spec
         self.job = job
@@ -106,6 +113,7 @@ class Agent:
         self.is_frozen = False
         self.has_ended = False
         self.was_refused = False
+        self.was_excluded = False
         self.verdict: Verdict | None = None
         self.is_leaving = False
         self.stream: Stream | None = None
@@ -115,6 +123,8 @@ class Agent:
         self.place: Place | None = None
         self.starts: list[int] = []
         self._new_port = new_port
+        self._clock = clock
+        self._started_at = 0.0
         self._repeats_leave = repeats_leave
         self._claim: Claim | None = None
         self._is_spare = False
@@ -148,9 +158,12 @@ class Agent:
         return self.stream
 
     def _present_claim(self) -> Claim | None:
-        if not self._is_spare:
-            return self._claim
         last = self._claim
+        if last is not None and last.past is not None:
+            since_s = int(self._clock() - self._started_at)
+            last = replace(last, past=replace(last.past, since_s=since_s))
+        if not self._is_spare:
+            return last
         return Claim(
             round=last.round if last else 0,
             formed_by=last.formed_by if last else "",
@@ -159,6 +172,7 @@ class Agent:
             node_rank=0,
             rank_offset=0,
             state=ClaimState.STOPPED,
+            past=last.past if last else None,
         )
 
     def _send(self, message: NodeMessage) -> None:
@@ -186,6 +200,9 @@ class Agent:
             case Refused():
                 self.was_refused = True
                 self._end()
+            case Excluded():
+                self.was_excluded = True
+                self._end()
             case Waiting():
                 self._is_spare = message.spare and self.live is None and not self.is_done
         return False
@@ -210,7 +227,9 @@ class Agent:
             node_rank=place.node_rank,
             rank_offset=place.rank_offset,
             state=ClaimState.RUNNING,
+            past=place.past,
         )
+        self._started_at = self._clock()
         self.live, self.place, self._is_spare = place.round, place, False
         self.starts.append(place.round)
         return True
@@ -240,9 +259,11 @@ class Agent:
         if self.is_leaving:
             self._end()
 
-    def fail(self, kind: FailureKind = FailureKind.WORKER) -> None:
+    def fail(self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1) -> None:
         """A worker fails."""
         assert self._claim is not None
+        if self.is_done and kind is FailureKind.WORKER:
+            return  # rank 0 has succeeded
         assert self.place is not None
         failure = Failure(
             kind=kind,
@@ -251,7 +272,7 @@ class Agent:
             node_rank=self.place.node_rank,
             host=self.spec.host,
             pid=self._new_port(),
-            exit_code=1,
+            exit_code=exit_code,
             time_s=0,
             after_stop=self.is_stopping and kind is FailureKind.WORKER,
         )
@@ -265,6 +286,13 @@ class Agent:
         self.live = None
         self._claim = replace(self._claim, state=ClaimState.DONE)
         self._send(Done(self._claim.round))
+
+    def finish_rank0(self) -> None:
+        """Rank 0, which decides, exits 0; the node's other workers run on."""
+        assert self._claim is not None
+        if not self.is_done:
+            self._claim = replace(self._claim, state=ClaimState.DONE)
+            self._send(Done(self._claim.round))
 
     def leave(self) -> None:
         """SIGTERM."""

@@ -13,12 +13,12 @@ from ft_run.rendezvous.events import Close, Detached, Event, Finish, GroupSettin
 from ft_run.rendezvous.events import Tick as TickEvent
 from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import Group
-from ft_run.rendezvous.messages import Attend, JobSpec, NodeSpec
+from ft_run.rendezvous.messages import Attend, JobSpec, NodeSpec, PolicySpec
 from ft_run.tests.invariants import InvariantError, Invariants
 from ft_run.tests.simulated_agent import BROKEN, Agent, Stream
 
 _T = TypeVar("_T")
-SETUP_BYTES = 4
+SETUP_BYTES = 6
 _SETTLE_STEPS = 3000
 _NODES_BEYOND_MAX = 2
 
@@ -37,11 +37,12 @@ class Setup:
     @classmethod
     def decode(cls, data: bytes) -> "Setup":
         """Return the setup that ``SETUP_BYTES`` bytes stand for."""
-        size, restarts, options, start = data
+        size, restarts, options, start, rules, times = data
         unit = (1, 1, 1, 2)[size % 4]
         minimum = unit * (1 + size // 4 % 2) if unit == 2 else 1 + size // 4 % 3
         maximum = minimum + size // 16 % 3
-        job = JobSpec("job", minimum, maximum, unit, restarts % 4)
+        policy = _policy(rules, times) if restarts & 4 else None
+        job = JobSpec("job", minimum, maximum, unit, restarts % 4, policy)
         return cls(
             job=job,
             rescale_delay_s=None if options & 1 else 10.0,
@@ -50,6 +51,29 @@ class Setup:
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
             runs_at_start=not start & 1,
         )
+
+
+RULES = (
+    "exit:3=fail",
+    "exit:75=restart-free",
+    "exit:9=replace-node",
+    "node-lost=replace-node",
+    "preempted=restart",
+)
+EXIT_CODES = (1, 1, 2, 3, 9, 75)
+"""How workers fail."""
+
+
+def _policy(rules: int, times: int) -> PolicySpec:
+    first, longest = ((0.0, 0.0), (0.0, 0.0), (0.0, 4.0), (2.0, 8.0))[times // 2 % 4]
+    return PolicySpec(
+        rules=tuple(text for bit, text in enumerate(RULES) if rules >> bit & 1),
+        restart_window_s=20.0 if times & 1 else 0.0,
+        backoff_first_s=first,
+        backoff_max_s=longest,
+        max_node_failures=(3, 1, 2, 0)[times // 8 % 4],
+        rank0_decides=times >> 5 & 3 == 3,
+    )
 
 
 class Simulation:
@@ -232,7 +256,13 @@ class Simulation:
             local_world_size=1 + number % 3,
             wanted_rank=pin,
         )
-        agent = Agent(spec, self.setup.job, self._number, repeats_leave=self.setup.repeats_leave)
+        agent = Agent(
+            spec,
+            self.setup.job,
+            self._number,
+            lambda: self.now,
+            repeats_leave=self.setup.repeats_leave,
+        )
         self.agents.append(agent)
         self._log(f"{agent.name} starts")
         self._attend(agent)
@@ -298,8 +328,9 @@ class Simulation:
 
     def _fail(self, who: int) -> None:
         if agent := _pick([a for a in self._there() if a.live is not None], who):
-            self._log(f"a worker of {agent.name} fails")
-            agent.fail()
+            code = EXIT_CODES[who // 8 % len(EXIT_CODES)]
+            self._log(f"a worker of {agent.name} fails with {code}")
+            agent.fail(exit_code=code)
 
     def _stick(self, who: int) -> None:
         if agent := _pick([a for a in self._there() if a.is_stopping], who):
@@ -316,6 +347,14 @@ class Simulation:
         if agent := _pick(self._working(), who):
             self._log(f"{agent.name} is done")
             agent.finish()
+            self._checks.done(agent)
+
+    def _finish_rank0(self, who: int) -> None:
+        decides = self.setup.job.policy is not None and self.setup.job.policy.rank0_decides
+        agents = [a for a in self._working() if a.place is not None and a.place.node_rank == 0]
+        if decides and (agent := _pick(agents, who)):
+            self._log(f"rank 0 of {agent.name} is done")
+            agent.finish_rank0()
             self._checks.done(agent)
 
     def _working(self) -> list[Agent]:
@@ -393,6 +432,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._stick: 1,
     Simulation._finish_stop: 8,
     Simulation._finish: 5,
+    Simulation._finish_rank0: 2,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,
 }

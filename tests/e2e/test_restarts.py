@@ -57,7 +57,7 @@ def test_one_node_restarts_all_its_workers(ft, script):
     assert len(pids(first) | pids(second)) == 4
     assert first[0][2] != second[0][2]  # a fresh port for the store
     assert restart_lines(command) == [
-        "1/2: rank 1 on node 0 (" + host(command) + ") was killed by SIGKILL"
+        "1/2: rank 1 on node 0 (" + host(command) + ") was killed by SIGKILL (default rule)"
     ]
 
 

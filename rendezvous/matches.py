@@ -1,0 +1,297 @@
+"""What a rule of the failure policy looks at: exit status, signal, words, what was lost. Pure.
+
+A worker's exit status is one number, as a shell or Kubernetes shows it: what it exited with, or
+128 + n when signal n ended it. ``exit:137`` and ``signal:SIGKILL`` are the same.
+"""
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Protocol
+
+from .failure import Failure, FailureKind, signal_name
+
+_LINES_LOOKED_AT = 100
+_LINE_LOOKED_AT = 500
+"""Characters. Bounds what a regular expression can cost: it is tried on each line by itself."""
+_REGEX_MAX = 500
+
+_WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
+
+RIGHT = (
+    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, node-lost or preempted, "
+    "such as exit:3 or error:CUDA.*memory"
+)
+
+
+class BadMatch(ValueError):  # noqa: N818 - as policy.BadRule
+    """Raised when a text is not the MATCH of a rule."""
+
+    def __init__(self, why: str, right: str = RIGHT) -> None:
+        super().__init__(why)
+        self.why = why
+        self.right = right
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whether a failure matches, and why or why not in words."""
+
+    matches: bool
+    words: str
+
+
+class Match(Protocol):
+    """The left side of a rule."""
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+
+    def look(self, failure: Failure) -> Look:
+        """Return whether the failure matches, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """``exit:N``, ``exit:A-B``: both ends included."""
+
+    low: int
+    high: int
+
+    @property
+    def text(self) -> str:
+        return f"exit:{self.low}" if self.low == self.high else f"exit:{self.low}-{self.high}"
+
+    def look(self, failure: Failure) -> Look:
+        status = exit_status(failure)
+        if status is None:
+            return Look(False, "no worker exited")
+        matches = self.low <= status <= self.high
+        wanted = f"{self.low}" if self.low == self.high else f"within {self.low} to {self.high}"
+        return Look(matches, f"the exit status {status} is {'' if matches else 'not '}{wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBySignal:
+    """``signal:NAME``."""
+
+    number: int
+
+    @property
+    def text(self) -> str:
+        return f"signal:{signal_name(self.number)}"
+
+    def look(self, failure: Failure) -> Look:
+        status = exit_status(failure)
+        if status is None:
+            return Look(False, "no worker exited")
+        matches = status == 128 + self.number
+        name = signal_name(self.number)
+        if matches:
+            return Look(True, f"the worker was ended by {name} (exit status {status})")
+        return Look(False, f"the exit status {status} is not that of {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """``oom``: the kernel's OOM killer."""
+
+    text: str = "oom"
+
+    def look(self, failure: Failure) -> Look:
+        if failure.out_of_memory:
+            return Look(True, "the kernel's OOM killer ended the worker")
+        return Look(False, "the kernel's OOM killer did not strike")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorWords:
+    """``error:REGEX``: somewhere in a line of the error, capital letters as they are."""
+
+    pattern: "re.Pattern[str]"
+
+    @property
+    def text(self) -> str:
+        return f"error:{self.pattern.pattern}"
+
+    def look(self, failure: Failure) -> Look:
+        lines = error_lines(failure)
+        if not lines:
+            return Look(False, "no words of an error are known")
+        for line in lines:
+            if self.pattern.search(line):
+                return Look(True, f"the error says {line.strip()[:200]!r}")
+        return Look(False, f"the error does not say that; it ends with {lines[-1].strip()[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class OfKind:
+    """``node-lost``, ``preempted``."""
+
+    text: str
+    kind: FailureKind
+    event: str
+
+    def look(self, failure: Failure) -> Look:
+        matches = failure.kind is self.kind
+        return Look(matches, f"a node was {self.event}" if matches else f"no node was {self.event}")
+
+
+_KINDS = (
+    OfKind("node-lost", FailureKind.NODE_LOST, "lost"),
+    OfKind("preempted", FailureKind.PREEMPTED, "preempted"),
+)
+
+_NOT_YET = {
+    "check": "nothing produces it yet: checks run before the workers start",
+    "hang": "nothing produces it yet: hangs are not detected",
+}
+
+
+def exit_status(failure: Failure) -> int | None:
+    """Return a worker's exit status, 128 + n for signal n; None where no worker exited."""
+    if failure.kind not in _WORKER_KINDS:
+        return None
+    return failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
+
+
+def error_lines(failure: Failure) -> list[str]:
+    """Return what ``error:`` looks at: the ``@record`` message, or stderr's last lines; bounded."""
+    if failure.kind not in _WORKER_KINDS:
+        return []
+    text = failure.message if failure.error_json else failure.stderr_tail or failure.message
+    lines = [line[:_LINE_LOOKED_AT] for line in text.splitlines() if line.strip()]
+    return lines[-_LINES_LOOKED_AT:]
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def parse_match(text: str) -> Match:
+    """Read the MATCH of a rule.
+
+    Raises:
+        BadMatch: it is none; says what would be right.
+    """
+    name, colon, value = text.partition(":")
+    if colon and name == "exit":
+        return _exit(value)
+    if colon and name == "signal":
+        return _signal(value)
+    if colon and name == "error":
+        return _error(value)
+    if text == "oom":
+        return OutOfMemory()
+    for known in _KINDS:
+        if text == known.text:
+            return known
+    if text in _NOT_YET:
+        raise BadMatch(f"{text} cannot be matched, since {_NOT_YET[text]}")
+    raise BadMatch(f"there is no match {text[:80]!r}")
+
+
+def _exit(text: str) -> ExitStatus:
+    found = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", text)
+    if found is None:
+        raise BadMatch(
+            f"{text[:80]!r} is no exit status", "exit:N or exit:A-B, such as exit:3 or exit:64-79"
+        )
+    low, high = int(found[1]), int(found[2] or found[1])
+    if not 1 <= low <= high <= 255:
+        raise BadMatch(
+            f"{text.strip()!r} is no range of exit statuses of failures",
+            "from 1 to 255, the lower one first",
+        )
+    return ExitStatus(low, high)
+
+
+def _signal(text: str) -> EndedBySignal:
+    name = text.strip().upper()
+    known = signal.Signals.__members__
+    full = name if name.startswith("SIG") else f"SIG{name}"
+    if full in known:
+        return EndedBySignal(int(known[full]))
+    raise BadMatch(f"there is no signal {text.strip()[:80]!r}", "such as signal:SIGKILL")
+
+
+def _error(text: str) -> ErrorWords:
+    if len(text) > _REGEX_MAX:
+        raise BadMatch("the regular expression is too long", f"at most {_REGEX_MAX} characters")
+    if not text:
+        raise BadMatch("the regular expression is empty", "such as error:CUDA.*memory")
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise BadMatch(
+            f"{text[:80]!r} is no regular expression ({error})",
+            "a regular expression of Python, with a backslash before what is meant literally",
+        ) from None
+    if repeats_a_repetition(text):
+        raise BadMatch(
+            f"{text[:80]!r} repeats a repetition, which can take for ever",
+            "one without a repeated group that repeats something itself",
+        )
+    return ErrorWords(pattern)
+
+
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(|\)|[*+]|\{[0-9]*,[0-9]*\}|.", re.DOTALL)
+
+
+def repeats_a_repetition(pattern: str) -> bool:
+    """Return whether a group that holds a repetition is repeated itself, as in ``(a+)+``.
+
+    Such an expression can take exponential time on a line that does not match; what is left is
+    bounded by the length of a line.
+    """
+    holds = [False]
+    was_repeated_group = False
+    for piece in _PIECE.findall(pattern):
+        is_repeat = piece in ("*", "+") or (piece[0] == "{" and len(piece) > 1)
+        if is_repeat and was_repeated_group:
+            return True
+        was_repeated_group = False
+        if piece == "(":
+            holds.append(False)
+        elif piece == ")" and len(holds) > 1:
+            was_repeated_group = holds.pop()
+            holds[-1] |= was_repeated_group
+        elif is_repeat:
+            holds[-1] = True
+    return False
+
+
+# --- slips -----------------------------------------------------------------------------------
+
+_USAGE_STATUSES = (2, 126, 127)
+"""Of argparse and getopt, and of shells: not executable, not found."""
+
+_SLIP_WORDS = re.compile(
+    r"^(?:\w+\.)*(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError)\b"
+    r"|No module named "
+)
+
+
+def is_slip(failure: Failure) -> bool:
+    """Return whether a failure is a usage or import error: one that a new start meets again."""
+    if failure.kind is FailureKind.START:
+        return True
+    if failure.kind is not FailureKind.WORKER:
+        return False
+    if failure.exit_code in _USAGE_STATUSES:
+        return True
+    return failure.exit_code > 0 and _SLIP_WORDS.search(failure.message) is not None
+
+
+def same_slip(one: Failure, other: Failure) -> bool:
+    """Return whether two failures hit the same rank in the same way."""
+    return (one.kind, one.rank, one.exit_code, _first_line(one)) == (
+        other.kind,
+        other.rank,
+        other.exit_code,
+        _first_line(other),
+    )
+
+
+def _first_line(failure: Failure) -> str:
+    return failure.message.strip().partition("\n")[0]
