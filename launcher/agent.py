@@ -50,7 +50,15 @@ from .process_tree import kill_all
 from .relay_client import RelayClient
 from .report import final_report
 from .spawner import become_subreaper
-from .spawner_client import Empty, Exited, Spawned, SpawnerClient, SpawnerEvent, SpawnerGone
+from .spawner_client import (
+    Empty,
+    Exited,
+    ImageEvent,
+    Spawned,
+    SpawnerClient,
+    SpawnerEvent,
+    SpawnerGone,
+)
 from .supervisor import SURVIVES_KILL_S, Supervisor, TimeOver
 from .version import VERSION
 from .worker_command import WorkerCommands
@@ -249,6 +257,8 @@ class Agent:
                 self._workers.empty()
             case TimeOver():
                 await self._workers.time_over(event)
+            case ImageEvent():
+                self._event(*say.image(event, self._options.preload))
             case SpawnerGone():
                 await self._spawner_gone()
             case _Signalled():

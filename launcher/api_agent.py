@@ -17,7 +17,7 @@ from .. import exit_codes
 from ..errors import FtRunError
 from .api_files import write_outcome
 from .main import import_asyncio, open_standard_streams
-from .spawner import PR_SET_PDEATHSIG, prctl
+from .prctl import PR_SET_PDEATHSIG, prctl
 
 if TYPE_CHECKING:
     from ..rendezvous.failure import Failure

@@ -121,6 +121,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         propagate_exit_code=given["propagate_exit_code"],
         virtual_local_rank=given["virtual_local_rank"],
         numa_binding=given["numa_binding"],
+        preload=given.get("preload", ()),
         event_log_handler=given.get("event_log_handler", "null"),
         remarks=tuple(remarks),
     )

@@ -1,11 +1,13 @@
 """The words of the event lines: what a person reads of a run, each line with round and node."""
 
+import logging
 import time
 from collections.abc import Sequence
 
 from ..rendezvous.failure import Failure
 from ..rendezvous.messages import Outcome, Place, Verdict, Waiting
 from .options import RendezvousOptions
+from .spawner_client import ImageEvent, ImageState
 
 _PIDS_SHOWN = 8
 
@@ -110,6 +112,21 @@ def verdict(message: Verdict) -> str:
     """Return the last line of every run, the same on every node."""
     word = "succeeded" if message.outcome is Outcome.SUCCEEDED else "FAILED"
     return f"job {word}: {message.sentence}"
+
+
+def image(event: ImageEvent, modules: Sequence[str]) -> tuple[str, int]:
+    """Return the line for the image that workers are forked from, and its level."""
+    named = ", ".join(modules)
+    match event.state:
+        case ImageState.LOADING:
+            return f"preload: importing {named}", logging.DEBUG
+        case ImageState.READY:
+            return f"preload: imported {named} in {event.text}", logging.INFO
+        case ImageState.STALE:
+            return f"preload: {event.text} has changed on disk; importing again", logging.INFO
+        case ImageState.FAILED:
+            text = f"preload: {event.text}; workers start the ordinary way"
+            return text, logging.WARNING
 
 
 class LiveStatus:

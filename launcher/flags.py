@@ -357,6 +357,15 @@ def _script_flags() -> list[Flag]:
             group=_SCRIPT,
             help="Run SCRIPT by runpy.run_path; beats --no-python.",
         ),
+        Flag(
+            "--preload",
+            group=_SCRIPT,
+            metavar="MODULE,...",
+            read=values.modules,
+            ours=True,
+            help="Import modules once, such as torch, and fork every worker from there: starts and"
+            " restarts do not wait for imports.",
+        ),
     ]
 
 

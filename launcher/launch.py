@@ -11,6 +11,7 @@ from ..errors import UsageError
 from .display import Display
 from .log_dir import LogDir
 from .options import LaunchOptions, ScriptMode
+from .preload import start_preload
 from .relay_client import RelayClient, start_relay
 from .spawner_client import SpawnerClient
 from .worker_command import WorkerCommands
@@ -53,6 +54,9 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     )
     status = exit_codes.WORKERS_FAILED
     try:
+        remark = start_preload(options, commands, environ, spawner)
+        if remark is not None:
+            display.event(remark, logging.WARNING)
         status = _run(options, count, commands, cpus, log_dir, spawner, relay, display, conclude)
     finally:
         display.close()

@@ -115,6 +115,8 @@ class LaunchOptions:
     """A failed job ends with the exit status of the root cause's worker."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once; workers are forked from the process that has."""
     event_log_handler: str = "null"
     remarks: tuple[str, ...] = ()
     """What the user should be told once, before the job starts: ignored keys, a missing id."""

@@ -6,35 +6,33 @@ when the agent disappears, even by SIGKILL, it sees end-of-file and kills every 
 orphans. Should the spawner itself be killed, the workers get SIGKILL by PR_SET_PDEATHSIG and
 what they started is adopted, and ended, by the agent.
 
-Agent and spawner speak length-prefixed JSON over a socket pair (``spawner_client``); file
-descriptors travel beside it.
+Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
 
     agent → spawner                              spawner → agent
     {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", "errors"}
     {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status"}
+    {"do": "stop", "signal"}
     {"do": "terminate"}                          {"event": "empty"}
     {"do": "kill"}                               {"event": "empty"}
     {"do": "last-words", "text"}
+    {"do": "preload", …}                         {"event": "image", "pid", "state", …}
+
+``preload`` gives it an image (``image_host``), from which later workers are forked.
 """
 
-import errno
-import json
 import os
 import select
 import signal
 import socket
-import struct
 import sys
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NoReturn
 
+from .frames import Incoming, send
+from .image_host import ImageHost
 from .process_tree import descendants, is_zombie, kill_all, signal_session
-
-HEADER = struct.Struct("!I")
-MAX_FDS = 253  # SCM_MAX_FD of Linux
-
-PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from .worker_process import fork_worker
 
 _KILL_AGAIN_MS = 20
 """While killed processes are still going away, how often their number is looked at."""
@@ -42,22 +40,11 @@ _KILL_AGAIN_MS = 20
 _ORPHANS_S = 10.0
 
 
-def prctl(option: int, value: int) -> None:
-    """Call prctl(2).
-
-    Raises:
-        OSError: the kernel refused.
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl failed")
-
-
 def become_subreaper() -> None:
     """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    from . import prctl  # ctypes is loaded when it is needed
+
+    prctl.become_subreaper()
 
 
 class Spawner:
@@ -65,10 +52,10 @@ class Spawner:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._buffer = bytearray()
-        self._fds: list[int] = []
+        self._incoming = Incoming(channel)
         self._workers: dict[int, tuple[int, int]] = {}
         """Process id → (round, index) of each worker that has not been reaped."""
+        self._image: ImageHost | None = None
         self._killing = False
         self._watching = False
         """The agent waits to hear that nothing is left."""
@@ -79,88 +66,121 @@ class Spawner:
         """Serve the agent until it is gone and every descendant is dead."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
         while True:
-            ready = dict(poll.poll(_KILL_AGAIN_MS if self._killing else None))
+            ready = self._wait()
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             self._reap()
+            if self._image is not None and self._image.says_something(ready):
+                self._image.receive()
             if self._channel.fileno() in ready and not self._receive():
                 break
             if self._watching:
                 self._clear()
+        self._image = None
         self._end_orphans()
+
+    def _wait(self) -> set[int]:
+        """Return the file descriptors on which something has come."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        if self._image is not None and self._image.channel is not None:
+            poll.register(self._image.channel, select.POLLIN)
+        return {fd for fd, _ in poll.poll(_KILL_AGAIN_MS if self._killing else None)}
 
     # --- the agent ---------------------------------------------------------------------------
 
     def _receive(self) -> bool:
         """Take what the agent sent; return False at end-of-file."""
-        try:
-            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 20, MAX_FDS)
-        except ConnectionError:
-            return False
-        for fd in fds:  # recv_fds drops its flags, so MSG_CMSG_CLOEXEC cannot be asked for
-            os.set_inheritable(fd, False)
-        if not data:
-            return False
-        self._buffer += data
-        self._fds += fds
-        while len(self._buffer) >= HEADER.size:
-            (length,) = HEADER.unpack_from(self._buffer)
-            end = HEADER.size + length
-            if len(self._buffer) < end:
-                break
-            request = json.loads(bytes(self._buffer[HEADER.size : end]))
-            del self._buffer[:end]
+        requests = self._incoming.receive()
+        for request in requests or ():
             self._do(request)
-        return True
+        return requests is not None
 
     def _do(self, request: dict[str, Any]) -> None:
         match request["do"]:
+            case "preload":
+                self._image = ImageHost(request, self)
             case "spawn":
                 self._spawn(request)
             case "signal":
-                for pid in self._workers:
-                    signal_session(pid, request["signal"], os.getpid())
+                self._signal(request["signal"])
+            case "stop":
+                self._cancel(request["signal"])
+                self._signal(request["signal"])
             case "terminate":
                 self._watching = True
-                for pid in descendants(os.getpid()):
+                for pid in self._left():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
             case "kill":
+                self._cancel(signal.SIGKILL)
                 self._killing = self._watching = True
             case "last-words":
                 self._last_words = request["text"].encode()
 
-    def _send(self, event: dict[str, Any]) -> None:
-        data = json.dumps(event).encode()
+    def send(self, event: dict[str, Any]) -> None:
+        """Tell the agent."""
         with suppress(ConnectionError):
-            self._channel.sendall(HEADER.pack(len(data)) + data)
+            send(self._channel, event)
 
     # --- workers -----------------------------------------------------------------------------
 
     def _spawn(self, request: dict[str, Any]) -> None:
+        fds = self._incoming.take_fds(sum(worker["fds"] for worker in request["workers"]))
+        if self._image is not None and self._image.takes(request):
+            self._image.spawn(request, fds)
+        else:
+            self.spawn_cold(request, fds)
+
+    def spawn_cold(self, request: dict[str, Any], fds: list[int]) -> None:
+        """Start workers by executing their programs."""
         pids: list[int] = []
         errors: list[tuple[int, int]] = []
         pipes: list[int] = []
+        streams = iter(fds)
         for worker in request["workers"]:
-            fds = [self._fds.pop(0) for _ in range(worker["fds"])]
-            pid, errors_from = _fork_worker(worker, fds)
+            pid, errors_from = fork_worker(worker, list(islice(streams, worker["fds"])))
             pids.append(pid)
             pipes.append(errors_from)
-            self._workers[pid] = (request["round"], worker["index"])
-            for fd in fds:
-                os.close(fd)
         for index, pipe in enumerate(pipes):
             # End-of-file means that the program was started; four bytes are the errno why not.
             with os.fdopen(pipe, "rb") as file:
                 data = file.read(4)
             if data:
                 errors.append((index, int.from_bytes(data, "little")))
-        self._send({"event": "spawned", "round": request["round"], "pids": pids, "errors": errors})
+        self.spawned(request, pids, errors, fds)
+
+    def spawned(
+        self,
+        request: dict[str, Any],
+        pids: list[int],
+        errors: list[tuple[int, int]],
+        fds: list[int],
+    ) -> None:
+        """Look after workers that have been started, and tell the agent of them."""
+        number = request["round"]
+        for pid, worker in zip(pids, request["workers"], strict=True):
+            self._workers[pid] = (number, worker["index"])
+        for fd in fds:
+            os.close(fd)
+        self.send({"event": "spawned", "round": number, "pids": pids, "errors": errors})
+
+    def _signal(self, number: int) -> None:
+        for pid in self._workers:
+            signal_session(pid, number, os.getpid())
+
+    def _cancel(self, number: int) -> None:
+        """Workers that have not begun end as if the signal had met them then."""
+        request = self._image.cancel() if self._image is not None else None
+        if request is not None:
+            for worker in request["workers"]:
+                self._send_exit(request["round"], worker["index"], -number)
+
+    def _send_exit(self, number: int, index: int, status: int) -> None:
+        self.send({"event": "exited", "round": number, "index": index, "status": status})
 
     def _reap(self) -> None:
         while True:
@@ -170,20 +190,24 @@ class Spawner:
                 return
             if pid == 0:
                 return
+            code = os.waitstatus_to_exitcode(status)
             if pid in self._workers:
-                round_number, index = self._workers.pop(pid)
-                code = os.waitstatus_to_exitcode(status)
-                self._send(
-                    {"event": "exited", "round": round_number, "index": index, "status": code}
-                )
+                self._send_exit(*self._workers.pop(pid), code)
+            elif self._image is not None and pid == self._image.pid:
+                self._image.reaped(code)
+
+    def _left(self) -> list[int]:
+        """Return what descends from workers, or is one."""
+        spared = self._image.spared if self._image is not None else None
+        return [pid for pid in descendants(os.getpid()) if pid != spared]
 
     def _clear(self) -> None:
         if self._killing:
-            kill_all(os.getpid())
+            kill_all(os.getpid(), spare=self._image.spared if self._image is not None else None)
             self._reap()
-        if not descendants(os.getpid()):
+        if not self._left():
             self._killing = self._watching = False
-            self._send({"event": "empty"})
+            self.send({"event": "empty"})
 
     def _end_orphans(self) -> None:
         """The agent is gone: nothing of its workers may outlive it."""
@@ -199,49 +223,6 @@ class Spawner:
         if self._last_words:
             with suppress(OSError):
                 os.write(2, self._last_words)
-
-
-def _fork_worker(worker: dict[str, Any], fds: list[int]) -> tuple[int, int]:
-    """Fork and execute one worker; return its pid and a pipe for the errno of a failure."""
-    parent = os.getpid()
-    errors_from, errors_to = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        os.close(errors_from)
-        _become_worker(worker, fds, parent, errors_to)
-    os.close(errors_to)
-    return pid, errors_from
-
-
-def _become_worker(worker: dict[str, Any], fds: list[int], parent: int, errors_to: int) -> NoReturn:
-    """Turn this process into a worker. Nothing here returns or unwinds."""
-    try:
-        os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(128 + signal.SIGKILL)
-        for fd, target in zip(fds, worker["targets"], strict=True):
-            os.dup2(fd, target)  # the copy is inheritable
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Python ignores these two; a program that is not Python expects the default.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        # The spawner ignores what a terminal sends; a worker is as its agent was started.
-        for number in worker["default_signals"]:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])
-        if worker["cpus"]:
-            os.sched_setaffinity(0, worker["cpus"])
-        environment = {**os.environ, **worker["env"]}
-        argv = worker["argv"]
-        os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        os.write(errors_to, (error.errno or errno.EIO).to_bytes(4, "little"))
-    except BaseException:
-        os.write(errors_to, errno.EINVAL.to_bytes(4, "little"))
-    finally:
-        os._exit(127)
 
 
 def spawner_main(channel: socket.socket) -> NoReturn:

@@ -1,7 +1,7 @@
 """The agent's side of the spawner: it forks it, asks it to start workers, hears of their exits."""
 
 import asyncio
-import json
+import enum
 import os
 import signal
 import socket
@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .spawner import HEADER, MAX_FDS, spawner_main
+from .frames import Incoming, send
+from .process_tree import descendants, is_zombie
+from .spawner import spawner_main
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,29 @@ class SpawnerGone:
     """The spawner died; the kernel has killed the workers with it."""
 
 
-SpawnerEvent = Spawned | Exited | Empty | SpawnerGone
+class ImageState(enum.Enum):
+    """What became of the image that workers are forked from."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STALE = "stale"
+    """Files of its modules have changed: a fresh one is made."""
+    FAILED = "failed"
+    """There will be none: workers start the ordinary way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEvent:
+    """The image has changed."""
+
+    state: ImageState
+    pid: int
+    """0: there is none at the moment."""
+    text: str = ""
+    """READY: how long it took. STALE: the file that changed. FAILED: why."""
+
+
+SpawnerEvent = Spawned | Exited | Empty | ImageEvent | SpawnerGone
 
 
 class SpawnerClient:
@@ -87,7 +111,8 @@ class SpawnerClient:
             spawner_main(theirs)
         theirs.close()
         self._channel = ours
-        self._buffer = bytearray()
+        self._incoming = Incoming(ours)
+        self._image_pid = 0
         self._on_event: Callable[[SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -97,6 +122,22 @@ class SpawnerClient:
         self._channel.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._readable)
+
+    def preload(self, modules: Sequence[str], argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Import modules once, and fork from then on every worker that can be forked from there.
+
+        Can be forked: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
+        ``ImageEvent`` follows, for as long as the spawner lives. Call it once, before ``listen``
+        or after it.
+
+        Args:
+            modules: what to import.
+            argv: the command line of a worker, as the modules shall find it.
+            env: what is set on top of the agent's own environment; a worker may have more, unless
+                the modules read it when they are imported.
+        """
+        order = {"modules": list(modules), "argv": list(argv), "env": dict(env), **self._signals()}
+        self._send({"do": "preload", **order})
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""
@@ -114,8 +155,7 @@ class SpawnerClient:
                     "fds": len(mine),
                     "targets": list(mine),
                     "cpus": sorted(worker.cpus) if worker.cpus else None,
-                    "default_signals": self._default_signals,
-                    "blocked_signals": self._blocked,
+                    **self._signals(),
                 }
             )
         self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
@@ -123,6 +163,10 @@ class SpawnerClient:
     def signal(self, number: int) -> None:
         """Send a signal to the session of every living worker."""
         self._send({"do": "signal", "signal": int(number)})
+
+    def stop(self, number: int) -> None:
+        """The same to end them: workers that still wait for the image end by it at once."""
+        self._send({"do": "stop", "signal": int(number)})
 
     def terminate_all(self) -> None:
         """SIGTERM everything that descends from a worker; ``Empty`` follows when it is gone."""
@@ -146,17 +190,20 @@ class SpawnerClient:
         with suppress(ChildProcessError):  # reaped by the agent as an unknown child
             os.waitpid(self.pid, 0)
 
+    def left(self) -> list[int]:
+        """Return the living processes that are workers or descend from one."""
+        pids = descendants(self.pid)
+        return [pid for pid in pids if pid != self._image_pid and not is_zombie(pid)]
+
+    def _signals(self) -> dict[str, object]:
+        return {"default_signals": self._default_signals, "blocked_signals": self._blocked}
+
     def _send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        data = json.dumps(request).encode()
-        data = HEADER.pack(len(data)) + data
         # The spawner reads at once, so that a blocking write is short; it cannot deadlock,
         # because what the spawner says is small and fits the socket's buffer.
         self._channel.setblocking(True)
         try:
-            while fds:
-                sent = socket.send_fds(self._channel, [data[:1]], list(fds[:MAX_FDS]))
-                data, fds = data[sent:], fds[MAX_FDS:]
-            self._channel.sendall(data)
+            send(self._channel, request, fds)
         except (BrokenPipeError, ConnectionResetError):
             pass  # its end is reported by the reader
         finally:
@@ -165,24 +212,17 @@ class SpawnerClient:
     def _readable(self) -> None:
         assert self._on_event is not None
         try:
-            data = self._channel.recv(1 << 20)
+            events = self._incoming.receive()
         except BlockingIOError:
             return
-        except ConnectionError:
-            data = b""
-        if not data:
+        if events is None:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self._on_event(SpawnerGone())
             return
-        self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            (length,) = HEADER.unpack_from(self._buffer)
-            end = HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            event = json.loads(bytes(self._buffer[HEADER.size : end]))
-            del self._buffer[:end]
-            self._on_event(_parse(event))
+        for event in map(_parse, events):
+            if isinstance(event, ImageEvent):
+                self._image_pid = event.pid
+            self._on_event(event)
 
 
 def _parse(event: dict[str, object]) -> SpawnerEvent:
@@ -193,4 +233,6 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
             return Exited(number, index, status)
         case {"event": "empty"}:
             return Empty()
+        case {"event": "image", "state": str(state), "pid": int(pid), "text": str(text)}:
+            return ImageEvent(ImageState(state), pid, text)
     raise AssertionError(f"unknown event of the spawner: {event}")

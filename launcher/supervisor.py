@@ -19,7 +19,6 @@ from . import events_text as say
 from .failure_record import start_failure, stuck_failure, worker_failure
 from .log_dir import LogDir
 from .oom import OomWatch
-from .process_tree import descendants, is_zombie
 from .relay_client import RelayClient
 from .spawner_client import Exited, Spawned, SpawnerClient
 from .worker_command import WorkerCommands
@@ -170,7 +169,7 @@ class Supervisor:
         if group is None:
             return
         if group.state is GroupState.DONE and gently:
-            leftovers = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
+            leftovers = self._spawner.left()
             if leftovers:
                 self._note(say.leftovers(leftovers), logging.INFO)
             group.end_leftovers()
@@ -249,7 +248,7 @@ class Supervisor:
             self.stop()  # what was ending has ended
             return
         if event.state is GroupState.KILLING:
-            pids = [pid for pid in descendants(self._spawner.pid) if not is_zombie(pid)]
+            pids = self._spawner.left()
             failure = stuck_failure(
                 group.place, host=self._node.host, role=self._node.role, pids=pids
             )

@@ -171,6 +171,15 @@ def nnodes(text: str) -> tuple[int, int]:
     return smallest, largest
 
 
+def modules(text: str) -> tuple[str, ...]:
+    """Return the names of modules, given with commas."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadValue("names of modules with commas, such as torch,numpy")
+    return names
+
+
 def nproc_per_node(text: str) -> str:
     """Return the number of workers as digits, or the word that stands for one."""
     if text in _NPROC_WORDS:

@@ -49,38 +49,44 @@ class WorkerCommands:
         )
         return (*head, *arguments)
 
-    def env(self, place: Place, local_rank: int, error_file: str) -> dict[str, str]:
-        """Return what is set for a worker on top of the agent's own environment."""
+    def job_env(self) -> dict[str, str]:
+        """Return what is set for every worker of every round alike."""
         rendezvous = self._options.rendezvous
         given = {
-            "RANK": place.rank_offset + local_rank,
-            "LOCAL_RANK": 0 if self._devices else local_rank,
-            "GROUP_RANK": place.node_rank,
-            "ROLE_RANK": place.role_rank_offset + local_rank,
             "ROLE_NAME": self._options.role,
             "LOCAL_WORLD_SIZE": self._local_world_size,
-            "WORLD_SIZE": place.world_size,
-            "GROUP_WORLD_SIZE": place.nodes,
-            "ROLE_WORLD_SIZE": place.role_world_size,
-            "MASTER_ADDR": place.master_addr,
-            "MASTER_PORT": place.master_port,
-            "TORCHELASTIC_RESTART_COUNT": place.restarts,
             "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
             "TORCHELASTIC_RUN_ID": rendezvous.job_id,
             # Rank 0 hosts the store, as under srun: the agent has none, it never loads torch.
             "TORCHELASTIC_USE_AGENT_STORE": False,
-            "TORCHELASTIC_ERROR_FILE": error_file,
             # For a worker that starts processes with torch's own PContext.
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
         }
-        env = {name: str(value) for name, value in given.items()}
+        if "OMP_NUM_THREADS" in self._environ:
+            given["OMP_NUM_THREADS"] = self._environ["OMP_NUM_THREADS"]
+        return {name: str(value) for name, value in given.items()}
+
+    def env(self, place: Place, local_rank: int, error_file: str) -> dict[str, str]:
+        """Return what is set for a worker on top of the agent's own environment."""
+        given = {
+            "RANK": place.rank_offset + local_rank,
+            "LOCAL_RANK": 0 if self._devices else local_rank,
+            "GROUP_RANK": place.node_rank,
+            "ROLE_RANK": place.role_rank_offset + local_rank,
+            "WORLD_SIZE": place.world_size,
+            "GROUP_WORLD_SIZE": place.nodes,
+            "ROLE_WORLD_SIZE": place.role_world_size,
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": place.master_port,
+            "TORCHELASTIC_RESTART_COUNT": place.restarts,
+            "TORCHELASTIC_ERROR_FILE": error_file,
+        }
+        env = self.job_env() | {name: str(value) for name, value in given.items()}
         if self._devices:
             env["CUDA_VISIBLE_DEVICES"] = self._devices[local_rank]
-        if "OMP_NUM_THREADS" in self._environ:
-            env["OMP_NUM_THREADS"] = self._environ["OMP_NUM_THREADS"]
         return env
 
 

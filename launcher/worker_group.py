@@ -119,7 +119,7 @@ class WorkerGroup:
         if self.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
             self.state = GroupState.STOPPING
             if self.alive:
-                self._spawner.signal(number)
+                self._spawner.stop(number)
             else:
                 self.kill()
 

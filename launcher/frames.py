@@ -1,0 +1,70 @@
+"""Messages between the processes of one node: JSON behind its length, file descriptors beside it.
+
+Agent and spawner speak it, and spawner and image. Both ends are of one program and one version.
+"""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_HEADER = struct.Struct("!I")
+_MAX_FDS = 253  # SCM_MAX_FD of Linux
+_READ_BYTES = 1 << 20
+
+
+def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+    """Send a message over a blocking socket; the receiver gets duplicates of ``fds``.
+
+    Raises:
+        ConnectionError: nobody reads any more.
+    """
+    data = json.dumps(message).encode()
+    data = _HEADER.pack(len(data)) + data
+    while fds:
+        sent = socket.send_fds(channel, [data[:1]], list(fds[:_MAX_FDS]))
+        data, fds = data[sent:], fds[_MAX_FDS:]
+    channel.sendall(data)
+
+
+class Incoming:
+    """What comes over one socket."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the messages that are complete after one read; None at end-of-file.
+
+        Raises:
+            BlockingIOError: the socket does not block, and nothing is there.
+        """
+        try:
+            data, fds, _, _ = socket.recv_fds(self._channel, _READ_BYTES, _MAX_FDS)
+        except ConnectionError:
+            return None
+        for fd in fds:  # recv_fds drops its flags, so MSG_CMSG_CLOEXEC cannot be asked for
+            os.set_inheritable(fd, False)
+        if not data:
+            return None
+        self._buffer += data
+        self._fds += fds
+        messages = []
+        while len(self._buffer) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(json.loads(bytes(self._buffer[_HEADER.size : end])))
+            del self._buffer[:end]
+        return messages
+
+    def take_fds(self, count: int) -> list[int]:
+        """Return the next ``count`` file descriptors that came; they are the caller's."""
+        taken = self._fds[:count]
+        del self._fds[:count]
+        return taken

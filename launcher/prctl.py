@@ -1,0 +1,39 @@
+"""prctl(2): who is told of whose death. Linux."""
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def prctl(option: int, *arguments: int) -> None:
+    """Call prctl(2) with whole numbers or addresses.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [ctypes.c_ulong(word) for word in (*arguments, 0, 0, 0, 0)[:4]]
+    if libc.prctl(option, *words) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies.
+
+    Args:
+        parent: the parent's process id; where it has died already, this process ends here.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(128 + signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)

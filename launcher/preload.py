@@ -1,0 +1,47 @@
+"""``--preload``: whether workers can be forked from an image here, and the order to make one."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from .options import LaunchOptions, ScriptMode
+from .spawner_client import SpawnerClient
+from .worker_command import WorkerCommands
+
+
+def start_preload(
+    options: LaunchOptions,
+    commands: WorkerCommands,
+    environ: Mapping[str, str],
+    spawner: SpawnerClient,
+) -> str | None:
+    """Have the spawner make an image, if one was asked for and can be of use.
+
+    Returns:
+        Why none is made although it was asked for; None otherwise.
+    """
+    if not options.preload:
+        return None
+    if options.mode is ScriptMode.COMMAND:
+        return "--preload is ignored with --no-python: the program is started as it is"
+    python = environ.get("PYTHON_EXEC")
+    if python and not _is_this_interpreter(python):
+        return (
+            f"--preload is ignored: PYTHON_EXEC={python} is another interpreter than that of "
+            f"ft-run, {sys.executable}; workers start the ordinary way"
+        )
+    if options.script.startswith("-"):
+        return "--preload is ignored: the script is not a file; workers start the ordinary way"
+    spawner.preload(options.preload, commands.argv(0), commands.job_env())
+    return None
+
+
+def _is_this_interpreter(python: str) -> bool:
+    """Return whether ``python`` is the one that runs this, under whatever name of its folder.
+
+    The folder counts: two virtual environments have links to the same file.
+    """
+    found = os.path.abspath(shutil.which(python) or python)
+    same_folder = os.path.samefile(os.path.dirname(found), os.path.dirname(sys.executable))
+    return same_folder and os.path.samefile(found, sys.executable)
