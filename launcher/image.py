@@ -219,7 +219,7 @@ class Image:
             if not os.read(go, 1):
                 os._exit(128 + signal.SIGKILL)
             place = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
-            return warm_worker.become(place, self._environ, self._path0, self._bare.main)
+            return warm_worker.become(place, self._environ, self._path0)
         except OSError as error:
             code = error.errno or errno.EIO
         except BaseException:

@@ -24,10 +24,13 @@ from ft_run.launcher.image import Bare, serve  # noqa: E402
 
 _program = serve(int(sys.argv[1]), Bare(*_bare))
 # From here on this is a worker: this frame is the only one below its program's.
+_error: "BaseException | None" = None
 try:
     _status = _program.function(*_program.arguments)
 except SystemExit:
     raise
 except BaseException as error:
-    _status = _program.report(error)
+    _error = error
+if _error is not None:  # shown here: an excepthook finds no exception that is being handled
+    _status = _program.report(_error)
 _program.end(_status)

@@ -7,6 +7,7 @@ What the interpreter does at its own start is left to the interpreter where it o
 
 import builtins
 import ctypes
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -82,8 +83,14 @@ def first_path(argv: list[str]) -> str | None:
         return os.getcwd()
     if argv[2] == "-c":
         return ""
-    if _is_archive(argv[2]):
-        return _absolute(argv[2])
+    path = _absolute(argv[2])
+    known = path in sys.path_importer_cache
+    try:
+        if _is_archive(argv[2]):
+            return path
+    finally:
+        if not known:
+            sys.path_importer_cache.pop(path, None)
     return os.path.dirname(os.path.realpath(argv[2]))
 
 
@@ -103,16 +110,13 @@ def pretend(argv: list[str], bare_main: dict[str, Any]) -> str | None:
     return path0
 
 
-def become(
-    place: WorkerPlace, environ: dict[str, str], path0: str | None, bare_main: dict[str, Any]
-) -> Program:
+def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
     """Turn a forked process into a worker; return what it has to run.
 
     Args:
         place: what it becomes.
         environ: the variables that the preload found; what it made of them stays.
         path0: the head of ``sys.path`` in the image.
-        bare_main: the content of ``__main__`` in a bare interpreter.
 
     Raises:
         OSError: the kernel refused what the worker needs.
@@ -131,7 +135,7 @@ def become(
     _freshen()
     _set_arguments(argv)
     _set_path(path0, first_path(argv))
-    _new_main(bare_main)
+    _renew_main()
     for finder in sys.meta_path:  # folders may have changed since the preload
         if hasattr(finder, "invalidate_caches"):
             finder.invalidate_caches()
@@ -198,19 +202,35 @@ def _new_main(bare_main: dict[str, Any]) -> ModuleType:
     main.__dict__.clear()
     for name, value in bare_main.items():
         if name not in ("__file__", "__cached__"):
-            main.__dict__[name] = type(value)() if isinstance(value, dict) else value
+            main.__dict__[name] = dict(value) if isinstance(value, dict) else value
     main.__dict__["__loader__"] = builtins.__loader__
     sys.modules["__main__"] = main
     return main
 
 
+def _renew_main() -> None:
+    """Replace ``__main__``, also under the other names that modules gave it (``__mp_main__``).
+
+    What the image made before it froze its objects is not finalized when a worker ends; the
+    program's own is.
+    """
+    old = sys.modules["__main__"]
+    new = _new_main(old.__dict__)
+    for name, module in list(sys.modules.items()):
+        if module is old:
+            sys.modules[name] = new
+
+
 def _reopen(targets: list[int]) -> None:
-    """Have the standard streams forget what they know of the files that they were opened on."""
+    """Open the standard streams anew: whether a file can seek is found out once.
+
+    The objects stay, since modules may have taken hold of them.
+    """
     for fd in targets:
         stream: Any = (sys.stdin, sys.stdout, sys.stderr)[fd]
         if stream is None:
             continue
-        name, mode, buffer = stream.name, stream.mode, stream.buffer
+        name, mode = stream.name, stream.mode
         given = {
             "encoding": stream.encoding,
             "errors": stream.errors,
@@ -218,12 +238,9 @@ def _reopen(targets: list[int]) -> None:
             "line_buffering": stream.line_buffering,
             "write_through": stream.write_through,
         }
-        raw = getattr(buffer, "raw", buffer)
-        raw.__init__(fd, "rb" if fd == 0 else "wb", closefd=False)
+        raw: Any = io.FileIO(fd, "rb" if fd == 0 else "wb", closefd=False)
         raw.name = name
-        if buffer is not raw:
-            buffer.__init__(raw)
-        stream.__init__(buffer, **given)
+        stream.__init__(io.BufferedReader(raw) if fd == 0 else raw, **given)
         stream.mode = mode
 
 
@@ -265,8 +282,9 @@ def _show(error: BaseException, trace: TracebackType | None) -> None:
         raise
     except BaseException as second:
         inner = second.__traceback__
+        second.__traceback__ = inner = inner.tb_next if inner is not None else None
         sys.stderr.write("Error in sys.excepthook:\n")
-        sys.__excepthook__(type(second), second, inner.tb_next if inner is not None else None)
+        sys.__excepthook__(type(second), second, inner)
         sys.stderr.write("\nOriginal exception was:\n")
         sys.__excepthook__(kind, error, trace)
 
