@@ -129,6 +129,11 @@ def image(event: ImageEvent, modules: Sequence[str]) -> tuple[str, int]:
             return text, logging.WARNING
 
 
+def waiting_for_preload(place: Place) -> str:
+    """Return the line for workers that begin when modules have been imported."""
+    return f"{_at(place)} waits for the preload"
+
+
 class LiveStatus:
     """The text of the live line."""
 

@@ -115,10 +115,12 @@ class ImageHost:
 
     def reaped(self, status: int) -> None:
         """The image has exited; ``status`` is as ``subprocess`` has it."""
+        self.pid = 0
+        self._hear_out()
         state = self.state
         self._hang_up()
         self._forget()
-        self.pid, self.state = 0, ImageState.GONE
+        self.state = ImageState.GONE
         if self._given_up:
             return
         wanted = self._waiting is not None
@@ -154,6 +156,15 @@ class ImageHost:
         self.state = ImageState.LOADING
         self._tell("loading")
         self._send({"do": "preload", **{key: self._order[key] for key in ("modules", "argv")}})
+
+    def _hear_out(self) -> None:
+        """Handle what it said before it exited."""
+        while self.channel is not None:
+            self.channel.setblocking(False)  # something that it started may hold its end open
+            try:
+                self.receive()
+            except BlockingIOError:
+                return
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:

@@ -113,6 +113,8 @@ class SpawnerClient:
         self._channel = ours
         self._incoming = Incoming(ours)
         self._image_pid = 0
+        self.preloading = False
+        """Whether workers wait for modules that are being imported."""
         self._on_event: Callable[[SpawnerEvent], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -137,6 +139,7 @@ class SpawnerClient:
                 the modules read it when they are imported.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env), **self._signals()}
+        self.preloading = True
         self._send({"do": "preload", **order})
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
@@ -222,6 +225,7 @@ class SpawnerClient:
         for event in map(_parse, events):
             if isinstance(event, ImageEvent):
                 self._image_pid = event.pid
+                self.preloading = event.state in (ImageState.LOADING, ImageState.STALE)
             self._on_event(event)
 
 

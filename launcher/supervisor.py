@@ -136,6 +136,8 @@ class Supervisor:
         self._is_settling = False
         self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
         self._programs = self._group.start(self._commands, self._cpus)
+        if self._spawner.preloading:
+            self._note(say.waiting_for_preload(place), logging.INFO)
 
     def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
         """Tell the workers to end, and kill those that have not when their time is over.

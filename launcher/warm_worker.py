@@ -33,6 +33,9 @@ _get_importer = ctypes.pythonapi.PyImport_GetImporter
 _get_importer.argtypes = [ctypes.py_object]
 _get_importer.restype = ctypes.py_object
 
+_TORCH_CONSTANT_SEED = 67280421310721
+"""``c10::detail::default_rng_seed_val`` of torch's c10/core/GeneratorImpl.h."""
+
 _FAILED = -1
 """What the functions above return when a program ended with an exception, which they showed."""
 
@@ -247,12 +250,17 @@ def _reopen(targets: list[int]) -> None:
 def _freshen() -> None:
     """Give this process random numbers and keys of its own where modules made theirs at import.
 
-    ``random`` does so by itself after a fork; torch's generator starts from one seed in every
-    process.
+    ``random`` does so by itself after a fork. torch seeds its generator when it is imported, in
+    its older versions with a constant. That of a GPU is made with its context, in the worker.
     """
     numpy_random = sys.modules.get("numpy.random.mtrand")
     if numpy_random is not None:
         numpy_random.seed()
+    torch_random = sys.modules.get("torch.random")
+    if torch_random is not None:
+        generator = torch_random.default_generator
+        if generator.initial_seed() != _TORCH_CONSTANT_SEED:
+            generator.seed()
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)

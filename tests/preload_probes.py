@@ -183,7 +183,8 @@ print(json.dumps({
     "numpy generator": numpy.random.default_rng().random(),
     "authkey": multiprocessing.process.current_process().authkey.hex(),
     "tempfile": next(tempfile._get_candidate_names()),
-    "torch": [torch.initial_seed(), torch.rand(3).tolist()],
+    "torch": torch.rand(1, dtype=torch.float64).item(),
+    "torch's seed": torch.initial_seed(),
 }))
 """
 

@@ -146,8 +146,6 @@ class TestTorch:
         assert [run["code"] for run in cold + warm] == [0] * 6, warm
         assert json.loads(warm[0]["out"]) == json.loads(cold[0]["out"])
         dice = [json.loads(run["out"]) for run in cold[1:] + warm[1:]]
-        torch = {json.dumps(throw.pop("torch")) for throw in dice}
-        assert len(torch) == 1  # torch starts from a seed that is always the same
         for key in dice[0]:
             assert len({throw[key] for throw in dice}) == len(dice), f"{key} is not fresh"
 

@@ -1,0 +1,240 @@
+"""``--preload`` as a user sees it: rounds, failures, what is killed, what is said."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_digits.py"
+
+
+def children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_image(pid):
+    return b"image_main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def image_of(ft, command):
+    """Return the pid of the process that has the modules; waits until there is one."""
+    found: list[int] = []
+
+    def there_is() -> bool:
+        spawners = children(command.pid)
+        found[:] = [pid for spawner in spawners for pid in children(spawner) if is_image(pid)]
+        return bool(found)
+
+    ft.wait_until(there_is, "there is an image", 60.0)
+    return found[0]
+
+
+# Everybody says who it is and what it has imported; then rank 0 fails, but for the last attempt.
+FAILING = """
+import os, sys, threading
+attempts, folder = int(sys.argv[1]), sys.argv[2]
+warm = "colorsys" in sys.modules
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+line = f"attempt {attempt} rank {os.environ['RANK']} warm {warm} parent {os.getppid()}\\n"
+os.write(1, line.encode())
+if attempt < attempts:
+    said = f"{folder}/said-{attempt}"
+    if os.environ["RANK"] == "0":
+        open(said).read()  # the other one has said its line too
+        os._exit(3)
+    open(said, "w").close()
+    threading.Event().wait()
+"""
+
+
+def failing(ft, attempts):
+    """Return the arguments for a script of two workers that fails that many times."""
+    for attempt in range(attempts):
+        os.mkfifo(ft.folder / f"said-{attempt}")
+    return ft.script(FAILING), attempts, ft.folder
+
+
+WAITING = """
+import os, sys, threading
+os.write(1, f"runs {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()}\\n".encode())
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Event().wait()
+"""
+
+
+def test_workers_of_every_round_are_forked_and_are_the_spawners(ft):
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 2, "--max-restarts", 2, "--preload", "colorsys"),
+        *failing(ft, 2),
+    )
+    assert command.process.returncode == 0
+    lines = sorted(command.stdout.splitlines())
+    assert [line.rpartition(" parent ")[0] for line in lines] == [
+        f"attempt {attempt} rank {rank} warm True" for attempt in range(3) for rank in range(2)
+    ]
+    assert len({line.rpartition(" parent ")[2] for line in lines}) == 1
+    assert command.stderr.count("preload: imported colorsys in ") == 1
+    assert command.stderr.count("exited with 3") >= 2
+
+
+def test_every_agent_of_a_job_has_its_image(ft, free_port):
+    args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", "warm")
+    args += ("--max-restarts", 1, "--tee", 3, *failing(ft, 1))
+    agents = [ft.start(*args, env={"PET_PRELOAD": "colorsys"}) for _ in range(2)]
+    assert [agent.wait() for agent in agents] == [0, 0]
+    output = "".join(agent.stdout for agent in agents)
+    for attempt in range(2):
+        for rank in range(2):
+            assert output.count(f"attempt {attempt} rank {rank} warm True") == 1
+
+
+def test_the_agent_does_not_import_what_workers_preload(ft):
+    probe = ft.script(
+        "import sys\n"
+        "from ft_run.launcher.main import main\n"
+        "status = main(sys.argv[1:])\n"
+        "print('torch' in sys.modules, 'colorsys' in sys.modules, file=sys.stderr)\n"
+        "sys.exit(status)\n",
+        "probe.py",
+    )
+    command = ft.run(
+        *("--standalone", "--preload", "colorsys", *failing(ft, 0)),
+        program=(sys.executable, str(probe)),
+    )
+    assert command.process.returncode == 0
+    assert command.stderr.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("victim", ["agent", "spawner"])
+def test_nothing_is_left_when_what_looks_after_the_image_is_killed(ft, victim):
+    script = ft.script("import os, threading\nos.write(1, b'runs\\n')\nthreading.Event().wait()\n")
+    command = ft.start("--standalone", "--nproc-per-node", 2, "--preload", "colorsys", script)
+    command.expect("^runs", 2)
+    spawner = Path(f"/proc/{image_of(ft, command)}/stat").read_text().rpartition(")")[2].split()[1]
+    os.kill(command.pid if victim == "agent" else int(spawner), signal.SIGKILL)
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
+
+
+def test_an_image_that_is_killed_is_replaced_and_its_workers_run_on(ft):
+    command = ft.start(
+        "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
+    )
+    (runs,) = command.expect(r"^runs 0 (\d+)")
+    image = image_of(ft, command)
+    os.kill(image, signal.SIGKILL)
+    command.expect("preload: imported colorsys", 2)
+    assert image_of(ft, command) != image
+    os.kill(int(runs[1]), signal.SIGKILL)
+    assert command.wait() == 0
+    assert "runs 1 " in command.stdout
+
+
+def test_a_module_that_has_changed_on_disk_is_imported_again(ft):
+    module = ft.script("name = 'old'\n", "mine.py")
+    script = ft.script("import mine\nprint(mine.name)\n" + WAITING)
+    command = ft.start("--standalone", "--max-restarts", 1, "--preload", "mine", script)
+    (runs,) = command.expect(r"^runs 0 (\d+)")
+    module.write_text("name = 'the new one'\n")
+    os.kill(int(runs[1]), signal.SIGKILL)
+    assert command.wait() == 0
+    assert [line for line in command.stdout.splitlines() if "runs" not in line] == [
+        "old",
+        "the new one",
+    ]
+    assert f"preload: {module} has changed on disk; importing again" in command.stderr
+    assert command.stderr.count("preload: imported mine") == 2
+
+
+def test_a_stop_does_not_wait_for_the_preload(ft):
+    ft.script(
+        "import os, threading\nos.write(1, b'importing\\n')\nthreading.Event().wait()", "slow.py"
+    )
+    command = ft.start("--standalone", "--preload", "slow", ft.script("print('ran')"))
+    command.expect("^importing")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert "ran" not in command.stdout
+    assert not ft.processes()
+
+
+def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft):
+    gate = ft.folder / "gate"
+    os.mkfifo(gate)
+    ft.script(f"import os\nos.write(1, b'importing\\n')\nopen({str(gate)!r}).read()\n", "slow.py")
+    command = ft.start("--standalone", "--preload", "slow", ft.script("print('ran')"))
+    command.expect("^importing")
+    command.expect("waits for the preload")
+    command.send(signal.SIGUSR1)
+    gate.write_text("")
+    assert command.wait() == 0
+    assert command.stdout.endswith("ran\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ("--preload", "no_such_module"),
+            "preload: there is no module 'no_such_module'; workers start the ordinary way",
+        ),
+        (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
+    ],
+)
+def test_without_an_image_one_sentence_says_so(ft, options, sentence):
+    script = ft.script(f"#!{sys.executable}\nprint('ran')\n")
+    script.chmod(0o755)
+    command = ft.run("--standalone", "--nproc-per-node", 2, *options, script)
+    assert command.process.returncode == 0
+    assert command.stdout.count("ran\n") == 2
+    assert command.stderr.count(sentence) == 1
+    assert "Traceback" not in command.stderr
+
+
+def test_another_interpreter_is_started_the_ordinary_way(ft):
+    other = ft.script(f'#!/bin/sh\nOTHER=1 exec {sys.executable} "$@"\n', "other")
+    other.chmod(0o755)
+    command = ft.run(
+        *("--standalone", "--preload", "colorsys"),
+        ft.script("import os; print(os.environ['OTHER'])"),
+        env={"PYTHON_EXEC": str(other)},
+    )
+    assert command.process.returncode == 0
+    assert command.stdout == "1\n"
+    assert command.stderr.count(f"PYTHON_EXEC={other} is another interpreter") == 1
+
+
+def test_a_name_that_is_none_is_wrong_usage(ft):
+    command = ft.run("--standalone", "--preload", "a-b", ft.script(""))
+    assert command.process.returncode == 2
+    assert command.stderr.startswith("ft-run: error: --preload was given 'a-b'; right would be")
+
+
+def test_what_workers_left_running_is_ended_and_the_image_is_none_of_it(ft):
+    script = ft.script(
+        "import os, threading\nif os.fork() == 0:\n    os.setsid()\n    threading.Event().wait()\n"
+    )
+    command = ft.run("--standalone", "--preload", "colorsys", script)
+    assert command.process.returncode == 0
+    assert re.search(r"ending 1 process\(es\) that the workers left running", command.stderr)
+    assert not ft.processes()
+
+
+def test_training_gives_the_same_bits_with_and_without_a_restart(ft):
+    def train(*options, name):
+        weights = ft.folder / name
+        command = ft.run(
+            *("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *options[:2], EXAMPLE),
+            *("--epochs", 2, "--checkpoint-dir", ft.folder / f"{name}-folder"),
+            *("--save-weights", weights, *options[2:]),
+        )
+        assert command.process.returncode == 0, command.stderr
+        return weights.read_bytes(), command
+
+    cold, _ = train(name="cold")
+    warm, command = train("--preload", "torch,sklearn", "--die", "1:2", name="warm")
+    assert "imported torch, sklearn" in command.stderr
+    assert "restart 1/1" in command.stderr
+    assert warm == cold
