@@ -20,10 +20,11 @@ from .measure import Budget
 from .measure_device import WrongValueError
 
 _LATENCY_BYTES: Final = 8 * 4
-_FIRST_BYTES: Final = 256 << 10
-_PIECE_S: Final = 0.01
-"""A message large enough for bandwidth takes this long."""
-_LEAST_REPETITIONS: Final = 3
+_FIRST_BYTES: Final = 512 << 10
+_PIECE_S: Final = 0.004
+"""A message large enough for bandwidth takes this long: not so long that, on a busy machine, each
+one is interrupted."""
+_LEAST_REPETITIONS: Final = 5
 _MOST_REPETITIONS: Final = 200
 _WARM_UP: Final = 3
 _PATTERN: Final = 7
@@ -94,7 +95,7 @@ class GroupProbe:
     def bandwidth_gb_per_s(self) -> float:
         """Return the bus bandwidth of a large all-reduce: size / time × 2 (n - 1) / n / 10^9.
 
-        Source: nccl-tests, PERFORMANCE.md. The size grows until one takes 10 ms, which also
+        Source: nccl-tests, PERFORMANCE.md. The size grows until one takes 4 ms, which also
         uses up what a traffic shaper lets through in a burst.
         """
         size = _FIRST_BYTES

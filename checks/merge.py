@@ -17,8 +17,8 @@ class Blame(IntEnum):
 
     OWN = 0
     """It ended by itself, hung alone, or said what is wrong."""
-    HUNG_WITH_OTHERS = 1
-    """It gave no answer where it waits for others."""
+    HELD_UP = 1
+    """It gave no answer, and another worker may be the reason."""
     PEER = 2
     """It says that it lost another worker."""
 
@@ -29,16 +29,19 @@ class Answer:
 
     local_rank: int
     failure: str = ""
-    hung_in_collective: bool = False
+    held_up: bool = False
+    """It gave no answer, but another worker may be the reason: it waits for others where it was,
+    or they had failed before its time was over."""
     metrics: Metrics = field(default_factory=Metrics)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
     @property
     def blame(self) -> Blame:
         """How likely the failure is this worker's own."""
-        if self.hung_in_collective:
-            return Blame.HUNG_WITH_OTHERS
-        return Blame.PEER if blames_peer(self.failure) else Blame.OWN
+        if self.held_up:
+            return Blame.HELD_UP
+        lost_peer = blames_peer(self.failure) or "timed out" in self.failure.lower()
+        return Blame.PEER if lost_peer else Blame.OWN
 
 
 def merge(node: str, phase: Phase, answers: list[Answer], workers: int) -> Record:

@@ -86,7 +86,7 @@ def _metric(node: NodeVerdict, name: str) -> "Text":
     number = format(node.metrics[name], ".3g")
     if "e" in number:
         number = format(node.metrics[name], ".0f")
-    return _text(f"{number} {_OUTLIER}", "bold yellow") if name in node.slow else _text(number)
+    return _text(f"{_OUTLIER} {number}", "bold yellow") if name in node.slow else _text(number)
 
 
 def _text(text: str, style: str = "") -> "Text":

@@ -29,7 +29,7 @@ from .spawner_client import SpawnerClient
 from .worker_command import virtual_devices
 from .worker_count import omp_num_threads, resolve_worker_count
 
-_REDRAW_S: Final = 0.5
+_REDRAW_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _UNFOLDED: Final = 10_000
 """Columns; more than any line has."""
@@ -128,7 +128,7 @@ class _Climb:
     @property
     def progress(self) -> str:
         """What is being done, for the live line."""
-        return f"check {self._node} · {self._doing} · {self._remaining_s():.0f} s left"
+        return f"ft-run check {self._node} · {self._doing} · {self._remaining_s():.0f} s left"
 
     async def run(self) -> Verdicts:
         """Carry out what the plan asks for; return what follows."""

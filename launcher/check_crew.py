@@ -116,8 +116,10 @@ class CheckCrew:
         with self._at_home(order) as own_order:
             for member in asked:
                 member.ask(own_order)
-            await self._answers(asked, deadline)
-        answers = [member.outcome(order) for member in asked]
+            in_time = await self._answers(asked, deadline)
+        if self._spawner_gone:
+            return self._not_carried_out(order, "the process that starts them is gone")
+        answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
         record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
         if not all(member.can_go_on for member in asked):
             await self._kill()
@@ -153,17 +155,23 @@ class CheckCrew:
         finally:
             port.close()
 
-    async def _answers(self, asked: "list[_Member]", deadline: float) -> None:
-        """Wait until all have answered, or until it is no use to wait for the others."""
+    async def _answers(self, asked: "list[_Member]", deadline: float) -> bool:
+        """Wait until all have answered, or until it is no use to wait for the others.
+
+        Returns:
+            Whether this was before the deadline.
+        """
         loop = asyncio.get_running_loop()
+        limit = deadline
         while not self._spawner_gone:
             if all(member.is_done for member in asked):
-                return
+                break
             if any(member.has_failed for member in asked):
                 # Peers of a worker that is gone hang, or fail soon in words that blame it.
-                deadline = min(deadline, loop.time() + _OTHERS_S)
-            if not await self._next_change(deadline):
-                return
+                limit = min(limit, loop.time() + _OTHERS_S)
+            if not await self._next_change(limit):
+                break
+        return loop.time() < deadline
 
     async def _kill(self) -> None:
         """Kill what there is, and return when nothing is left of it."""
@@ -305,17 +313,26 @@ class _Member:
         last = self._errors.decode(errors="replace").strip().rpartition("\n")[2].strip()
         self._end = self._end or (f"{text}: {last}" if last else text)
 
-    def outcome(self, order: Order) -> Answer:
-        """Return what became of the order, also when nothing was heard."""
+    def outcome(self, order: Order, *, was_cut_short: bool) -> Answer:
+        """Return what became of the order, also when nothing was heard.
+
+        Args:
+            order: the one that was asked.
+            was_cut_short: whether its time is not over, but another worker has failed.
+        """
         if self._record is not None:
             record = self._record
-            return Answer(self.local_rank, record.failure, False, record.metrics, record.facts)
+            return Answer(
+                self.local_rank, record.failure, metrics=record.metrics, facts=record.facts
+            )
         if self._end:
             return Answer(self.local_rank, self._end)
+        if was_cut_short:
+            return Answer(self.local_rank, f"not finished ({self._stage})", held_up=True)
         failure = f"no answer within {order.deadline_s:.3g} s ({self._stage})"
         if self._stage in STARTUP_STAGES:
             failure = f"{NOT_CARRIED_OUT}: {failure}"
-        return Answer(self.local_rank, failure, self._stage in COLLECTIVE_STAGES)
+        return Answer(self.local_rank, failure, held_up=self._stage in COLLECTIVE_STAGES)
 
     def close(self) -> None:
         """Stop listening."""

@@ -25,12 +25,18 @@ def test_the_worker_that_lost_its_peer_is_not_the_reason():
 
 def test_who_hangs_alone_is_the_reason_before_who_hangs_with_others():
     record = merged(
-        Answer(0, "no answer within 5 s (small all-reduce)", hung_in_collective=True),
+        Answer(0, "no answer within 5 s (small all-reduce)", held_up=True),
         Answer(1, "no answer within 5 s (opening the device)"),
     )
     assert record.failure == "local rank 1: no answer within 5 s (opening the device)"
-    record = merged(Answer(0, PEER), Answer(1, "no answer within 5 s (x)", hung_in_collective=True))
+    record = merged(Answer(0, PEER), Answer(1, "no answer within 5 s (x)", held_up=True))
     assert record.failure == "local rank 1: no answer within 5 s (x)"
+
+
+def test_who_waited_in_vain_is_not_the_reason():
+    waited = "meeting the other workers: DistStoreError: Timed out after 43 seconds"
+    record = merged(Answer(0, waited), Answer(1, "not finished (opening the device)", held_up=True))
+    assert record.failure == "local rank 1: not finished (opening the device)"
 
 
 def test_where_there_is_one_worker_its_rank_says_nothing():

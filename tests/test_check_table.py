@@ -47,7 +47,7 @@ def test_at_80_columns_the_reasons_follow_the_table():
         "              COMPUTE  MEMORY  COPY  INTRA  LATENCY  BANDWIDTH",
         "NODE  FACTS   TFLOP/s    GB/s  GB/s   GB/s       µs       GB/s  VERDICT",
         "a/0   ok          712    2411  51.2    361     23.1        189  passed",
-        "b/0   warned    301 !    2411  51.2    361     23.1        189  slow",
+        "b/0   warned    ! 301    2411  51.2    361     23.1        189  slow",
         "c/0   failed        -       -     -      -        -          -  faulty",
         "b/0: compute 301 TFLOP/s, 2.4 times worse than the median 712 TFLOP/s of its",
         "peers; GPU 3 is slowed down by heat",
@@ -67,7 +67,7 @@ def test_at_160_columns_they_are_in_it():
 def test_colour_adds_nothing_but_colour():
     coloured = printed(80, force_terminal=True, color_system="standard")
     assert "\x1b[1;31mfaulty" in coloured
-    assert "\x1b[1;33m  301 !" in coloured
+    assert "\x1b[1;33m  ! 301" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == printed(80)
 
 

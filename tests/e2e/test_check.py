@@ -63,7 +63,7 @@ def test_a_check_that_has_no_time_is_worth_retrying(ft):
     assert "the check could not be carried out" in command.stdout
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
 def test_a_signal_ends_the_check_in_one_line(ft, name):
     command = ft.start("check", env={"FT_RUN_CHECK_FAULT": "hang", "LOGLEVEL": "DEBUG"})
     command.expect("check: solo")

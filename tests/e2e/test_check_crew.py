@@ -73,10 +73,12 @@ def test_facts_and_solo_of_two_workers(crews):
     assert all(value > 0 for value in metrics.values())
 
 
-def test_nodes_meet_and_a_wrong_value_is_seen_on_both(crews, free_port):
-    steps = [{"phase": "pair", "port": free_port}, {"phase": "all", "port": free_port}]
-    fault = "wrong-value@node=node1,phase=all"
-    *pair, first, second = crews(*steps, nodes=2, fault=fault)
+def test_nodes_meet_one_is_slow_and_a_wrong_value_is_seen_on_both(crews, free_port):
+    meetings = [{"phase": "pair", "port": free_port}, {"phase": "all", "port": free_port}]
+    fault = "slow-compute=10@node=node1; wrong-value@node=node1,phase=all"
+    fast, slow, *pair, first, second = crews({"phase": "solo"}, *meetings, nodes=2, fault=fault)
+    for metric in ("compute_tflops", "memory_gb_per_s"):
+        assert fast["metrics"][metric] > 3 * slow["metrics"][metric]
     for record in pair:
         assert "failure" not in record
         assert set(record["metrics"]) == {"latency_us", "bandwidth_gb_per_s"}
