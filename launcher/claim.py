@@ -47,6 +47,7 @@ class OwnClaim:
             nodes=place.nodes,
             node_rank=place.node_rank,
             rank_offset=place.rank_offset,
+            successor=place.successor,
             state=ClaimState.RUNNING,
             past=place.past,
         )
@@ -61,6 +62,7 @@ class OwnClaim:
             nodes=0,
             node_rank=0,
             rank_offset=0,
+            successor="",
             state=ClaimState.STOPPED,
             past=known.past if known is not None else None,
         )

@@ -148,13 +148,14 @@ class Past(_message.Message):
     def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "state", "failures", "past")
+    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
@@ -164,10 +165,11 @@ class Claim(_message.Message):
     nodes: int
     node_rank: int
     rank_offset: int
+    successor: str
     state: ClaimState
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     past: Past
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("protocol", "version", "job", "node", "offer", "claim")
@@ -258,7 +260,7 @@ class Waiting(_message.Message):
     def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ..., backoff_s: _Optional[float] = ...) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past")
+    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +270,7 @@ class Place(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     ROLE_RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     ROLE_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
     MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
     MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +288,7 @@ class Place(_message.Message):
     world_size: int
     role_rank_offset: int
     role_world_size: int
+    successor: str
     master_addr: str
     master_port: int
     reason: str
@@ -293,7 +297,7 @@ class Place(_message.Message):
     is_free: bool
     restarts_in_window: int
     past: Past
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., successor: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("place",)

@@ -7,6 +7,7 @@ than those who come next, and have been in a lower round.
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from .failure import Failure
@@ -45,8 +46,17 @@ class _World:
         """How many members are not there."""
         return max(0, self.nodes - len(self.members))
 
+    def absent(self) -> dict[int, str]:
+        """Return who is not there by node rank, where the one before it is there to tell."""
+        return {
+            (claim.node_rank + 1) % self.nodes: claim.successor
+            for claim in self.members.values()
+            if claim.successor and claim.successor not in self.members
+        }
+
 
 _NO_WORLD = _World(0)
+_FEW = 8
 
 
 class Adoption:
@@ -174,11 +184,22 @@ class Adoption:
         """Return how many members of the world to be taken over are not there."""
         return self._chosen().missing
 
-    def judge(self, nodes: int, now: float) -> Finding:
-        """Return what the claims amount to, with ``nodes`` nodes attending at ``now``."""
+    def absent(self) -> dict[int, str]:
+        """Return which of them are known by name, by node rank."""
+        return self._chosen().absent()
+
+    def judge(self, nodes: int, now: float, is_there: Callable[[str], bool]) -> Finding:
+        """Return what the claims amount to.
+
+        Args:
+            nodes: how many attend.
+            now: the group's time in seconds.
+            is_there: whether a node of that identity attends.
+        """
         world = self._chosen()
         members, missing = world.members, world.missing
-        if now < self.until and (missing or not members):
+        is_clear = not missing or _are_replaced(world, nodes, is_there)
+        if now < self.until and not (members and is_clear):
             return Finding.INCOMPLETE
         if world.has_failed:
             return Finding.FAILED
@@ -192,6 +213,18 @@ class Adoption:
         if nodes - len(members) - spares >= missing:
             return Finding.BROKEN
         return Finding.FAILED
+
+
+def _are_replaced(world: _World, nodes: int, is_there: Callable[[str], bool]) -> bool:
+    """Return whether all who are missing attend, but say nothing of this world.
+
+    Then they were started again, or have never heard of the round: nobody has workers of it. To
+    look takes time that grows with the world, so it is done when few can be missing.
+    """
+    if world.missing > _FEW or nodes < world.nodes:
+        return False
+    names = world.absent().values()
+    return len(names) == world.missing and all(map(is_there, names))
 
 
 def _has_failed(claim: Claim) -> bool:

@@ -56,7 +56,8 @@ class Failure:
     def summary(self) -> str:
         """Return one clause that names node, rank and reason, for people."""
         if self.kind is FailureKind.NODE_LOST:
-            return f"node {self.node_rank} ({self.host}) was lost: {self.message}"
+            number = "" if self.node_rank < 0 else f" {self.node_rank}"
+            return f"node{number} ({self.host}) was lost: {self.message}"
         if self.kind is FailureKind.PREEMPTED:
             return f"node {self.node_rank} ({self.host}) leaves: {self.message}"
         where = f"rank {self.rank} on node {self.node_rank} ({self.host})"

@@ -11,7 +11,7 @@ and the taking over from an earlier master.
 
 from .adoption import Adoption, Finding
 from .events import Command, Detached, Event, Received
-from .failure import node_lost
+from .failure import Failure, node_lost
 from .joining import Joining
 from .messages import (
     Answer,
@@ -153,7 +153,7 @@ class Group(Joining):
     # --- taking over from an earlier master --------------------------------------------------
 
     def _try_adopt(self, adoption: Adoption, now: float) -> None:
-        finding = adoption.judge(len(self.roster), now)
+        finding = adoption.judge(len(self.roster), now, self._is_there)
         if finding is Finding.INCOMPLETE:
             for node_id, round_number in adoption.take_stops().items():
                 node = self.roster.get(node_id)
@@ -161,7 +161,7 @@ class Group(Joining):
                 self._send(node, Stop(round_number, f"round {round_number} is over"))
             return
         self._adopt(adoption, finding)
-        self._judge_adopted(finding, adoption.missing())
+        self._judge_adopted(finding, adoption)
         for node in self.roster.in_phase(NodePhase.READY):
             self._wait(node, now)
 
@@ -198,15 +198,26 @@ class Group(Joining):
             if claim.state is ClaimState.DONE:
                 self.roster.move(node, NodePhase.DONE)
 
-    def _judge_adopted(self, finding: Finding, missing: int) -> None:
+    def _not_back(self, adoption: Adoption) -> Failure:
+        """Return the failure record of members that have not come back, the first by name."""
+        missing, absent = adoption.missing(), adoption.absent()
+        rank = min(absent, default=None)
+        name = "unknown" if rank is None else absent[rank]
+        others = f", nor did {missing - 1} other(s)" if missing > 1 else ""
+        grace = f"{self.settings.adoption_grace_s:g} s"
+        why = f"it did not come back to the new master within {grace}{others}"
+        return node_lost(rank, name.rpartition("/")[0] or name, "", why)
+
+    def _is_there(self, node_id: str) -> bool:
+        return self.roster.get(node_id) is not None
+
+    def _judge_adopted(self, finding: Finding, adoption: Adoption) -> None:
         if self._rank0_is_done:
             pass  # the job has succeeded, whatever became of the others
         elif finding is Finding.FAILED:
             first = self._postmortem.first
             if first is None:
-                grace = f"{self.settings.adoption_grace_s:g} s"
-                why = f"{missing} node(s) did not come back to the new master within {grace}"
-                first = node_lost(None, "unknown", "", why)
+                first = self._not_back(adoption)
                 self._postmortem.remember(first)
             self._break(first.summary(), counted=True)
         elif finding is Finding.BROKEN:

@@ -104,6 +104,8 @@ class Claim:
     node_rank: int
     rank_offset: int
     """Rank of this node's local rank 0."""
+    successor: str
+    """As in ``Place``: so a new master knows by name who has not come back."""
     state: ClaimState
     failures: tuple[Failure, ...] = ()
     """Failures of this node's workers in that round."""
@@ -204,6 +206,8 @@ class Place:
     world_size: int
     role_rank_offset: int
     role_world_size: int
+    successor: str
+    """Identity of the node with the next node rank; of the last node, that of the first."""
     master_addr: str
     master_port: int
     reason: str

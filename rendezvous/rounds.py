@@ -283,6 +283,7 @@ class Rounds(GroupState):
             world_size=world.world_size,
             role_rank_offset=0,
             role_world_size=0,
+            successor="",
             master_addr=world.master.address,
             master_port=world.master.port,
             reason=reason,
@@ -302,6 +303,7 @@ class Rounds(GroupState):
                 rank_offset=member.rank_offset,
                 role_rank_offset=member.role_rank_offset,
                 role_world_size=member.role_world_size,
+                successor=world.successor(member).node_id,
             )
             node.round, node.rank = world.round, member.node_rank
             node.rank_offset = member.rank_offset

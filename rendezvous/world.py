@@ -47,6 +47,10 @@ class World:
     world_size: int
     master: Offer
 
+    def successor(self, member: Member) -> Member:
+        """Return the member with the next node rank; of the last one, the first."""
+        return self.members[(member.node_rank + 1) % len(self.members)]
+
 
 def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key that orders ``node-2`` before ``node-10``."""

@@ -181,9 +181,12 @@ class Invariants:
         self._has_decided = True
         since = self._adopting_since
         is_patient = since is not None and now < since + self._settings.adoption_grace_s
+        # A process that was started in the place of one of those says that it is gone.
+        names = {node.spec.node_id for node in group.roster}
         self._give_up(
             lambda agent: (
-                agent.spec.incarnation not in present and not (is_patient and _is_in(agent, group))
+                agent.spec.incarnation not in present
+                and not (is_patient and _is_in(agent, group) and agent.spec.node_id not in names)
             )
         )
 

@@ -50,13 +50,14 @@ def claim_of(
     restarts: int = 0,
     failures: tuple[Failure, ...] = (),
     formed_by: str = "master",
+    successor: str = "",
     past: Past | None = None,
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
-    return Claim(number, formed_by, restarts, nodes, rank, rank, state, failures, past)
+    return Claim(number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past)
 
 
-SPARE = Claim(0, "", 0, 0, 0, 0, ClaimState.STOPPED)
+SPARE = Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
 """What a node says that was in no round while a round ran."""
 
 

@@ -171,6 +171,7 @@ class Agent:
             nodes=0,
             node_rank=0,
             rank_offset=0,
+            successor="",
             state=ClaimState.STOPPED,
             past=last.past if last else None,
         )
@@ -226,6 +227,7 @@ class Agent:
             nodes=place.nodes,
             node_rank=place.node_rank,
             rank_offset=place.rank_offset,
+            successor=place.successor,
             state=ClaimState.RUNNING,
             past=place.past,
         )

@@ -290,6 +290,50 @@ def test_who_leaves_during_the_takeover_stops_first():
     assert scene.place("b").restarts == 0
 
 
+def test_a_member_whose_place_another_process_has_is_not_waited_for():
+    """As where the agent that hosts the master is killed and started again."""
+    scene = Scene(3)
+    scene.attend("a")
+    scene.attend("b", claim=claim_of(4, 1, nodes=3, successor="c"))
+    assert scene.stops("b") == []
+    scene.attend("c", claim=claim_of(4, 2, nodes=3, successor="a"))
+    assert scene.stops("b") == scene.stops("c") == [4]
+    scene.stopped("b", "c")
+    assert scene.ranks("a", "b", "c") == [0, 1, 2]
+    assert scene.place("b").restarts == 0
+
+
+def test_a_stranger_does_not_stand_for_a_member_that_is_not_back():
+    scene = Scene(3)
+    scene.attend("s")
+    scene.attend("b", claim=claim_of(4, 1, nodes=3, successor="c"))
+    scene.attend("c", claim=claim_of(4, 2, nodes=3, successor="a"))
+    scene.wait(9)
+    assert scene.stops("b") == []
+    scene.attend("a", claim=claim_of(4, 0, nodes=3, successor="b"))
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert scene.stops("b") == []
+
+
+def test_members_that_do_not_come_back_are_named():
+    scene = Scene(1, 4)
+    scene.attend("a", claim=claim_of(4, 0, nodes=4, successor="b"))
+    scene.attend("b", claim=claim_of(4, 1, nodes=4, successor="host-c/0"))
+    scene.wait(10)
+    scene.stopped("a", "b")
+    assert scene.place("a").reason == (
+        "node 2 (host-c) was lost: it did not come back to the new master within 10 s, "
+        "nor did 1 other(s)"
+    )
+
+
+def test_each_node_of_a_world_knows_the_next():
+    scene = Scene(3)
+    for name in "abc":
+        scene.attend(name)
+    assert [scene.place(name).successor for name in "abc"] == ["b", "c", "a"]
+
+
 # --- two masters that knew nothing of each other have used one number ----------------------------
 
 

@@ -93,7 +93,7 @@ ATTEND = Attend(
     job=JobSpec("j", 1, 1, 1, 0),
     node=NodeSpec("n", "i", "h", "::1", "r", 1, None),
     offer=Offer("::1", 1),
-    claim=Claim(0, "m", 0, 1, 0, 0, ClaimState.RUNNING),
+    claim=Claim(0, "m", 0, 1, 0, 0, "n", ClaimState.RUNNING),
 )
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 
