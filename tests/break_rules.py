@@ -159,16 +159,28 @@ BREAKS = (
         "return (False, -len(world.members))",
     ),
     Break(
+        "a member that was started again is not waited for",
+        "adoption",
+        "is_clear = not missing or _are_replaced(world, nodes, is_there)",
+        "is_clear = not missing",
+    ),
+    Break(
+        "a stranger does not stand for a member",
+        "adoption",
+        "return len(names) == world.missing and all(map(is_there, names))",
+        "return len(names) == world.missing",
+    ),
+    Break(
         "a takeover waits for the members",
         "adoption",
-        "if now < self.until and (missing or not members):",
+        "if now < self.until and not (members and is_clear):",
         "if now < self.until and not members:",
     ),
     Break(
         "a takeover is not held up by the missing for ever",
         "adoption",
-        "if now < self.until and (missing or not members):",
-        "if missing or not members:",
+        "if now < self.until and not (members and is_clear):",
+        "if not (members and is_clear):",
     ),
     Break(
         "a failure before the takeover counts",
