@@ -39,8 +39,6 @@ class Soak:
         self.hosts = {name: network.add(name) for name in NAMES}
         self.master_host = network.add("m")
         self.agents: dict[str, Command] = {}
-        self.epochs = 0
-        """Lines of finished epochs, over all agents that ever were, at the last look."""
         self.faults: tuple[Callable[[], str], ...] = (
             self.kill_rank,
             self.kill_agent,
@@ -105,15 +103,18 @@ class Soak:
 
     # --- progress ----------------------------------------------------------------------------
 
+    def finished_epochs(self) -> int:
+        """Return how many epochs have been finished, over all agents that ever were."""
+        output = "".join(command.stdout for command in self.ft.commands)
+        return len(re.findall(r"^epoch \d+/", output, re.MULTILINE))
+
     def wait_for_progress(self) -> None:
+        before = self.finished_epochs()
+
         def has_progressed() -> bool:
-            output = "".join(command.stdout for command in self.ft.commands)
-            epochs, before = len(re.findall(r"^epoch \d+/", output, re.MULTILINE)), self.epochs
             ended = [n for n in NAMES if self.agents[n].process.poll() is not None]
             assert not ended, f"the agents of {ended} have ended: {self.agents[ended[0]].stderr}"
-            if epochs > before:
-                self.epochs = epochs
-            return epochs > before
+            return self.finished_epochs() > before
 
         self.ft.wait_until(has_progressed, "another epoch is finished", PROGRESS_S)
 
