@@ -126,7 +126,8 @@ def test_a_node_with_other_options_is_refused_with_the_difference(ft, network):
 
 
 def test_two_nodes_with_one_rank(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", 2)
+    # So that it is not the keepalive by which the frozen one is noticed.
+    job = Cluster(ft, network, "abc", "--nnodes", 2, conf="node_timeout=600")
     for rank, name in enumerate("ab"):
         job.agent(name, "--node-rank", rank)
     workers = job.started("ab", 0)
