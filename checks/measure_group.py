@@ -87,6 +87,8 @@ class GroupProbe:
         with suppress(RuntimeError):
             dist.destroy_process_group()
         self._store = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def latency_us(self) -> float:
         """Return the time of the all-reduce of 32 bytes, in microseconds: the best of many."""

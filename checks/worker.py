@@ -57,16 +57,17 @@ class CheckWorker:
 
     def run(self) -> None:
         """Serve until end-of-file."""
-        while not self._must_end:
-            if not self._has_torch and not self._has_order():
-                self._import_torch()
-            line = self._orders.readline()
-            if not line:
-                return
-            order = order_from_json(line)
-            record = self._carry_out(order)
-            word = FAREWELL if self._must_end else ANSWER
-            self._say(f"{word} {order.number} {record_to_json(record)}")
+        with self._orders:
+            while not self._must_end:
+                if not self._has_torch and not self._has_order():
+                    self._import_torch()
+                line = self._orders.readline()
+                if not line:
+                    return
+                order = order_from_json(line)
+                record = self._carry_out(order)
+                word = FAREWELL if self._must_end else ANSWER
+                self._say(f"{word} {order.number} {record_to_json(record)}")
 
     def _has_order(self) -> bool:
         return bool(select.select([self._orders], [], [], 0)[0])
@@ -87,9 +88,9 @@ class CheckWorker:
                 case Phase.FACTS:
                     return self._facts(record)
                 case Phase.SOLO:
-                    return replace(record, metrics=_plausible(self._solo(order)))
+                    return replace(record, metrics=plausible(self._solo(order)))
                 case _:
-                    return replace(record, metrics=_plausible(self._together(order)))
+                    return replace(record, metrics=plausible(self._together(order)))
         except Exception as error:  # every way to fail is the outcome of a check
             return replace(record, failure=self._in_words(error))
 
@@ -189,7 +190,7 @@ class CheckWorker:
     def _meeting(self, order: Order) -> "Meeting":
         from .measure_group import Meeting
 
-        if self._binds_gloo and (interface := _interface_towards(order.master_addr)):
+        if self._binds_gloo and (interface := interface_towards(order.master_addr)):
             os.environ[_GLOO_INTERFACE] = interface
         return Meeting(
             number=order.number,
@@ -218,7 +219,7 @@ class CheckWorker:
         return f"{self._stage}: {text}"[:_REASON_MAX]
 
 
-def _plausible(metrics: Metrics) -> Metrics:
+def plausible(metrics: Metrics) -> Metrics:
     """Return ``metrics`` if they are numbers that a measurement can give.
 
     Raises:
@@ -230,7 +231,7 @@ def _plausible(metrics: Metrics) -> Metrics:
     return metrics
 
 
-def _interface_towards(address: str) -> str | None:
+def interface_towards(address: str) -> str | None:
     """Return the network interface through which ``address`` is reached.
 
     Without being told, gloo listens where the host's own name points to: on Debian that is

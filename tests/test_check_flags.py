@@ -1,0 +1,70 @@
+"""The command line of ``ft-run check``."""
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.cli import parse
+from ft_run.launcher.options import CheckOptions
+
+
+def check(*argv, **environ):
+    return parse(["check", *argv], environ)
+
+
+def test_the_defaults():
+    options = check()
+    assert isinstance(options, CheckOptions)
+    assert options == CheckOptions()
+    assert (options.level, options.timeout_s, options.nproc_per_node) == ("light", 60.0, "1")
+
+
+def test_everything_at_once():
+    options = check(
+        *("--nproc-per-node", "gpu", "--accelerator", "nvidia.com/gpu", "--virtual-local-rank"),
+        *("--check-level", "full", "--check_timeout=90", "--strict", "--json"),
+        *("--check-report", "r.json", "--log-dir", "/logs"),
+        *("--min-compute-tflops", "500", "--min-memory-gb-per-s", "2e3"),
+    )
+    assert options == CheckOptions(
+        nproc_per_node="gpu",
+        accelerator="nvidia.com/gpu",
+        virtual_local_rank=True,
+        level="full",
+        timeout_s=90.0,
+        floors={"compute_tflops": 500.0, "memory_gb_per_s": 2000.0},
+        is_strict=True,
+        json=True,
+        report="r.json",
+        log_dir="/logs",
+    )
+
+
+def test_variables_stand_for_flags_and_are_beaten_by_them():
+    options = check("--check-level", "light", PET_CHECK_LEVEL="full", PET_STRICT="1")
+    assert (options.level, options.is_strict) == ("light", True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["train.py"], "takes no arguments, but was given 'train.py'; right would be"),
+        (["--check-level", "deep"], "--check-level was given 'deep'; right would be light"),
+        (["--check-timeout", "0"], "--check-timeout was given '0'"),
+        (["--min-compute-tflops", "-1"], "was given '-1'; right would be a number above 0"),
+        (["--min-compute-tflops", "nan"], "was given 'nan'; right would be a number above 0"),
+        (["--min-copy-gb-per-s", "fast"], "--min-copy-gb-per-s was given 'fast'"),
+        (["--jsno"], "there is no flag '--jsno'; did you mean --json?"),
+    ],
+)
+def test_wrong_usage(argv, words):
+    with pytest.raises(UsageError) as error:
+        check(*argv)
+    assert words in error.value.sentence
+
+
+def test_the_help_names_every_exit_status(capsys):
+    with pytest.raises(SystemExit) as ended:
+        check("--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"  {status} " in text for status in ("0", "2", "10", "20", "30", "128+n"))
+    assert max(map(len, text.splitlines())) <= 80
