@@ -134,7 +134,7 @@ class Agent:
         self._verdict: Verdict | None = None
         self._error: Exception | None = None
         self._last_down = ""
-        self.status = say.LiveStatus(options.rendezvous)
+        self.status = say.LiveStatus(options)
 
     # --- what the launcher calls -------------------------------------------------------------
 
@@ -292,8 +292,7 @@ class Agent:
             return  # said twice
         self._started = place.round
         if place.cause is not None:
-            max_restarts = self._options.rendezvous.max_restarts
-            self._event(say.restart(place, max_restarts), logging.WARNING)
+            self._event(say.restart(place, self._options), logging.WARNING)
         elif place.round > 0:
             self._event(say.regroup(place))
         self._claim.started(place)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..rendezvous.failure import Failure
 from ..rendezvous.messages import Outcome, Place, Verdict, Waiting
-from .options import RendezvousOptions
+from .options import LaunchOptions
 from .spawner_client import ImageEvent, ImageState
 
 _PIDS_SHOWN = 8
@@ -69,11 +69,17 @@ def killing(place: Place, alive: int, timeout_s: float) -> str:
     )
 
 
-def restart(place: Place, max_restarts: int) -> str:
+def restarts_used(place: Place, options: LaunchOptions) -> str:
+    """Return how much of the restart budget is used, as ``1/3``."""
+    has_window = options.policy is not None and options.policy.restart_window_s
+    used = place.restarts_in_window if has_window else place.restarts
+    return f"{used}/{options.rendezvous.max_restarts}"
+
+
+def restart(place: Place, options: LaunchOptions) -> str:
     """Return the line that opens a round after a failure; the same on every node."""
     assert place.cause is not None
-    used = place.restarts_in_window or place.restarts
-    count = f"{used}/{max_restarts}" + (" within the window" if place.restarts_in_window else "")
+    count = restarts_used(place, options)
     if place.is_free:
         count = f"without a count ({count} used)"
     decision = place.decision or "default rule"
@@ -137,8 +143,8 @@ def waiting_for_preload(place: Place) -> str:
 class LiveStatus:
     """The text of the live line."""
 
-    def __init__(self, rendezvous: RendezvousOptions) -> None:
-        self._rendezvous = rendezvous
+    def __init__(self, options: LaunchOptions) -> None:
+        self._options = options
         self._since = time.monotonic()
         self._place: Place | None = None
         self.waiting: Waiting | None = None
@@ -150,7 +156,7 @@ class LiveStatus:
 
     def text(self) -> str:
         """Return the line as of now."""
-        options, place, waiting_ = self._rendezvous, self._place, self.waiting
+        options, place, waiting_ = self._options.rendezvous, self._place, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]
         if waiting_ is not None:
@@ -162,7 +168,7 @@ class LiveStatus:
         elif place is not None:
             parts.append(f"{place.nodes}/{wanted} nodes")
         if place is not None:
-            parts += [f"round {place.round}", f"restarts {place.restarts}/{options.max_restarts}"]
+            parts += [f"round {place.round}", f"restarts {restarts_used(place, self._options)}"]
         if not self.connected:
             parts.append("master away")
         parts.append("up " + duration(time.monotonic() - self._since))

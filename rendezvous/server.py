@@ -116,7 +116,7 @@ class MasterServer:
         reply = pb.StatusReply(
             phase=group.phase.value,
             round=group.round,
-            restarts=group.restarts,
+            restarts=group.restarts_in_budget,
             world_nodes=group.world_nodes,
             uptime_s=uptime_s,
             round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,

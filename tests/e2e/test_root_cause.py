@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from ft_run import exit_codes
 
 if TYPE_CHECKING:
     from conftest import Command, Launcher
+    from ft_run.tests.hosts import Network
 
 WORKERS = """
 import ctypes, json, os, socket, sys, time, traceback
@@ -167,19 +168,23 @@ def test_on_one_node(
 def start_nodes(
     ft: "Launcher",
     script: Path,
-    port: int,
+    endpoint: str,
     rank: int,
     how: str,
     *flags: str,
     programs: tuple[tuple[str, ...], ...] = ((), ()),
+    env: Mapping[str, str] | None = None,
 ) -> "list[Command]":
     """Start two nodes with two workers each; ``rank`` is told how to fail."""
     common = ("--nnodes", 2, "--nproc-per-node", 2, "--rdzv-backend", "grpc",
-              "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "cause", *flags)  # fmt: skip
+              "--rdzv-endpoint", endpoint, "--rdzv-id", "cause", *flags)  # fmt: skip
     return [
-        ft.start(*common, "--node-rank", node, script, rank, how, program=program or ft.program)
+        ft.start(
+            *common, "--node-rank", node, script, rank, how,
+            program=program or ft.program, env=env,
+        )
         for node, program in enumerate(programs)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -196,7 +201,9 @@ def test_on_several_nodes(
     if how == "oom":
         programs[rank // 2] = inside(request.getfixturevalue("cgroup"), *ft.program)
     flags = captured(how)
-    nodes = start_nodes(ft, script, free_port, rank, how, *flags, programs=tuple(programs))
+    nodes = start_nodes(
+        ft, script, f"127.0.0.1:{free_port}", rank, how, *flags, programs=tuple(programs)
+    )
     assert [node.wait() for node in nodes] == [exit_codes.WORKERS_FAILED] * 2
     named = {root_cause(node) for node in nodes}
     assert len(named) == 1
@@ -207,10 +214,37 @@ def test_on_several_nodes(
 def test_a_dead_agent_is_named(ft: "Launcher", script: Path, free_port: int, lost: int) -> None:
     master = ft.start("master", "--bind", f"127.0.0.1:{free_port}")
     master.expect("listening at")
-    nodes = start_nodes(ft, script, free_port, -1, "", "--rdzv-conf", "is_host=0")
+    nodes = start_nodes(ft, script, f"127.0.0.1:{free_port}", -1, "", "--rdzv-conf", "is_host=0")
     for node in nodes:
         node.expect("rank . trains", 2)
     nodes[lost].send(signal.SIGKILL)
     survivor = nodes[1 - lost]
     assert survivor.wait() == master.wait() == exit_codes.WORKERS_FAILED
     assert re.match(rf"node {lost} \(\S+\) was lost: ", root_cause(survivor))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_node_whose_link_is_cut_is_named(
+    ft: "Launcher", script: Path, network: "Network", cut: int
+) -> None:
+    """The workers time out long before the master knows that a node is silent."""
+    master = network.add("master")
+    hosts = [network.add(name) for name in ("a", "b")]
+    alone = ft.start("master", "--bind", ":29400", "--rdzv-conf", "node_timeout=6",
+                     program=(*master.enter, *ft.program))  # fmt: skip
+    alone.expect("listening at")
+    conf = "is_host=0,node_timeout=6,master_timeout=1"
+    nodes = start_nodes(
+        ft, script, f"{master.address}:29400", -1, "", "--rdzv-conf", conf,
+        programs=tuple((*host.enter, *ft.program) for host in hosts),
+        env={"PEER_TIMEOUT_S": "2"},
+    )  # fmt: skip
+    for node in nodes:
+        node.expect("rank . trains", 2)
+    hosts[cut].cut()
+    survivor = nodes[1 - cut]
+    assert survivor.wait() == alone.wait() == exit_codes.WORKERS_FAILED
+    assert re.match(rf"node {cut} \({hosts[cut].name}\) was lost: ", root_cause(survivor))
+    assert "exited with 1" in survivor.stderr  # its workers were heard of first
+    assert nodes[cut].wait() == exit_codes.RENDEZVOUS_FAILED
