@@ -290,6 +290,9 @@ class Invariants:
         members = {rank: spec.node_id for rank, spec in nodes.items()}
         is_counted = self._policy.formed(first, members, now)
         if is_counted is not None and self._is_counted is not None:
+            was_left = first.cause is not None and first.cause.kind is FailureKind.PREEMPTED
+            if not (self._is_counted or was_left):
+                raise InvariantError("I3: a regroup is taken for a restart")
             self._is_counted = is_counted
         self._counted(first.restarts)
         self._pins_hold(nodes)

@@ -1,6 +1,7 @@
 """The failure policy in the life of rounds: actions, window, delays, exclusion, rank 0."""
 
 from ft_run import exit_codes
+from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.events import Received
 from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import GroupPhase
@@ -21,6 +22,7 @@ from ft_run.rendezvous.messages import (
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.wire import encode_master
 from ft_run.tests.scene import Scene, claim_of, running, worker_failure
 
 
@@ -151,6 +153,14 @@ def test_a_preempted_node_costs_nothing_unless_a_rule_says_so() -> None:
     assert verdict.cause is not None
     assert verdict.cause.kind is FailureKind.PREEMPTED
     assert "the failure policy ended the job: node 1 (b) leaves: SIGTERM" in verdict.sentence
+
+
+def test_a_failure_while_a_node_leaves_costs_nothing() -> None:
+    scene = running(2, names="abc")
+    scene.say("b", Leave("SIGTERM"))
+    scene.fail("a", worker_failure(0, code=7))
+    scene.stopped("a", "b")
+    assert (scene.place("c").restarts, scene.place("c").cause) == (0, None)
 
 
 def test_a_usage_error_twice_running_ends_the_job_though_restarts_are_left() -> None:
@@ -426,3 +436,15 @@ def test_the_cause_is_found_however_many_peers_are_heard_before_it() -> None:
     assert verdict.cause == own
     assert verdict.failure_count == 300
     assert scene.all_told("n000", Start)
+
+
+def test_a_job_without_rules_pays_nothing_on_the_wire() -> None:
+    scene = running(2)
+    fail_and_stop(scene, "a", worker_failure(0, code=-9), "b")
+    ours = {"decision", "is_free", "restarts_in_window", "past", "lets_settle", "backoff_s"}
+    for message in scene.told["a"]:
+        told = pb.MasterMessage.FromString(encode_master(message))
+        (body,) = [value for _, value in told.ListFields()]
+        parts = [body, body.place] if isinstance(body, pb.Start) else [body]
+        said = {field.name for part in parts for field, _ in part.ListFields()}
+        assert not said & ours, message

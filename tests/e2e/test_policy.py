@@ -1,6 +1,8 @@
 """The failure policy as a user meets it: exit statuses, lines, spares, the success of rank 0."""
 
 import re
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,19 +91,19 @@ def test_a_free_restart_is_not_counted_and_says_so(ft: "Launcher") -> None:
     )
 
 
+def waits_for(gate: Path) -> str:
+    """The worker, which does nothing before there is a file."""
+    wait = f"while not os.path.exists({str(gate)!r}): threading.Event().wait(0.02)\n"
+    return WORKER.replace("if int(env", f"{wait}if int(env", 1)
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_spare_takes_the_place_of_a_node_that_a_rule_excludes(
     ft: "Launcher", free_port: int, node: int
 ) -> None:
     """Node 0 hosts the master, and goes on doing so when it is excluded."""
     gate = ft.folder / "failures-allowed"
-    script = ft.script(
-        WORKER.replace(
-            "if int(env",
-            f"while not os.path.exists({str(gate)!r}): threading.Event().wait(0.02)\nif int(env",
-            1,
-        )
-    )
+    script = ft.script(waits_for(gate))
     rule = ("--max-restarts", 1, "--on-failure", "exit:9=replace-node")
     nodes = start_nodes(ft, free_port, 3, *rule, script, node, 9, 1, ft.folder)
     gate.touch()
@@ -117,6 +119,30 @@ def test_a_spare_takes_the_place_of_a_node_that_a_rule_excludes(
     assert ("goes on hosting the master" in nodes[node].stderr) == (node == 0)
     (line,) = nodes[2].expect("round=1 .* restart 1/1: (.*)")
     assert re.search(rf"\(rule exit:9=replace-node; node \S+/{node} is excluded\)", line[1])
+
+
+def test_an_excluded_node_that_hosts_the_master_can_be_told_to_go(
+    ft: "Launcher", free_port: int
+) -> None:
+    gate = ft.folder / "gate"
+    script = ft.script(
+        "import os, sys, threading\n"
+        "fails = os.environ['RANK'] + os.environ['TORCHELASTIC_RESTART_COUNT'] == '00'\n"
+        f"while not (fails and os.path.exists({str(gate)!r})): threading.Event().wait(0.02)\n"
+        "sys.exit(9)\n"
+    )
+    rule = ("--max-restarts", 1, "--on-failure", "exit:9=replace-node")
+    nodes = start_nodes(ft, free_port, 3, *rule, script)
+    gate.touch()
+    nodes[0].expect("goes on hosting the master")
+    for node in nodes[1:]:
+        node.expect("round=1 .* started")
+    nodes[0].send(signal.SIGTERM)
+    assert nodes[0].wait() == exit_codes.NODE_EXCLUDED
+    for node in nodes[1:]:
+        node.expect("no connection to the master .*: workers run on")
+        node.send(signal.SIGTERM)
+        assert node.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
 
 
 def test_the_success_of_rank_0_ends_the_others(ft: "Launcher", free_port: int) -> None:
