@@ -1,5 +1,6 @@
 """A job on several hosts, for the tests of faults: agents by host, workers that wait at a gate."""
 
+import json
 import re
 import signal
 import time
@@ -149,6 +150,12 @@ class Cluster:
 
     def _said(self, name: str) -> str:
         return self.agents[name].stderr
+
+    def is_attached(self, name: str) -> bool:
+        """Return whether the master has a stream to the node of a host."""
+        command = self.ft.run("status", f"a:{PORT}", "--json", host=self.hosts["a"])
+        nodes = json.loads(command.stdout)["nodes"]
+        return any(node["attached"] for node in nodes if node["host"] == name)
 
     # --- time --------------------------------------------------------------------------------
 

@@ -204,16 +204,20 @@ def test_the_node_that_hosts_the_master_dies_during_a_stop(ft, network):
 
 
 def test_node_0_hosts_the_master_also_when_its_workers_are_done(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=3,node_grace=600")
     workers = job.start("abc")
     job.told("done", 0)
     job.agents["a"].expect("all 1 worker.* finished; waiting for the other nodes")
     assert job.are_alive(workers["b"], workers["c"])
     job.told("fail", 2)
     job.started("abc", 1)
-    # Also while the last word is on its way to a node that is slow to hear it.
+    # Also when the job is over, for a node that could not hear of it yet.
+    job.told("done", 2)
+    job.agents["c"].expect("round=1 node=2 all 1 worker.* finished")
     job.hosts["c"].freeze()
+    ft.wait_until(lambda: not job.is_attached("c"), "the master has noticed", 60)
     job.gate.touch()
-    job.agents["b"].expect("all 1 worker.* finished")
+    job.agents["b"].expect("job succeeded")
+    assert job.agents["a"].process.poll() is None
     job.hosts["c"].thaw()
     job.ends("abc")
