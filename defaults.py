@@ -22,6 +22,7 @@ NODE_TIMEOUT_S: Final = 5.0
 MASTER_TIMEOUT_S: Final = 600.0
 RESCALE_DELAY_S: Final = 10.0
 NODE_UNIT: Final = 1
+STORE: Final = "worker"
 
 # Failure policy (docs/policy.md).
 MAX_NODE_FAILURES: Final = 3

@@ -120,6 +120,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         policy=policy,
         propagate_exit_code=given["propagate_exit_code"],
         virtual_local_rank=given["virtual_local_rank"],
+        separate_store=given.get("store", defaults.STORE) == "separate",
         numa_binding=given["numa_binding"],
         preload=given.get("preload", ()),
         event_log_handler=given.get("event_log_handler", "null"),

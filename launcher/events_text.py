@@ -26,14 +26,15 @@ def hello(node_id: str, job_id: str, workers: int, source: str, where: str) -> s
     return f"job={job_id} node={node_id} nproc_per_node={workers} ({source}), {where}"
 
 
-def started(place: Place, pids: Sequence[int]) -> str:
-    """Return the line for workers that have been started."""
+def started(place: Place, pids: Sequence[int], store_pid: int | None) -> str:
+    """Return the line for workers that have been started, and the store process if there is one."""
     last = place.rank_offset + len(pids) - 1
     ranks = f"{place.rank_offset}-{last}" if len(pids) > 1 else str(last)
     shown = ",".join(map(str, pids[:_PIDS_SHOWN])) + (",…" if len(pids) > _PIDS_SHOWN else "")
     return (
         f"{_at(place)} started ranks={ranks} of {place.world_size} on {place.nodes} node(s) "
         f"pids={shown} store={place.master_addr}:{place.master_port}"
+        + (f" in process {store_pid}" if store_pid is not None else "")
     )
 
 

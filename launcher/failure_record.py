@@ -42,7 +42,7 @@ def worker_failure(
         role=role,
         error_file=error_file if error is not None else "",
         error_json=json.dumps(error) if error is not None else "",
-        message=_message(error) if error is not None else _last_line(stderr_tail),
+        message=_message(error) if error is not None else _last_line(_text(stderr_tail)),
         stderr_tail=_text(stderr_tail[-defaults.STDERR_TAIL_MAX_BYTES :]),
         out_of_memory=out_of_memory,
         after_stop=after_stop,
@@ -64,6 +64,43 @@ def start_failure(
         time_s=int(time.time()),
         role=role,
         message=f"{program}: {error}",
+    )
+
+
+def store_failure(
+    place: Place,
+    *,
+    host: str,
+    role: str,
+    pid: int,
+    exit_code: int,
+    log: str,
+    out_of_memory: bool,
+) -> Failure:
+    """Return the record of a store process that ended while workers needed it.
+
+    Args:
+        place: of the node that hosted it.
+        host: of that node.
+        role: of that node.
+        pid: of the process; 0 if it could not be started.
+        exit_code: as ``subprocess`` has it.
+        log: the last lines of what it wrote.
+        out_of_memory: the kernel's OOM killer did it.
+    """
+    return Failure(
+        kind=FailureKind.STORE,
+        rank=-1,
+        local_rank=-1,
+        node_rank=place.node_rank,
+        host=host,
+        pid=pid,
+        exit_code=exit_code,
+        time_s=int(time.time()),
+        role=role,
+        message=_last_line(log),
+        stderr_tail=log,
+        out_of_memory=out_of_memory,
     )
 
 
@@ -139,9 +176,9 @@ def _timestamp(error: Mapping[str, Any] | None) -> int | None:
     return int(given) if given.isascii() and given.isdecimal() else None
 
 
-def _last_line(stderr_tail: bytes) -> str:
+def _last_line(text: str) -> str:
     """Return the last line that says something: of a Python traceback, type and text."""
-    lines = [line for line in _text(stderr_tail).splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:_MESSAGE_MAX_CHARS] if lines else ""
 
 

@@ -265,6 +265,15 @@ def _address_flags() -> list[Flag]:
             ours=True,
             help="The port, or the range to take it from, for MASTER_PORT; default: any.",
         ),
+        Flag(
+            "--store",
+            group=_RENDEZVOUS,
+            metavar="worker|separate",
+            read=values.one_of("worker", "separate"),
+            ours=True,
+            help=f"Who hosts the store of a round: rank 0 ({defaults.STORE}, the default), or a"
+            " process beside it that outlives it (separate).",
+        ),
     ]
 
 

@@ -114,6 +114,8 @@ class LaunchOptions:
     propagate_exit_code: bool = False
     """A failed job ends with the exit status of the root cause's worker."""
     virtual_local_rank: bool = False
+    separate_store: bool = False
+    """A process of its own hosts the store of each round, instead of rank 0."""
     numa_binding: str | None = None
     preload: tuple[str, ...] = ()
     """Modules that are imported once; workers are forked from the process that has."""

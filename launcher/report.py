@@ -57,6 +57,14 @@ def _entry(index: int, failure: Failure) -> str:
             f"  node      : {failure.node_rank}\n"
             f"  reason    : lost, {failure.message}"
         )
+    if failure.kind is FailureKind.STORE:
+        return (
+            f"[{index}]:\n"
+            f"  host      : {failure.host}\n"
+            f"  node      : {failure.node_rank}\n"
+            f"  exitcode  : {failure.exit_code} (pid: {failure.pid})\n"
+            f"  reason    : {failure.summary()}"
+        )
     name = f" ({signal_name(-failure.exit_code)})" if failure.exit_code < 0 else ""
     return (
         f"[{index}]:\n"

@@ -55,6 +55,8 @@ class Spawner:
         self._incoming = Incoming(channel)
         self._workers: dict[int, tuple[int, int]] = {}
         """Process id → (round, index) of each worker that has not been reaped."""
+        self._services: set[int] = set()
+        """Those of them that only ``terminate`` and ``kill`` are meant for."""
         self._image: ImageHost | None = None
         self._killing = False
         self._watching = False
@@ -164,12 +166,14 @@ class Spawner:
         number = request["round"]
         for pid, worker in zip(pids, request["workers"], strict=True):
             self._workers[pid] = (number, worker["index"])
+            if worker["service"]:
+                self._services.add(pid)
         for fd in fds:
             os.close(fd)
         self.send({"event": "spawned", "round": number, "pids": pids, "errors": errors})
 
     def _signal(self, number: int) -> None:
-        for pid in self._workers:
+        for pid in self._workers.keys() - self._services:
             signal_session(pid, number, os.getpid())
 
     def _cancel(self, number: int) -> None:
@@ -192,6 +196,7 @@ class Spawner:
                 return
             code = os.waitstatus_to_exitcode(status)
             if pid in self._workers:
+                self._services.discard(pid)
                 self._send_exit(*self._workers.pop(pid), code)
             elif self._image is not None and pid == self._image.pid:
                 self._image.reaped(code)

@@ -28,6 +28,8 @@ class WorkerCommand:
     stderr: int | None = None
     cpus: frozenset[int] | None = None
     """The CPUs it may run on; None: all of the agent's."""
+    service: bool = False
+    """It serves the workers: signals for them are not for it, and it lives until they are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class SpawnerClient:
                     "env": dict(worker.env),
                     "fds": len(mine),
                     "targets": list(mine),
+                    "service": worker.service,
                     "cpus": sorted(worker.cpus) if worker.cpus else None,
                     **self._signals(),
                 }
@@ -164,7 +167,7 @@ class SpawnerClient:
         self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the session of every living worker."""
+        """Send a signal to the session of every living worker that is no service."""
         self._send({"do": "signal", "signal": int(number)})
 
     def stop(self, number: int) -> None:

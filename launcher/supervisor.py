@@ -16,7 +16,7 @@ from .. import defaults
 from ..rendezvous.failure import Evidence, Failure, evidence
 from ..rendezvous.messages import NodeSpec, Place
 from . import events_text as say
-from .failure_record import start_failure, stuck_failure, worker_failure
+from .failure_record import start_failure, store_failure, stuck_failure, worker_failure
 from .log_dir import LogDir
 from .oom import OomWatch
 from .relay_client import RelayClient
@@ -171,7 +171,7 @@ class Supervisor:
         if group is None:
             return
         if group.state is GroupState.DONE and gently:
-            leftovers = self._spawner.left()
+            leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
             if leftovers:
                 self._note(say.leftovers(leftovers), logging.INFO)
             group.end_leftovers()
@@ -198,9 +198,12 @@ class Supervisor:
             return
         group.spawned(event)
         if not event.errors:
-            self._note(say.started(group.place, event.pids), logging.INFO)
+            self._note(say.started(group.place, group.pids, group.store_pid), logging.INFO)
         self._not_started.update(event.errors)
         for local_rank, code in event.errors.items():
+            if group.is_store(local_rank):
+                self._store_failed(group, 127, f"{self._programs[local_rank]}: {os.strerror(code)}")
+                continue
             failure = start_failure(
                 group.place,
                 local_rank,
@@ -215,6 +218,10 @@ class Supervisor:
         """Take note of a worker's exit."""
         group = self._group
         if group is None or group.place.round != event.round:
+            return
+        if group.is_store(event.local_rank):
+            if event.local_rank not in self._not_started:
+                self._store_exited(group, event.exit_code)
             return
         state = group.state
         group.exited(event)
@@ -284,6 +291,24 @@ class Supervisor:
             stderr_tail=tail,
             out_of_memory=killed and self._oom.has_struck(),
             after_stop=after_stop,
+        )
+        self._failed(group, failure)
+
+    def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
+        if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+            log = group.store_log_tail(defaults.STDERR_TAIL_MAX_BYTES)
+            self._store_failed(group, exit_code, log.decode(errors="replace"))
+
+    def _store_failed(self, group: WorkerGroup, exit_code: int, log: str) -> None:
+        killed = exit_code == -signal.SIGKILL
+        failure = store_failure(
+            group.place,
+            host=self._node.host,
+            role=self._node.role,
+            pid=group.store_pid or 0,
+            exit_code=exit_code,
+            log=log,
+            out_of_memory=killed and self._oom.has_struck(),
         )
         self._failed(group, failure)
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from string import Template
 
 from ..errors import UsageError
@@ -49,6 +50,17 @@ class WorkerCommands:
         )
         return (*head, *arguments)
 
+    @property
+    def separate_store(self) -> bool:
+        """Whether the store of a round is a process beside rank 0."""
+        return self._options.separate_store
+
+    def store_argv(self, place: Place) -> tuple[str, ...]:
+        """Return the command line of the store process of a round, for the node of rank 0."""
+        python = os.environ.get("PYTHON_EXEC") or sys.executable
+        program = str(Path(__file__).with_name("store_process.py"))
+        return (python, "-u", program, place.master_addr, str(place.master_port))
+
     def job_env(self) -> dict[str, str]:
         """Return what is set for every worker of every round alike."""
         rendezvous = self._options.rendezvous
@@ -57,8 +69,8 @@ class WorkerCommands:
             "LOCAL_WORLD_SIZE": self._local_world_size,
             "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
             "TORCHELASTIC_RUN_ID": rendezvous.job_id,
-            # Rank 0 hosts the store, as under srun: the agent has none, it never loads torch.
-            "TORCHELASTIC_USE_AGENT_STORE": False,
+            # False: rank 0 hosts the store, as under srun. The agent never does, it loads no torch.
+            "TORCHELASTIC_USE_AGENT_STORE": self.separate_store,
             # For a worker that starts processes with torch's own PContext.
             "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(

@@ -6,6 +6,7 @@
 Nothing here waits: methods are called for what happened and say what follows from it.
 """
 
+import contextlib
 import enum
 import os
 import signal
@@ -60,6 +61,8 @@ class WorkerGroup:
         self._spawner = spawner
         self._relay = relay
         self._workers = [_Worker() for _ in logs.workers]
+        self._store: _Worker | None = None
+        """The store process, where this node hosts one; the spawner's next index."""
         self.streams: list[int] = []
         """The relay's numbers of this round's streams."""
 
@@ -82,6 +85,8 @@ class WorkerGroup:
                     cpus=cpus[local_rank] if cpus else None,
                 )
             )
+        if commands.separate_store and self.place.node_rank == 0:
+            requests.append(self._store_request(commands, fds))
         self._spawner.spawn(self.place.round, requests)
         for fd in fds:
             os.close(fd)
@@ -93,13 +98,23 @@ class WorkerGroup:
         return tuple(worker.pid for worker in self._workers)
 
     @property
+    def store_pid(self) -> int | None:
+        """Process id of the store process; None where this node hosts none."""
+        return self._store.pid if self._store is not None else None
+
+    def is_store(self, index: int) -> bool:
+        """Return whether the spawner's index is that of the store process."""
+        return index == len(self._workers)
+
+    @property
     def alive(self) -> int:
         """How many workers have not exited."""
         return sum(worker.exit_code is None for worker in self._workers)
 
     def spawned(self, event: Spawned) -> None:
         """Take note of the process ids."""
-        for worker, pid in zip(self._workers, event.pids, strict=True):
+        started = self._workers if self._store is None else [*self._workers, self._store]
+        for worker, pid in zip(started, event.pids, strict=True):
             worker.pid = pid
         if self.state is GroupState.STARTING:
             self.state = GroupState.RUNNING
@@ -113,6 +128,11 @@ class WorkerGroup:
             self.kill()
         elif self.state is GroupState.RUNNING and not any(w.exit_code for w in self._workers):
             self.state = GroupState.DONE
+
+    def store_log_tail(self, max_bytes: int) -> bytes:
+        """Return the last bytes of what the store process wrote."""
+        path = self._store_log
+        return tail_of_file(path, max_bytes) if path is not None else b""
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Tell all workers to end; ``kill`` must follow when their time is over."""
@@ -149,6 +169,27 @@ class WorkerGroup:
             return self._relay.last_tail(number)
         plan = self.logs.workers[local_rank].streams[Stream.STDERR]
         return tail_of_file(plan.path, max_bytes) if plan.path is not None else b""
+
+    @property
+    def _store_log(self) -> str | None:
+        directory = self.logs.directory
+        return os.path.join(directory, "store.log") if directory is not None else None
+
+    def _store_request(self, commands: WorkerCommands, fds: list[int]) -> WorkerCommand:
+        """Return the order for the store process; descriptors to close are added to ``fds``."""
+        self._store = _Worker()
+        output = None
+        if self._store_log is not None:
+            with contextlib.suppress(OSError):  # a full disk: it writes to the agent's own streams
+                output = open_log(self._store_log)
+                fds.append(output)
+        return WorkerCommand(
+            argv=commands.store_argv(self.place),
+            env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdout=output,
+            stderr=output,
+            service=True,
+        )
 
     def _open(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int | None:
         """Return the descriptor for a worker's stream; None: the agent's own."""

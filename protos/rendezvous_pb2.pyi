@@ -14,6 +14,7 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_STUCK: _ClassVar[FailureKind]
     FAILURE_KIND_START: _ClassVar[FailureKind]
     FAILURE_KIND_PREEMPTED: _ClassVar[FailureKind]
+    FAILURE_KIND_STORE: _ClassVar[FailureKind]
 
 class ClaimState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +36,7 @@ FAILURE_KIND_NODE_LOST: FailureKind
 FAILURE_KIND_STUCK: FailureKind
 FAILURE_KIND_START: FailureKind
 FAILURE_KIND_PREEMPTED: FailureKind
+FAILURE_KIND_STORE: FailureKind
 CLAIM_STATE_UNSPECIFIED: ClaimState
 CLAIM_STATE_RUNNING: ClaimState
 CLAIM_STATE_DONE: ClaimState

@@ -20,13 +20,16 @@ class FailureKind(enum.Enum):
     """A worker could not be started at all: the interpreter or program is missing, say."""
     PREEMPTED = 5
     """A node was asked to go away (SIGTERM)."""
+    STORE = 6
+    """The store process of ``--store separate`` ended while workers needed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failure, as its node reported it; bounded in size, so that it fits any message.
 
-    For a lost node ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0.
+    For a lost node ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0; for
+    the store process the ranks are -1.
     """
 
     kind: FailureKind
@@ -60,7 +63,8 @@ class Failure:
             return f"node{number} ({self.host}) was lost: {self.message}"
         if self.kind is FailureKind.PREEMPTED:
             return f"node {self.node_rank} ({self.host}) leaves: {self.message}"
-        where = f"rank {self.rank} on node {self.node_rank} ({self.host})"
+        what = "the store process" if self.kind is FailureKind.STORE else f"rank {self.rank}"
+        where = f"{what} on node {self.node_rank} ({self.host})"
         if self.kind is FailureKind.START:
             return f"{where} could not be started: {self.message}"
         if self.kind is FailureKind.STUCK:

@@ -38,6 +38,7 @@ def failure(rank: int = 0, code: int = 1, **more: object) -> Failure:
         (failure(3, -9, out_of_memory=True), "out of memory"),
         (failure(kind=FailureKind.START, message="no such file"), "could not be started: no such"),
         (failure(kind=FailureKind.STUCK, message="still in D"), "(pid 7) does not die: still in D"),
+        (failure(-1, -9, kind=FailureKind.STORE), "the store process on node -1 (host--1) was kil"),
         (node_lost(4, "h", "r", "its cable"), "node 4 (h) was lost: its cable"),
     ],
 )

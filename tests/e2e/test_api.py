@@ -162,7 +162,7 @@ WAITING = """
 def work():
     if os.fork() == 0:
         os.setsid()
-    print("waiting", flush=True)
+    os.write(1, b"waiting\\n")  # whole, beside other workers
     threading.Event().wait()
 
 if __name__ == "__main__":

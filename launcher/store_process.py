@@ -1,0 +1,37 @@
+"""The store process of ``--store separate``: ``python -u store_process.py HOST PORT``.
+
+It hosts the ``TCPStore`` of one round, so that the store outlives rank 0, and is ended by whoever
+started it. It is run by its path and imports nothing of ft_run: the interpreter is the workers',
+which need not have ft_run installed.
+"""
+
+import sys
+
+
+def main(host: str, port: int) -> None:
+    """Serve until a signal ends this process.
+
+    Args:
+        host: an address of this machine, to which the store's own client connects; the store
+            itself listens at all addresses.
+        port: where to listen.
+    """
+    import os
+    import signal
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as torch's rendezvous reads it
+    )
+    while store:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's folder, whose modules have the names of others
+    main(sys.argv[1], int(sys.argv[2]))
