@@ -84,12 +84,17 @@ def advertised_address(endpoint: Endpoint | None, local_addr: str | None) -> str
         # A translated address (NAT, a floating IP) is not local and may still be right.
         return (local or addresses)[0]
     if endpoint is None:
-        return "127.0.0.1"
+        return _loopback()
     for address in resolve(endpoint.host):
         route = _route_to(address)
         if route is not None:
             return route
-    return "127.0.0.1"
+    return _loopback()
+
+
+def _loopback() -> str:
+    """Return the loopback address; that of IPv6 on a host that has no IPv4 at all."""
+    return "127.0.0.1" if is_local_address("127.0.0.1") else "::1"
 
 
 def _route_to(address: str) -> str | None:
