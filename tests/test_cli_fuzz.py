@@ -168,7 +168,7 @@ def test_so_does_any_of_the_other_commands(
 def refused(seed: int, count: int) -> Iterator[tuple[list[str], dict[str, str], str]]:
     """Yield command lines that are refused, each by another sentence, with that sentence."""
     choose = random.Random(seed)
-    seen = set()
+    seen: set[str] = set()
     while len(seen) < count:
         flag = choose.choice(LAUNCH)
         value = choose.choice([text for text in SHAPED + NUMBERS if len(text) < 100])

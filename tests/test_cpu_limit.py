@@ -24,6 +24,7 @@ POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
 SCOPE = f"{POD}/cri-containerd-abc.scope"
 DOCKER = "/docker/0123abc"
 JOB = "/slurm/uid_1000/job_7/step_0"
+PODMAN = "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-0123.scope/container"
 UNIT = r"/system.slice/system-train\x2djob.slice"
 
 
@@ -260,6 +261,61 @@ TREES = [
         {f"{CG}/cpu/a": TWO_V1, f"{UNIFIED}/a": ONE},
         (2, "at /a"),
     ),
+    two("max-everywhere", "/p/c", {"/": "max", "/p": "max 100000", "/p/c": "max 50000"}, None),
+    two("podman-rootless", PODMAN, {PODMAN: TWO, "/user.slice": FOUR}, (2, f"at {PODMAN}")),
+    two("lxc", "/lxc.payload.box/.lxc", {"/lxc.payload.box": THREE}, (3, "at /lxc.payload.box")),
+    two(
+        "kubernetes-in-docker",
+        "/kubelet.slice/kubelet-kubepods.slice/pod2/c",
+        {"/": FOUR, "/kubelet.slice": THREE, "/kubelet.slice/kubelet-kubepods.slice/pod2": TWO},
+        (2, "kubepods.slice/pod2"),
+    ),
+    two("threaded", "/a/threads", {"/a": TWO, "/a/threads": THREE}, (2, "at /a")),
+    one("namespace-with-a-parent-outside", "/../p", {"/": TWO_V1}, (2, "at /")),
+    one("minus-one-everywhere", "/p/c", {"/": "-1/100000", "/p/c": "-1/100000"}, None),
+    one("zero-quota", "/a", {"/a": "0/100000", "/": THREE_V1}, (3, "at /")),
+    one(
+        "docker-in-docker-inner-is-tighter",
+        f"{DOCKER}/docker/in",
+        {"/": FOUR_V1, "/docker/in": TWO_V1},
+        (2, f"at {DOCKER}/docker/in"),
+        v1(root=DOCKER),
+    ),
+    one(
+        "kubernetes-burstable",
+        "/kubepods/burstable/pod3/abc",
+        {"/kubepods/burstable/pod3/abc": "350000/100000", "/kubepods": "6400000/100000"},
+        (4, "cgroup v1 cpu.cfs_quota_us 350000/100000 at /kubepods/burstable/pod3/abc"),
+    ),
+    one("systemd-slice", UNIT, {"/system.slice": THREE_V1}, (3, "at /system.slice")),
+    Tree(
+        "v1-a-hierarchy-named-cpu-is-not-the-controller",
+        "2:name=cpu:/a\n0::/a\n",
+        (v1("name=cpu", point="/named"), v2(UNIFIED)),
+        {"/named/a": ONE_V1, f"{UNIFIED}/a": TWO},
+        (2, "cgroup v2 cpu.max 200000/100000 at /a"),
+    ),
+    Tree(
+        "v1-two-mounts-of-one-hierarchy",
+        "1:cpu:/a/b\n",
+        (v1("cpu", root="/a"), v1("cpu", point="/host/cpu")),
+        {f"{CG}/cpu/b": FOUR_V1, "/host/cpu/a": TWO_V1, "/host/cpu/a/b": FOUR_V1},
+        (2, "at /a"),
+    ),
+    Tree(
+        "hybrid-docker-with-a-private-namespace",
+        "4:memory:/\n2:cpu,cpuacct:/\n0::/\n",
+        (v1(root="/"), v1("memory"), v2(UNIFIED)),
+        {V1_CPU: "75000/50000", UNIFIED: "max 100000"},
+        (2, "cgroup v1 cpu.cfs_quota_us 75000/50000 at /"),
+    ),
+    Tree(
+        "hybrid-slurm",
+        "9:cpuset:/slurm/job_9\n5:cpu:/slurm/job_9/step_0\n0::/system.slice/slurmd.service\n",
+        (v1("cpuset"), v1("cpu"), v2(UNIFIED)),
+        {f"{CG}/cpu/slurm/job_9": THREE_V1, f"{CG}/cpuset/slurm/job_9": ONE_V1},
+        (3, "at /slurm/job_9"),
+    ),
     Tree("cgroup-file-is-garbage", "banana\n::\n\n", (v2(),), {CG: TWO}, None),
     Tree("cgroup-file-is-empty", "", (v2(), v1()), {CG: TWO, V1_CPU: TWO_V1}, None),
 ]
@@ -292,6 +348,17 @@ def test_limit_of_a_layout(tree: Tree, tmp_path: Path) -> None:
     else:
         assert limit is not None
         assert (limit.cpus, limit.source[-len(tree.expected[1]) :]) == tree.expected
+
+
+def test_there_are_layouts_of_every_kind() -> None:
+    """Each is another machine; how many there are is printed with ``-s``."""
+    kinds = {kind: sum(tree.id.startswith(kind) for tree in TREES) for kind in ("v1", "v2", "hyb")}
+    print(f"{len(TREES)} layouts: {kinds}")
+    assert len({tree.id for tree in TREES}) == len(TREES) >= 40
+    assert all(count >= 5 for count in kinds.values())
+    written = "\n".join(tree.id for tree in TREES)
+    for word in ("docker", "kubernetes", "systemd", "slurm", "namespace", "docker-in-docker"):
+        assert word in written
 
 
 def test_no_proc_is_no_limit(tmp_path: Path) -> None:

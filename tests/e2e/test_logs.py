@@ -55,14 +55,14 @@ def test_the_files_of_every_attempt_are_kept_over_restarts_and_regroups(
     first.expect("hosted here")
     second = ft.start(*args, "-r", 3, script, gate)
     first.expect(r"err of attempt 1")
-    files = "*/attempt_1/0/stderr.log"
-    ft.wait_until(lambda: all(f.read_text() for f in logs.glob(files)), "both have written", 60)
+    written = "*/attempt_1/0/stderr.log"
+    ft.wait_until(lambda: all(f.read_text() for f in logs.glob(written)), "both have written", 60)
     second.send(signal.SIGTERM)  # the others regroup without it
     assert second.wait() == 128 + signal.SIGTERM
     assert first.wait() == 0, first.stderr
     runs = sorted(logs.iterdir(), key=lambda run: len(list(run.iterdir())))
     assert [len(list(run.iterdir())) for run in runs] == [2, 3]
-    leaver, stayer = map(contents, runs)
+    leaver, stayer = contents(runs[0]), contents(runs[1])
     for attempts in (leaver, stayer):
         for name, files in attempts.items():
             number = name.removeprefix("attempt_")[0]
