@@ -88,3 +88,46 @@ def test_a_store_that_cannot_run_is_named_as_the_cause(ft: "Launcher") -> None:
     assert line.startswith("Root cause: the store process on node 0 (")
     assert line.endswith(") exited with 7: no torch here")
     assert "rank -1" not in command.stderr
+
+
+# Stands in for the store process, to see what reaches it.
+STORE = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+signal.signal(signal.SIGUSR1, lambda *_: print("signalled", flush=True))
+print("serving", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_signals_for_the_workers_are_not_for_it(ft: "Launcher") -> None:
+    """Workers that are being stopped may still need their store."""
+    python = ft.script(
+        "#!/bin/sh\n"
+        f'case "$*" in *store_process.py*) exec {sys.executable} {ft.script(STORE, "store.py")};; '
+        f'esac\nexec {sys.executable} "$@"\n',
+        "python",
+    )
+    python.chmod(0o755)
+    script = ft.script(
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"  # it stays until it is killed
+        "signal.signal(signal.SIGUSR1, lambda *_: print('signalled', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    signal.pause()\n"
+    )
+    logs = ft.folder / "logs"
+    command = ft.start("--standalone", "--store", "separate", "--log-dir", logs,
+                       "--shutdown-timeout", 1, script,
+                       env={"PYTHON_EXEC": str(python)})  # fmt: skip
+    command.expect("^ready")
+    (log,) = logs.glob("*/attempt_0/store.log")
+    ft.wait_until(lambda: log.read_text() == "serving\n", "the store serves", 60)
+    command.send(signal.SIGUSR1)
+    command.expect("^signalled")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert "still alive after --shutdown-timeout 1 s" in command.stderr
+    assert log.read_text() == "serving\n"
