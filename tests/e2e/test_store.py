@@ -64,7 +64,7 @@ def test_it_outlives_rank_0_and_its_end_is_a_failure_of_the_round(
     for agent in (first, second):
         for restart in (1, 2):
             agent.expect(
-                rf"restart {restart}/2: the store process on node 0 \(\S+\) was killed by SIGKILL$"
+                rf"restart {restart}/2: the store process on node 0 \(\S+\) was killed by SIGKILL\b"
             )
         assert "left running" not in agent.stderr
     assert "in process" not in second.stderr  # the store is rank 0's node's business

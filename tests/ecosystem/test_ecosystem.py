@@ -49,7 +49,7 @@ def run_with_a_fault(ft: Launcher, stack: str) -> list[dict[str, Any]]:
     found = results(command)
     restarts = re.findall(r" restart .*", command.stderr)
     assert len(restarts) == 1
-    assert re.search(r"1/1: rank 1 on node 0 \(.*RuntimeError: the fish has bitten$", restarts[0])
+    assert re.search(r"1/1: rank 1 on node 0 \(.*RuntimeError: the fish has bitten\b", restarts[0])
     return found
 
 
