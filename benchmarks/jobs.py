@@ -49,15 +49,19 @@ class Shape:
     nnodes: str = "1"
     max_restarts: int = 0
     rdzv_conf: str = ""
+    imports: str = ""
+    """A module that every worker imports before it writes its line; ft-run preloads it."""
 
     @property
     def world_size(self) -> int:
         """All workers that run at a time."""
         return (self.agents - self.spares) * self.workers
 
-    def arguments(self, port: int) -> list[str]:
-        """Return the launcher's arguments: the same ones for both."""
+    def arguments(self, launcher: Launcher, port: int) -> list[str]:
+        """Return the launcher's arguments: the same ones for both, but for ``--preload``."""
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
+        if self.imports and launcher is Launcher.FT_RUN:
+            given += ["--preload", self.imports]
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]
@@ -146,10 +150,11 @@ class Job:
         port = free_port()
         command = [
             str(launcher.path),
-            *shape.arguments(port),
+            *shape.arguments(launcher, port),
             str(WORKER),
             str(folder / "workers"),
             mode,
+            *([shape.imports] if shape.imports else []),
         ]
         commands = [command] * shape.agents
         if shape.lone_master:

@@ -20,6 +20,8 @@ class Memory:
     """Resident: what it shares is counted in full."""
     pss: float
     """Proportional: what n processes share is counted as 1/n."""
+    uss: float
+    """Its own: what it shares with nobody."""
 
 
 def stat_fields(stat: bytes) -> list[bytes]:
@@ -54,12 +56,13 @@ def cpu_ticks_s(pid: int) -> float:
 
 def memory(pid: int) -> Memory:
     """Return the memory of a process."""
-    sizes = {"Rss": 0, "Pss": 0}
+    sizes = {"Rss": 0, "Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
         if name in sizes:
             sizes[name] = int(rest.split()[0]) * 1024
-    return Memory(sizes["Rss"] / _MIB, sizes["Pss"] / _MIB)
+    own = sizes["Private_Clean"] + sizes["Private_Dirty"]
+    return Memory(sizes["Rss"] / _MIB, sizes["Pss"] / _MIB, own / _MIB)
 
 
 def marked(mark: str) -> dict[int, int]:

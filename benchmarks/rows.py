@@ -148,6 +148,26 @@ def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
     return measure
 
 
+def _worker_memory(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
+    """Look at the memory of workers that do nothing."""
+
+    def measure(launcher: Launcher, settings: Settings) -> Sample:
+        values: dict[str, float] = {}
+        with running_job(launcher, shape, "wait") as job:
+            workers = {ln.pid for ln in job.wait_for_lines(shape.world_size, settings.timeout_s)}
+            time.sleep(settings.settle_s)
+            if len(workers) == shape.world_size:
+                values = {
+                    "uss": sum(memory(pid).uss for pid in workers),
+                    "all": sum(memory(pid).pss for pid in marked(job.mark)),
+                }
+            job.release()
+            result = job.finish(attempts=1, timeout_s=settings.timeout_s)
+        return Sample({} if result.problems else values, result.problems, result.log)
+
+    return measure
+
+
 def _watch(
     agents: list[int], workers: set[int], parents: dict[int, int], seconds: float
 ) -> dict[str, float]:
@@ -192,6 +212,42 @@ def _idle_metrics(title: str) -> tuple[Metric, ...]:
         Metric("idle", f"{title}: idle CPU with its helpers", "%", thousandth),
         Metric("ticks", "… the same, from clock ticks", "%"),
     )
+
+
+def _warm_rows() -> list[Row]:
+    """Return the rows of workers that import torch: ft-run preloads it."""
+    dies = "rank dies to torch imported in all restarted"
+    return [
+        Row(
+            "warm-restart-1",
+            _times(f"one node, 2 workers: {dies}", 0.12),
+            _restart(Shape(max_restarts=3, imports="torch")),
+        ),
+        Row(
+            "warm-restart-4",
+            _times(f"4 agents: {dies}", 0.03),
+            _restart(Shape(agents=4, workers=1, nnodes="4", max_restarts=3, imports="torch")),
+        ),
+        Row(
+            "warm-start-8",
+            _times("one node, 8 workers: command to torch imported in the last", 0.5),
+            _start(Shape(workers=8, imports="torch")),
+        ),
+        Row(
+            "warm-idle-8",
+            (
+                Metric(
+                    "uss",
+                    "8 idle workers with torch: memory that they share with nobody",
+                    "MiB",
+                    Target(0.4, is_ratio=True),
+                ),
+                Metric("all", "… all processes of the job, shared memory divided", "MiB"),
+            ),
+            _worker_memory(Shape(workers=8, imports="torch")),
+            runs=2,
+        ),
+    ]
 
 
 def all_rows(last_call_s: float | None) -> list[Row]:
@@ -250,4 +306,5 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             _idle(Shape(agents=2, workers=1, nnodes="2")),
             runs=2,
         ),
+        *_warm_rows(),
     ]

@@ -1,11 +1,11 @@
 """The worker of ``compare.py``: plain Python without torch, so that launchers are compared.
 
-    worker.py FOLDER MODE
+    worker.py FOLDER MODE [MODULE]
 
-It writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and then does as
-MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when everybody is
-there; ``wait``: until the pipe FOLDER/release is opened and closed. One that waits writes
-``told RANK TIME_NS`` when it gets SIGTERM, and ends.
+It imports MODULE, writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and
+then does as MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when
+everybody is there; ``wait``: until the pipe FOLDER/release is opened and closed. One that waits
+writes ``told RANK TIME_NS`` when it gets SIGTERM, and ends.
 
 Attempts are counted by files in FOLDER: torchrun's TORCHELASTIC_RESTART_COUNT differs from node
 to node of one attempt.
@@ -22,7 +22,9 @@ _SETTLE_S = 0.5
 
 def main() -> None:
     """Be one worker."""
-    folder, mode = sys.argv[1:]
+    folder, mode = sys.argv[1:3]
+    for module in sys.argv[3:]:
+        __import__(module)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = _attempt(folder, rank)
     restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -33,8 +33,9 @@ NAMES = "abcd"
 class Soak:
     """A job on four hosts, its master on a fifth, and what can be done to them."""
 
-    def __init__(self, ft, network, seed: int) -> None:
+    def __init__(self, ft, network, seed: int, options: tuple[str, ...]) -> None:
         self.ft = ft
+        self.options = options
         self.random = random.Random(seed)
         self.hosts = {name: network.add(name) for name in NAMES}
         self.master_host = network.add("m")
@@ -58,7 +59,8 @@ class Soak:
         self.agents[name] = self.ft.start(
             "--nnodes", 4, "--rdzv-endpoint", f"m:{PORT}", "--rdzv-id", "soak",
             "--max-restarts", 1000, "--rdzv-conf", "node_timeout=2",
-            "--log-dir", self.ft.folder / "logs" / name, *ARGUMENTS, host=self.hosts[name],
+            "--log-dir", self.ft.folder / "logs" / name, *self.options, *ARGUMENTS,
+            host=self.hosts[name],
         )  # fmt: skip
 
     # --- faults: each returns what it did ----------------------------------------------------
@@ -135,9 +137,16 @@ def digest(*commands) -> list[str]:
 
 @pytest.mark.root
 @pytest.mark.timeout(600 + 60 * FAULTS)
-def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network):
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="cold"),
+        pytest.param(("--preload", "torch,sklearn"), id="warm", marks=pytest.mark.slow),
+    ],
+)
+def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network, options):
     print(f"FT_RUN_SOAK_SEED={SEED} FT_RUN_SOAK_FAULTS={FAULTS}", flush=True)
-    soak = Soak(ft, network, SEED)
+    soak = Soak(ft, network, SEED, options)
     soak.run()
     last = [soak.agents[name] for name in NAMES]
     ft.wait_until(
