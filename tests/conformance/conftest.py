@@ -9,6 +9,9 @@ from ft_run.tests.e2e.conftest import default_signals
 
 __all__ = ["default_signals"]
 
+# The claims are asserted there.
+pytest.register_assert_rewrite("ft_run.tests.conformance.points")
+
 
 @pytest.fixture(scope="session")
 def image(default_signals: None) -> Iterator[TorchrunImage]:

@@ -39,6 +39,34 @@ README_TABLE: Final = {
         "its workers live on",
         "its spawner kills them and all they started",
     ),
+    "the host of the rendezvous dies": (
+        "the other nodes exit 1, whatever the budget",
+        "workers run on; the host that comes back takes the job over",
+    ),
+    "a node leaves": (
+        "nothing, until a collective times out",
+        "the others regroup at once",
+    ),
+    "rank 0's node is replaced": (
+        "survivors keep the dead `MASTER_ADDR`",
+        "a new store, known to all",
+    ),
+    "a node that is not needed": (
+        "crashes at the end, exit 1",
+        "a spare; exits 0 with the job",
+    ),
+    "clocks of hosts differ by more than 15 s": (
+        "live nodes are taken for dead",
+        "no clocks are compared",
+    ),
+    "a worker in uninterruptible sleep": (
+        "exit 0",
+        "reported, exit 1",
+    ),
+    "SIGHUP under `nohup`": (
+        "kills the job",
+        "stays ignored",
+    ),
     "SIGTERM to the agent": (
         "traceback, exit 1",
         "one line, orderly stop, exit 143",
@@ -229,6 +257,13 @@ DIFFERENCES: Final = {
         readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
         fact=r"agent.*: (exit status|stdout)|worker .*",
         holds=lambda theirs, ours: theirs in (1, NOTHING, []),
+        is_better=True,
+    ),
+    "worker count": Difference(
+        "as many workers as the container has CPUs for",
+        readme="`--nproc-per-node auto`, `cpu`",
+        fact=r"worker [1-9].*|worker 0 .*: env .*WORLD_SIZE",
+        holds=lambda theirs, ours: ours == NOTHING or (int(theirs) > 1 and ours == "1"),
         is_better=True,
     ),
     "no such script": Difference(

@@ -13,7 +13,9 @@ from ft_run import exit_codes
 from ft_run.tests.conformance.differences import ALWAYS, DIFFERENCES, README_TABLE
 from ft_run.tests.conformance.launchers import Launcher, Torchrun, TorchrunProgram
 from ft_run.tests.conformance.observation import PROBE, Observation, observe
-from ft_run.tests.conformance.rows import REQUIRED, ROWS, Row
+from ft_run.tests.conformance.points import POINTS
+from ft_run.tests.conformance.row import Row
+from ft_run.tests.conformance.rows import REQUIRED, ROWS
 
 NUMACTL = """
 import os, sys
@@ -43,6 +45,10 @@ def prepare(launcher: Launcher, row: Row) -> None:
     (folder / "input").write_text("from the agent's standard input\n")
     (folder / "bin").mkdir()
     (folder / "bin" / "numactl").write_text(f"#!{sys.executable}\n{NUMACTL}")
+    (folder / "cgroup").mkdir()
+    for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        (folder / "cgroup" / name).write_text("100000\n")
+    (folder / "cgroup" / "cpu.max").write_text("100000 100000\n")
     # Two nodes, of which the first has one CPU, and a GPU on each, the first GPU on the second.
     first, *others = sorted(os.sched_getaffinity(0))
     cpus = {0: [first], 1: others or [first]}
@@ -171,4 +177,5 @@ def test_every_difference_is_in_the_readme() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     table = readme[readme.index("| | torchrun") :].split("\n\n")[0].splitlines()[2:]
     assert table == [f"| {what} | {a} | {b} |" for what, (a, b) in README_TABLE.items()]
-    assert {difference.readme for difference in DIFFERENCES.values()} <= {*README_TABLE}
+    seen = {difference.readme for difference in DIFFERENCES.values()}
+    assert seen | {point.readme for point in POINTS} == {*README_TABLE}
