@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from datetime import datetime
 
-from ..rendezvous.failure import Failure, FailureKind, signal_name
+from ..rendezvous.failure import Evidence, Failure, FailureKind, evidence, signal_name
 from ..rendezvous.messages import Verdict
 
 _MAX_RULE = 60
@@ -30,7 +30,7 @@ def final_report(verdict: Verdict, script: str) -> str:
         entries.append(f"  and {unlisted} more")
     if stopped:
         entries.append(f"  {stopped} worker(s) ended while they were being stopped")
-    root = _entry(0, cause) + _stderr_lines(cause)
+    root = _entry(0, cause) + _stderr_lines(cause) + _doubt(cause, others)
     title = f"{script} FAILED"
     width = min(_MAX_RULE, max(len(line) for line in [title, *root.splitlines()]))
     return "\n".join(
@@ -107,6 +107,17 @@ def _stderr_lines(failure: Failure) -> str:
     if failure.error_json or not failure.stderr_tail.strip():
         return ""
     return "\n  stderr    : " + _joined(failure.stderr_tail.strip().splitlines()[-20:])
+
+
+def _doubt(cause: Failure, others: Iterable[Failure]) -> str:
+    """Return a line for a root cause that is only the first of several that look the same."""
+    alike = sum(evidence(failure) is Evidence.UNSAID for failure in others)
+    if evidence(cause) is not Evidence.UNSAID or not alike:
+        return ""
+    return (
+        f"\n  note      : {alike} more ended like this and nobody said why, so that another may"
+        " have been first; @record or --tee 2 would tell"
+    )
 
 
 def _joined(lines: Iterable[str]) -> str:
