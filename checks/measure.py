@@ -35,7 +35,7 @@ class Budget:
 
 
 BUDGETS: Final = {
-    Level.LIGHT: Budget(0.3, 0.1, 0.1, 0.15, 0.3, 64 << 20, 64 << 20),
+    Level.LIGHT: Budget(0.25, 0.1, 0.1, 0.2, 0.5, 64 << 20, 64 << 20),
     Level.FULL: Budget(2.0, 1.0, 1.0, 1.0, 3.0, 512 << 20, 256 << 20),
 }
 

@@ -25,7 +25,7 @@ _PIECE_S: Final = 0.004
 """A message large enough for bandwidth takes this long: not so long that, on a busy machine, each
 one is interrupted."""
 _LEAST_REPETITIONS: Final = 5
-_MOST_REPETITIONS: Final = 200
+_MOST_REPETITIONS: Final = 1000
 _WARM_UP: Final = 3
 _PATTERN: Final = 7
 """What ranks add has this period, so that a shifted or a lost piece shows."""
