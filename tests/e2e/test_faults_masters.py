@@ -112,6 +112,7 @@ def test_a_master_that_stays_away_ends_the_job_on_every_node(ft, network):
         assert "the master at m:29400 stayed away for 2 s" in job.agents[name].stderr
 
 
+@pytest.mark.slow
 def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
     conf = ("--rdzv-conf", "node_timeout=3,node_grace=600")
     job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf=conf[1])

@@ -98,16 +98,6 @@ def test_three_survivors_of_a_job_in_pairs(ft, network):
     assert "(2 of 9 restarts used)" in job.agents["b"].stderr
 
 
-def test_a_spare_that_hosts_the_master_stays_until_the_end(ft, network):
-    job = Cluster(ft, network, "abcd", "--nnodes", "2:4", "--node-unit", 2, master="d")
-    job.start("abcd")
-    job.kill_agent("b")
-    job.started("ac", 1)
-    job.agents["d"].expect("this node is a spare")
-    job.ends("acd")
-    assert job.rounds("d") == [0]
-
-
 def test_a_node_with_other_options_is_refused_with_the_difference(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 2)
     workers = job.start("ab")

@@ -26,6 +26,7 @@ def test_a_killed_agent_is_a_lost_node(ft, network):
     job.ends("ab")
 
 
+@pytest.mark.slow
 def test_a_host_whose_power_goes_is_a_lost_node(ft, network):
     # Nobody closes its connections: that it is silent is all that tells.
     job = Cluster(ft, network, "abc", "--nnodes", "2:3", conf=SILENT)
@@ -145,6 +146,7 @@ def test_a_preempted_node_leaves_and_the_others_regroup_at_no_cost(ft, network):
     assert "(0 of 9 restarts used)" in job.agents["a"].stderr
 
 
+@pytest.mark.slow
 def test_a_preempted_node_takes_the_time_that_its_workers_need(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "2:3")
     before = job.start("abc")
