@@ -47,6 +47,14 @@ class NodeExcludedError(FtRunError):
     exit_code = exit_codes.NODE_EXCLUDED
 
 
+class NodeUnfitError(NodeExcludedError):
+    """Raised when the checks send this node away: for good (30), or worth retrying (20)."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
 class SpawnerLostError(FtRunError):
     """Raised when the spawner process died; the workers have died with it."""
 

@@ -69,6 +69,10 @@ class GroupProbe:
             wait_for_workers=False,
         )
         try:
+            # torch counts the groups of a process and puts the number into the keys of the store.
+            # A group that failed to form is counted and never uncounted: workers whose numbers
+            # differ would never find each other.
+            dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 "nccl" if self._device.type == "cuda" else "gloo",
                 store=PrefixStore(f"order-{meeting.number}", self._store),

@@ -28,6 +28,30 @@ _ALL_STEPS = 2
 
 def plan(results: Results) -> Step | None:
     """Return the next step; None when the verdict can be given."""
+    step = _next_step(results)
+    return step if step is None else _revived(results, step)
+
+
+def _revived(results: Results, step: Step) -> Step:
+    """Let those who failed together be alone once more before they meet somebody.
+
+    Check workers that hang are killed, those of the healthy partner too, and others import torch.
+    How long that takes says nothing of a node, and must not be taken for a failure to meet.
+    """
+    last = results.steps[-1] if results.steps else None
+    if last is None or len(step.meetings[0]) == 1:
+        return step
+    failed = {
+        node
+        for meeting in last.step.meetings
+        if len(meeting) > 1 and results.outcome(last, meeting) is not Outcome.PASSED
+        for node in meeting
+    }
+    again = [node for meeting in step.meetings for node in meeting if node in failed]
+    return Step(Phase.SOLO, tuple((node,) for node in again)) if again else step
+
+
+def _next_step(results: Results) -> Step | None:
     alone = _next_alone(results)
     if alone is not None:
         return alone

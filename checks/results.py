@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from .. import defaults
+from .post import NOT_CARRIED_OUT
 from .records import Metrics, Phase, Record
 
 Meeting = tuple[str, ...]
@@ -51,7 +52,7 @@ class Outcome(enum.Enum):
     PASSED = 1
     FAILED = 2
     UNKNOWN = 3
-    """One of its nodes was lost: it says nothing of the others."""
+    """One of its nodes was lost, or could not begin: it says nothing of the others."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Results:
     def outcome(self, answered: Answered, meeting: Meeting) -> Outcome:
         """Return what a meeting shows."""
         records = [answered.records.get(node) for node in meeting]
-        if None in records:
+        if any(record is None or NOT_CARRIED_OUT in record.failure for record in records):
             return Outcome.UNKNOWN
         failed = any(record is not None and record.failure for record in records)
         return Outcome.FAILED if failed else Outcome.PASSED

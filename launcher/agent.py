@@ -10,10 +10,16 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import exit_codes
-from ..errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
+from ..errors import (
+    NodeExcludedError,
+    NodeUnfitError,
+    RefusedError,
+    RendezvousError,
+    SpawnerLostError,
+)
 from ..rendezvous.failure import Failure, FailureKind, signal_name
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ..rendezvous.matches import exit_status
@@ -22,6 +28,10 @@ from ..rendezvous.messages import (
     Answer,
     Attend,
     Challenge,
+    CheckOrder,
+    CheckResult,
+    CheckVerdict,
+    Claim,
     ClaimState,
     Done,
     Excluded,
@@ -41,6 +51,8 @@ from ..rendezvous.messages import (
 )
 from . import events_text as say
 from .address import PortReservation
+from .check_report import show_finding
+from .check_session import CheckSession, Crew
 from .claim import OwnClaim
 from .display import Display
 from .identity import NodeIdentity
@@ -94,6 +106,7 @@ class Agent:
         spawner: SpawnerClient,
         relay: RelayClient | None,
         display: Display,
+        crew: Crew | None = None,
     ) -> None:
         self._options = options
         self._identity = identity
@@ -125,6 +138,9 @@ class Agent:
             post=self.post,
             listener=self,
         )
+        self._checks = CheckSession(crew, port.renew, self._send) if crew is not None else None
+        self._has_passed = False
+        """The master has found this node fit for the job."""
         self._claim = OwnClaim()
         self._started: int | None = None
         """The last round whose workers were started here."""
@@ -151,11 +167,16 @@ class Agent:
                 node_unit=rendezvous.node_unit,
                 max_restarts=rendezvous.max_restarts,
                 policy=self._options.policy,
+                checks=self._options.checks.spec if self._options.checks is not None else None,
             ),
             node=self._node,
             offer=self._port.offer,
-            claim=self._claim.present(),
+            claim=self._present_claim(),
         )
+
+    def _present_claim(self) -> Claim | None:
+        claim = self._claim.present()
+        return replace(claim, checked=True) if claim is not None and self._has_passed else claim
 
     def post(self, event: _Event) -> None:
         """Take an event; it is handled in its turn."""
@@ -178,6 +199,8 @@ class Agent:
         if self._relay is not None:
             self._relay.attach(loop)
         self._link = connect(self)
+        if self._checks is not None:
+            self._checks.prepare()
         loop.call_soon(self._adopt_orphans, loop)
         while not self._is_over():
             await self._handle(await self._events.get())
@@ -230,7 +253,13 @@ class Agent:
     async def _handle(self, event: _Event) -> None:
         match event:
             case Start(place):
+                if self._checks is not None:
+                    await self._checks.rest()
                 self._start(place)
+            case CheckOrder():
+                self._take_order(event)
+            case CheckVerdict():
+                await self._take_finding(event)
             case Stop():
                 self._stop(event)
             case Waiting():
@@ -264,8 +293,29 @@ class Agent:
             case _Signalled():
                 await self._signalled(event)
 
+    def _take_order(self, order: CheckOrder) -> None:
+        assert self._checks is not None
+        if self._leaving is None and self._exit_code is None and self._checks.take(order):
+            self.status.checking = order.progress
+            self._event(say.checking(order), logging.DEBUG)
+
+    async def _take_finding(self, found: CheckVerdict) -> None:
+        """Go on, or go: the checks of this node are over."""
+        assert self._checks is not None
+        await self._checks.rest()
+        self.status.checking = ""
+        self._has_passed = not found.exit_code
+        options = self._options.checks
+        if options is not None:
+            show_finding(found, self._display, options.report)
+        if found.exit_code:
+            sentence = f"this node is not fit for the job: {found.sentence}."
+            self._end(NodeUnfitError(sentence, found.exit_code))
+
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
+        if self._checks is not None:
+            self._checks.connected()
         if self._leaving is not None:
             self._send(Leave(signal_name(self._leaving)))  # the first may be lost
         if again or self._last_down:
@@ -418,7 +468,9 @@ class Agent:
 
     # --- output ------------------------------------------------------------------------------
 
-    def _send(self, message: Failed | Done | Stopped | Leave | Answer | Heard) -> None:
+    def _send(
+        self, message: Failed | Done | Stopped | Leave | Answer | Heard | CheckResult
+    ) -> None:
         assert self._link is not None
         self._link.send(message)
 

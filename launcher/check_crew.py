@@ -127,6 +127,10 @@ class CheckCrew:
                 self.start()
         return record
 
+    async def rest(self) -> None:
+        """End the workers; the next order starts others. Devices are free when this returns."""
+        await self._kill()
+
     async def close(self) -> None:
         """End the workers and the spawner. What they used of a device is free when this returns."""
         self._closed = True

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..rendezvous.endpoint import Endpoint
 from . import flags
 from .conf import RendezvousConf, parse_conf
+from .ladder_flags import ladder_options
 from .options import (
     CheckOptions,
     LaunchOptions,
@@ -124,6 +125,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         numa_binding=given["numa_binding"],
         preload=given.get("preload", ()),
         event_log_handler=given.get("event_log_handler", "null"),
+        checks=ladder_options(given),
         remarks=tuple(remarks),
     )
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from ..rendezvous.failure import Failure
-from ..rendezvous.messages import Outcome, Place, Verdict, Waiting
+from ..rendezvous.messages import CheckOrder, Outcome, Place, Verdict, Waiting
 from .options import LaunchOptions
 from .spawner_client import ImageEvent, ImageState
 
@@ -50,6 +50,11 @@ def waiting(message: Waiting) -> str:
         f"waiting for nodes: {message.joined} of {wanted} are here{missing} "
         f"(gives up in {message.timeout_s:.0f} s)"
     )
+
+
+def checking(order: CheckOrder) -> str:
+    """Return the line for an order of the checks."""
+    return f"checks: {order.progress}"
 
 
 def failed(place: Place, failure: Failure) -> str:
@@ -150,6 +155,8 @@ class LiveStatus:
         self._place: Place | None = None
         self.waiting: Waiting | None = None
         self.connected = True
+        self.checking = ""
+        """How far the checks are; empty while there are none."""
 
     def started(self, place: Place) -> None:
         """A round was started here."""
@@ -160,7 +167,9 @@ class LiveStatus:
         options, place, waiting_ = self._options.rendezvous, self._place, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]
-        if waiting_ is not None:
+        if self.checking:
+            parts.append(f"checks {self.checking}")
+        elif waiting_ is not None:
             parts.append(f"{waiting_.joined}/{wanted} nodes")
             if waiting_.missing:
                 parts.append("missing " + ", ".join(waiting_.missing))

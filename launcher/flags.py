@@ -2,6 +2,7 @@
 
 from .. import defaults, exit_codes
 from . import streams, values
+from .ladder_flags import ladder_flags
 from .params import CommandLine, Flag, HelpText
 from .policy_flags import policy_flags, propagate_flag
 
@@ -59,6 +60,7 @@ def launch_command() -> CommandLine:
         *_rendezvous_flags(),
         *_address_flags(),
         *_failure_flags(),
+        *ladder_flags(),
         *_log_flags(),
         *_script_flags(),
         *_compatibility_flags(),

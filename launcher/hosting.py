@@ -1,14 +1,16 @@
 """Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import PortInUseError
+from ..rendezvous.checking import Examination
 from ..rendezvous.endpoint import Endpoint
 from ..rendezvous.events import GroupSettings
 from ..rendezvous.link import LocalLink, MasterLink
 from ..rendezvous.master import Master
+from ..rendezvous.messages import CheckSpec
 from .address import any_address, listen_address
 from .options import RendezvousOptions
 from .version import VERSION
@@ -122,4 +124,15 @@ class Hosting:
             node_grace_s=options.node_grace_s,
             rescale_delay_s=options.rescale_delay_s,
         )
-        return Master(settings, lambda text: self._note(f"master: {text}", logging.DEBUG))
+        return Master(
+            settings,
+            lambda text: self._note(f"master: {text}", logging.DEBUG),
+            examiner=begin_examination,
+        )
+
+
+def begin_examination(spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> Examination:
+    """Begin to check nodes: what a master is given for jobs with checks."""
+    from ..checks.ladder import Ladder  # most masters never need it
+
+    return Ladder(spec, nodes, vouched)

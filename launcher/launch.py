@@ -47,6 +47,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
     spawner = SpawnerClient()
+    check_spawner = SpawnerClient() if options.checks is not None else None
     relay = (
         start_relay(lambda text: display.event(text, logging.WARNING))
         if (log_dir.needs_relay)
@@ -57,9 +58,22 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         remark = start_preload(options, commands, environ, spawner)
         if remark is not None:
             display.event(remark, logging.WARNING)
-        status = _run(options, count, commands, cpus, log_dir, spawner, relay, display, conclude)
+        status = _run(
+            options,
+            count,
+            commands,
+            cpus,
+            log_dir,
+            spawner,
+            check_spawner,
+            relay,
+            display,
+            conclude,
+        )
     finally:
         display.close()
+        if check_spawner is not None:
+            check_spawner.close()
         spawner.close()
         if status == exit_codes.SUCCESS:
             log_dir.remove_if_temporary()
@@ -74,6 +88,7 @@ def _run(
     cpus: tuple[frozenset[int], ...] | None,
     log_dir: LogDir,
     spawner: SpawnerClient,
+    check_spawner: SpawnerClient | None,
     relay: RelayClient | None,
     display: Display,
     conclude: "Callable[[Agent], None] | None",
@@ -91,6 +106,7 @@ def _run(
             cpus=cpus,
             log_dir=log_dir,
             spawner=spawner,
+            check_spawner=check_spawner,
             relay=relay,
             display=display,
             conclude=conclude,

@@ -11,6 +11,7 @@ from ..rendezvous.messages import Verdict
 from . import event_loop
 from .display import Display
 from .events_text import verdict as verdict_line
+from .hosting import begin_examination
 from .options import MasterOptions
 from .version import VERSION
 
@@ -37,7 +38,9 @@ async def _serve(options: MasterOptions, display: Display) -> int:
         node_grace_s=options.node_grace_s,
         rescale_delay_s=options.rescale_delay_s,
     )
-    master = Master(settings, lambda text: display.event(f"master: {text}"))
+    master = Master(
+        settings, lambda text: display.event(f"master: {text}"), examiner=begin_examination
+    )
     server = MasterServer(master, VERSION, options.node_timeout_s)
     port = await server.start(options.endpoint)
     display.event(f"master: listening at {options.endpoint} (port {port})")

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from .. import exit_codes
 from ..errors import NodeExcludedError
@@ -17,11 +18,14 @@ from .display import Display
 from .hosting import Hosting
 from .identity import NodeIdentity
 from .log_dir import LogDir
-from .options import LaunchOptions
+from .options import LaunchOptions, ScriptMode
 from .relay_client import RelayClient
 from .spawner_client import SpawnerClient
 from .worker_command import WorkerCommands
 from .worker_count import WorkerCount
+
+if TYPE_CHECKING:
+    from .check_crew import CrewPlan
 
 _REDRAW_S = 1.0
 
@@ -34,6 +38,7 @@ async def run_node(
     cpus: tuple[frozenset[int], ...] | None,
     log_dir: LogDir,
     spawner: SpawnerClient,
+    check_spawner: SpawnerClient | None = None,
     relay: RelayClient | None,
     display: Display,
     conclude: Callable[[Agent], None] | None = None,
@@ -58,6 +63,12 @@ async def run_node(
         )
     port = PortReservation(address, rendezvous.worker_ports)
     hosting = Hosting(rendezvous, display.event)
+    crew = None
+    if check_spawner is not None:
+        # The agent of a job without checks does not load what it takes to have them.
+        from .check_crew import CheckCrew
+
+        crew = CheckCrew(check_spawner, _crew_plan(options, identity, commands, count, cpus))
     agent = Agent(
         options,
         identity=identity,
@@ -70,6 +81,7 @@ async def run_node(
         spawner=spawner,
         relay=relay,
         display=display,
+        crew=crew,
     )
     try:
         await hosting.start()
@@ -88,6 +100,8 @@ async def run_node(
         await hosting.stop(wait=False)
         raise
     finally:
+        if crew is not None:
+            await crew.rest()
         display.close()
         port.close()
         identity.close()
@@ -116,6 +130,28 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
             with contextlib.suppress(asyncio.CancelledError):
                 await task
     await hosting.stop(wait=False)
+
+
+def _crew_plan(
+    options: LaunchOptions,
+    identity: NodeIdentity,
+    commands: WorkerCommands,
+    count: WorkerCount,
+    cpus: tuple[frozenset[int], ...] | None,
+) -> "CrewPlan":
+    """Return what the check workers are: like those that will train."""
+    from .check_crew import CrewPlan
+
+    return CrewPlan(
+        node=identity.node_id,
+        local_world_size=count.count,
+        accelerator=options.accelerator,
+        visible_devices=commands.devices,
+        env=commands.omp_threads,
+        cpus=cpus,
+        log_dir=options.logs.log_dir,
+        script=options.script if options.mode in (ScriptMode.SCRIPT, ScriptMode.RUN_PATH) else None,
+    )
 
 
 @contextlib.asynccontextmanager

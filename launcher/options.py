@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from .. import defaults
 from ..rendezvous.endpoint import Endpoint
-from ..rendezvous.messages import PolicySpec
+from ..rendezvous.messages import CheckSpec, PolicySpec
 
 
 class ScriptMode(enum.Enum):
@@ -91,6 +91,15 @@ class RendezvousOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LadderOptions:
+    """How the nodes of a job are checked, and where the report goes."""
+
+    spec: CheckSpec
+    report: str | None = None
+    """File for the report, on the node that the master gives it to."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """Everything that one ``ft-run script.py`` was asked to do."""
 
@@ -120,6 +129,8 @@ class LaunchOptions:
     preload: tuple[str, ...] = ()
     """Modules that are imported once; workers are forked from the process that has."""
     event_log_handler: str = "null"
+    checks: LadderOptions | None = None
+    """None: nodes are not checked."""
     remarks: tuple[str, ...] = ()
     """What the user should be told once, before the job starts: ignored keys, a missing id."""
     name: str = ""

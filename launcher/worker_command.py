@@ -101,6 +101,17 @@ class WorkerCommands:
             env["CUDA_VISIBLE_DEVICES"] = self._devices[local_rank]
         return env
 
+    @property
+    def omp_threads(self) -> dict[str, str]:
+        """``OMP_NUM_THREADS`` of each worker, where it is set."""
+        names = ("OMP_NUM_THREADS",)
+        return {name: self._environ[name] for name in names if name in self._environ}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The one visible device of each worker under ``--virtual-local-rank``; else empty."""
+        return self._devices
+
 
 def virtual_devices(
     virtual_local_rank: bool, local_world_size: int, environ: Mapping[str, str]

@@ -30,6 +30,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_WORKERS_FAILED: _ClassVar[Outcome]
     OUTCOME_RENDEZVOUS_FAILED: _ClassVar[Outcome]
     OUTCOME_POLICY_ENDED: _ClassVar[Outcome]
+    OUTCOME_CHECKS_FAILED: _ClassVar[Outcome]
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_WORKER: FailureKind
 FAILURE_KIND_NODE_LOST: FailureKind
@@ -46,6 +47,7 @@ OUTCOME_SUCCEEDED: Outcome
 OUTCOME_WORKERS_FAILED: Outcome
 OUTCOME_RENDEZVOUS_FAILED: Outcome
 OUTCOME_POLICY_ENDED: Outcome
+OUTCOME_CHECKS_FAILED: Outcome
 
 class PolicySpec(_message.Message):
     __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides")
@@ -63,21 +65,45 @@ class PolicySpec(_message.Message):
     rank0_decides: bool
     def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ...) -> None: ...
 
+class CheckSpec(_message.Message):
+    __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "floors")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    ON_RESTART_FIELD_NUMBER: _ClassVar[int]
+    IS_BINDING_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLER_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_STRAGGLER_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
+    IS_STRICT_FIELD_NUMBER: _ClassVar[int]
+    FLOORS_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    timeout_s: float
+    on_restart: str
+    is_binding: bool
+    straggler_threshold: float
+    exclude_straggler: bool
+    only: bool
+    is_strict: bool
+    floors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, level: _Optional[str] = ..., timeout_s: _Optional[float] = ..., on_restart: _Optional[str] = ..., is_binding: bool = ..., straggler_threshold: _Optional[float] = ..., exclude_straggler: bool = ..., only: bool = ..., is_strict: bool = ..., floors: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy", "checks")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     NODE_UNIT_FIELD_NUMBER: _ClassVar[int]
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
     node_unit: int
     max_restarts: int
     policy: PolicySpec
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
+    checks: CheckSpec
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank")
@@ -150,7 +176,7 @@ class Past(_message.Message):
     def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past")
+    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past", "checked")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +187,7 @@ class Claim(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     restarts: int
@@ -171,7 +198,8 @@ class Claim(_message.Message):
     state: ClaimState
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     past: Past
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
+    checked: bool
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("protocol", "version", "job", "node", "offer", "claim")
@@ -225,8 +253,18 @@ class Heard(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CheckResult(_message.Message):
+    __slots__ = ("number", "report", "offer")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    report: str
+    offer: Offer
+    def __init__(self, number: _Optional[int] = ..., report: _Optional[str] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ...) -> None: ...
+
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "answer", "heard")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "answer", "heard", "checkresult")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +272,7 @@ class NodeMessage(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
+    CHECKRESULT_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -241,7 +280,8 @@ class NodeMessage(_message.Message):
     leave: Leave
     answer: Answer
     heard: Heard
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ...) -> None: ...
+    checkresult: CheckResult
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -321,6 +361,40 @@ class Challenge(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class CheckOrder(_message.Message):
+    __slots__ = ("number", "phase", "level", "rank_offset", "world_size", "master_addr", "master_port", "deadline_s", "progress")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    phase: str
+    level: str
+    rank_offset: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    deadline_s: float
+    progress: str
+    def __init__(self, number: _Optional[int] = ..., phase: _Optional[str] = ..., level: _Optional[str] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., deadline_s: _Optional[float] = ..., progress: _Optional[str] = ...) -> None: ...
+
+class CheckVerdict(_message.Message):
+    __slots__ = ("exit_code", "sentence", "conclusion", "report")
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    CONCLUSION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    sentence: str
+    conclusion: str
+    report: str
+    def __init__(self, exit_code: _Optional[int] = ..., sentence: _Optional[str] = ..., conclusion: _Optional[str] = ..., report: _Optional[str] = ...) -> None: ...
+
 class Verdict(_message.Message):
     __slots__ = ("outcome", "exit_code", "sentence", "restarts", "rounds", "cause", "failures", "failure_count")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -354,7 +428,7 @@ class Excluded(_message.Message):
     def __init__(self, sentence: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +436,8 @@ class MasterMessage(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    CHECKORDER_FIELD_NUMBER: _ClassVar[int]
+    CHECKVERDICT_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -369,7 +445,9 @@ class MasterMessage(_message.Message):
     verdict: Verdict
     refused: Refused
     excluded: Excluded
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ...) -> None: ...
+    checkorder: CheckOrder
+    checkverdict: CheckVerdict
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

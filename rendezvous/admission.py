@@ -10,6 +10,18 @@ _OPTIONS = (
     ("max_restarts", "--max-restarts"),
 )
 
+_CHECK_OPTIONS = (
+    ("level", "--check-level"),
+    ("timeout_s", "--check-timeout in seconds"),
+    ("on_restart", "--check-on-restart"),
+    ("is_binding", "--check-mode enforce"),
+    ("straggler_threshold", "--straggler-threshold"),
+    ("exclude_straggler", "--exclude-straggler"),
+    ("only", "ft-run check"),
+    ("is_strict", "--strict"),
+    ("floors", "the list of least values"),
+)
+
 
 _POLICY_OPTIONS = (
     ("rules", "the list of --on-failure rules"),
@@ -73,6 +85,11 @@ def _difference(given: JobSpec, agreed: JobSpec) -> str | None:
     differences = _differing(given, agreed, _OPTIONS) + _differing(
         given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS
     )
+    if given.checks is not None and agreed.checks is not None:
+        differences += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
+    elif given.checks != agreed.checks:
+        here, there = ("on", "off") if given.checks is not None else ("off", "on")
+        differences.append(f"--network-check is {here} here and {there} there")
     if not differences:
         return None
     return "this node's options differ from the job's: " + ", ".join(differences) + "."

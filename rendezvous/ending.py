@@ -12,6 +12,7 @@ _EXIT_CODES = {
     Outcome.WORKERS_FAILED: exit_codes.WORKERS_FAILED,
     Outcome.RENDEZVOUS_FAILED: exit_codes.RENDEZVOUS_FAILED,
     Outcome.POLICY_ENDED: exit_codes.POLICY_ENDED_JOB,
+    Outcome.CHECKS_FAILED: exit_codes.CHECKS_FAILED,
 }
 
 

@@ -5,8 +5,8 @@ a ``Tick``. The master around it moves messages and time (``master``); the simul
 tests drives it through random histories against the invariants I1 to I7 of
 docs/architecture.md.
 
-It stands on ``rounds`` (a round's life) and ``joining`` (how nodes come); here are events, time
-and the taking over from an earlier master.
+It stands on ``rounds`` (a round's life), ``checking`` (who is fit for one) and ``joining`` (how
+nodes come); here are events, time and the taking over from an earlier master.
 """
 
 from .adoption import Adoption, Finding
@@ -16,6 +16,7 @@ from .joining import Joining
 from .messages import (
     Answer,
     Attend,
+    CheckResult,
     ClaimState,
     Done,
     Failed,
@@ -69,6 +70,8 @@ class Group(Joining):
             # While somebody is detached, his return or his loss comes before the last call.
             if not self._formed_before and self.roster.ready_attached() == len(self.roster):
                 times.append(self._last_call())
+        elif self.phase is GroupPhase.CHECKING:
+            times.append(self._checks_deadline())
         elif self._adoption is not None:
             times.append(self._adoption.until)
         return min((time for time in times if time is not None), default=None)
@@ -104,6 +107,8 @@ class Group(Joining):
                 self._leave(node, reason)
             case Answer():
                 self._answered(node)
+            case CheckResult():
+                self._check_result(node, message)
 
     def _link_gone(self, link: int, now: float) -> None:
         self._contest.withdraw(link)
@@ -143,6 +148,8 @@ class Group(Joining):
             self._finish(Outcome.SUCCEEDED, now)
         if self.phase is GroupPhase.STOPPING and not self.roster.count(NodePhase.STOPPING):
             self._round_is_over(now)
+        if self.phase is GroupPhase.CHECKING:
+            self._advance_checks(now)
         if self.phase is GroupPhase.GATHERING:
             self._try_form(now)
         if self._ending is not None:

@@ -7,22 +7,28 @@ import math
 
 from .admission import identity_taken, refusal
 from .adoption import Adoption, is_spare
+from .checking import Checking, Examiner
 from .contest import Contest, Newcomer
 from .events import Close, GroupSettings, Send
 from .messages import Attend, Challenge, Claim, ClaimState, Offer, Past, Refused, Start, Stop
 from .roster import Node, NodePhase
-from .rounds import IN_ROUND, Rounds
+from .rounds import IN_ROUND
 from .state import GroupPhase
 
 _NO_PAST = Past()
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
 
 
-class Joining(Rounds):
+class Joining(Checking):
     """Takes in the nodes of a job."""
 
-    def __init__(self, settings: GroupSettings | None = None, master_id: str = "") -> None:
-        super().__init__(settings, master_id)
+    def __init__(
+        self,
+        settings: GroupSettings | None = None,
+        master_id: str = "",
+        examiner: Examiner | None = None,
+    ) -> None:
+        super().__init__(settings, master_id, examiner)
         self._contest = Contest()
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
@@ -101,6 +107,8 @@ class Joining(Rounds):
         node = self.roster.add(spec, attend.offer, link, NodePhase.READY)
         former = self._former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
+        node.passed = self._has_passed(spec.node_id, claim)
+        node.has_met = node.passed and claim is not None and claim.nodes != 1
         self._note(f"node {spec.node_id} joined from {spec.address}")
         if self._lobby.since is None and not self._formed_before:
             self._lobby.open(now)

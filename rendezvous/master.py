@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
+from .checking import Examiner
 from .events import (
     Close,
     Command,
@@ -36,6 +37,7 @@ class Master:
         settings: GroupSettings,
         note: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        examiner: Examiner | None = None,
     ) -> None:
         """Create a master on the running event loop.
 
@@ -43,8 +45,9 @@ class Master:
             settings: the times of the group.
             note: called with one line for each thing a person who watches should know.
             clock: seconds that never go back.
+            examiner: begins the examinations of a job with checks.
         """
-        self.group = Group(settings, os.urandom(8).hex())
+        self.group = Group(settings, os.urandom(8).hex(), examiner)
         self.started_at = clock()
         self.round_started_at = self.started_at
         self._note = note

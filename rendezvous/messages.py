@@ -32,6 +32,28 @@ class PolicySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckSpec:
+    """How nodes are checked before they enter a world (docs/checks.md)."""
+
+    level: str
+    """``--check-level``: light or full."""
+    timeout_s: float
+    """For all phases together."""
+    on_restart: str = "node"
+    """``--check-on-restart``: never, node or always."""
+    is_binding: bool = True
+    """What fails stays out; not with ``--check-mode warn``."""
+    straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
+    exclude_straggler: bool = False
+    only: bool = False
+    """The job is the checks: ``ft-run check``."""
+    is_strict: bool = False
+    """A warning is told by the exit status; with ``only``."""
+    floors: tuple[str, ...] = ()
+    """What metrics must reach, such as ``compute_tflops=2.5``."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What must be the same on every node of a job."""
 
@@ -42,6 +64,8 @@ class JobSpec:
     max_restarts: int
     policy: PolicySpec | None = None
     """None: all defaults, which then cost nothing on the wire."""
+    checks: CheckSpec | None = None
+    """None: nodes are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +134,8 @@ class Claim:
     failures: tuple[Failure, ...] = ()
     """Failures of this node's workers in that round."""
     past: Past | None = None
+    checked: bool = False
+    """The node has passed the checks of this job."""
 
 
 # --- node → master ---------------------------------------------------------------------------
@@ -167,7 +193,18 @@ class Heard:
     """The verdict has arrived."""
 
 
-NodeMessage = Attend | Failed | Done | Stopped | Leave | Answer | Heard
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """An order has been carried out, or has failed."""
+
+    number: int
+    report: str
+    """What was measured, as JSON."""
+    offer: Offer
+    """Fresh: no store of an earlier order is ever met."""
+
+
+NodeMessage = Attend | Failed | Done | Stopped | Leave | Answer | Heard | CheckResult
 
 
 # --- master → node ---------------------------------------------------------------------------
@@ -245,6 +282,41 @@ class Challenge:
     """Another process claims to be you; answer if you are there."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckOrder:
+    """Check this now, together with the others of a meeting; answer ``CheckResult``."""
+
+    number: int
+    """Grows with each step of the checks."""
+    phase: str
+    level: str
+    rank_offset: int
+    """Rank of this node's local rank 0 among the workers that meet."""
+    world_size: int
+    """Workers that meet."""
+    master_addr: str
+    """Where rank 0 hosts the store of the meeting."""
+    master_port: int
+    deadline_s: float
+    """Seconds from now after which no answer counts."""
+    progress: str
+    """How far the checks are, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckVerdict:
+    """What was found of this node."""
+
+    exit_code: int
+    """What the agent ends with; 0: the node has passed, and stays."""
+    sentence: str
+    """Why it does not stay, or a remark."""
+    conclusion: str
+    """What was found of all nodes, in one line."""
+    report: str
+    """All of it, as JSON, on one node of the job; empty on the others."""
+
+
 class Outcome(enum.Enum):
     """How a job ended."""
 
@@ -253,6 +325,8 @@ class Outcome(enum.Enum):
     RENDEZVOUS_FAILED = 3
     POLICY_ENDED = 4
     """The failure policy says that trying again would not help."""
+    CHECKS_FAILED = 5
+    """Too few nodes have passed the checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,4 +359,6 @@ class Excluded:
     sentence: str
 
 
-MasterMessage = Waiting | Start | Stop | Challenge | Verdict | Refused | Excluded
+MasterMessage = (
+    Waiting | Start | Stop | Challenge | Verdict | Refused | Excluded | CheckOrder | CheckVerdict
+)

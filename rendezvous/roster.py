@@ -53,6 +53,12 @@ class Node:
     """What it was last told to start, to repeat it when the message was lost."""
     leaving: str = ""
     """Why it asked to go away; empty when it did not."""
+    passed: bool = False
+    """It has passed the checks of this job, and nothing has cast doubt on that."""
+    has_met: bool = False
+    """It has passed together with another node, not only alone."""
+    answered: int = 0
+    """The last order of the checks that it has carried out, in time or not."""
 
 
 class Roster:

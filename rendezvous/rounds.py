@@ -198,7 +198,7 @@ class Rounds(GroupState):
         # Where a node is done, the job is about to end: nothing is begun anew for a newcomer.
         if self.phase is not GroupPhase.RUNNING or job is None or members < self.world_nodes:
             return 0
-        nodes = members + self.roster.ready_attached()
+        nodes = members + self._could_join()
         return usable_size(nodes, job.min_nodes, job.max_nodes, job.node_unit) - members
 
     def _plan_rescale(self, now: float) -> None:
@@ -220,7 +220,7 @@ class Rounds(GroupState):
         if job is None or now < self._not_before:
             return
         ready = self.roster.ready_attached()
-        size = usable_size(ready, job.min_nodes, job.max_nodes, job.node_unit)
+        size = usable_size(self._could_join(), job.min_nodes, job.max_nodes, job.node_unit)
         # Known nodes that are detached or still stopping are waited for: nobody who is alive is
         # left out because he was slow.
         settled = ready == len(self.roster)
@@ -238,6 +238,14 @@ class Rounds(GroupState):
         elif overdue:
             self._finish(Outcome.RENDEZVOUS_FAILED, now)
 
+    def _could_join(self) -> int:
+        """Return how many nodes may turn out to be fit for a world now."""
+        return self.roster.ready_attached()
+
+    def _candidates(self) -> list[Node]:
+        """Return who is fit for the next world."""
+        return [node for node in self.roster.in_phase(NodePhase.READY) if node.link is not None]
+
     def _give_up(self, node: Node) -> None:
         if node.link is not None:
             self._out.append(Close(node.link))
@@ -246,9 +254,7 @@ class Rounds(GroupState):
     def _form(self, size: int, now: float) -> None:
         assert self.job is not None
         candidates = [
-            Candidate(node.spec, node.offer, node.arrival, node.rank)
-            for node in self.roster.in_phase(NodePhase.READY)
-            if node.link is not None
+            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._candidates()
         ]
         self.round = self._highest = max(self.round, self._highest) + 1
         self.formed_by = self._master_id
@@ -317,9 +323,10 @@ class Rounds(GroupState):
 
     # --- the end of the job ------------------------------------------------------------------
 
-    def _finish(self, outcome: Outcome, now: float) -> None:
+    def _finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
+        """End the job, for a reason in words where it is not that of its last round."""
         assert self.job is not None
-        sentence = sentence_of(
+        sentence = sentence or sentence_of(
             outcome,
             self._postmortem,
             spent=spent(self.job, self.restarts_in_budget),

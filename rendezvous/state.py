@@ -19,6 +19,7 @@ class GroupPhase(enum.Enum):
     """What the group as a whole is doing."""
 
     GATHERING = "waiting for nodes"
+    CHECKING = "checking nodes"
     ADOPTING = "taking over a running round"
     RUNNING = "running"
     STOPPING = "stopping a round"

@@ -26,6 +26,7 @@ SCENARIOS = (
     "test_policy",
     "test_policy_rounds",
     "test_restart_budget",
+    "test_checking",
 )
 
 
@@ -541,6 +542,90 @@ BREAKS = (
         "given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS",
         "_DEFAULT_POLICY, _DEFAULT_POLICY, _POLICY_OPTIONS",
     ),
+    Break(
+        "no world is formed before the checks",
+        "checking",
+        "elif spec.only or self._usable(len(self._candidates())) != size:",
+        "elif spec.only:",
+    ),
+    Break(
+        "only who has passed enters a world",
+        "checking",
+        "if node.passed and node.spec.node_id not in out]",
+        "if node.spec.node_id not in out]",
+    ),
+    Break(
+        "a condemned node may not come back",
+        "checking",
+        'self._aftermath.ledger.exclude(name, f"it failed the checks: {finding.sentence}")',
+        "pass",
+    ),
+    Break(
+        "the two ends of a bad link are kept apart",
+        "checking",
+        "(out if inside & ends else inside).add(name)",
+        "inside.add(name)",
+    ),
+    Break(
+        "doubt makes a node pass again",
+        "checking",
+        "            node.passed = False\n",
+        "            pass\n",
+    ),
+    Break(
+        "a node that was lost has to pass again",
+        "checking",
+        "self._doubted.add(node.spec.node_id)",
+        "pass",
+    ),
+    Break(
+        "a late answer changes nothing",
+        "checking",
+        "if result.number <= node.answered:",
+        "if False:",
+    ),
+    Break(
+        "an order that was lost is repeated",
+        "checking",
+        "        if order is not None:\n            self._send(node, order)",
+        "        if False:\n            self._send(node, order)",
+    ),
+    Break(
+        "who does not answer has failed",
+        "checking",
+        'checks.examination.silent(name, f"no answer within {checks.limit_s:.0f} s")',
+        "pass",
+    ),
+    Break(
+        "who is lost condemns nobody",
+        "checking",
+        "checks.examination.lost(name)",
+        'checks.examination.silent(name, "lost")',
+    ),
+    Break(
+        "who has passed alone is not known to be good company",
+        "checking",
+        "(node.has_met or len(nodes) == 2)",
+        "True",
+    ),
+    Break(
+        "a world of the fit grows when others turn out to be",
+        "checking",
+        "        super()._form(size, now)\n        self._plan_rescale(now)",
+        "        super()._form(size, now)",
+    ),
+    Break(
+        "a new master believes what its nodes have passed",
+        "checking",
+        "return claim is not None and claim.checked and node_id not in self._doubted",
+        "return False",
+    ),
+    Break(
+        "too few who are fit end the job",
+        "checking",
+        "self._finish(Outcome.CHECKS_FAILED, now, self._too_few(conclusion))",
+        "self._lobby.open(now)",
+    ),
 )
 
 
@@ -558,7 +643,7 @@ def copy_package(to: Path) -> Path:
     package.mkdir()
     for name in ("__init__.py", "defaults.py", "exit_codes.py", "errors.py", "pyproject.toml"):
         shutil.copy(ROOT / name, package)
-    for folder in ("rendezvous", "tests"):
+    for folder in ("rendezvous", "checks", "tests"):
         shutil.copytree(
             ROOT / folder, package / folder, ignore=shutil.ignore_patterns("e2e", "__pycache__")
         )

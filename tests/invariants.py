@@ -1,4 +1,4 @@
-"""The invariants I1 to I7 (docs/architecture.md), checked from outside at every step.
+"""The invariants I1 to I8 (docs/architecture.md), checked from outside at every step.
 
 They look at what was sent to and from the nodes, at the nodes themselves, and of the group only
 at what its ``Status`` shows: phase, round, restarts, roster.
@@ -7,6 +7,7 @@ at what its ``Status`` shows: phase, round, restarts, roster.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from ft_run import exit_codes
 from ft_run.rendezvous.events import (
     Command,
     Event,
@@ -20,6 +21,7 @@ from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import Group, GroupPhase
 from ft_run.rendezvous.messages import (
     Attend,
+    CheckVerdict,
     Claim,
     ClaimState,
     Excluded,
@@ -54,8 +56,20 @@ running round is back."""
 class Invariants:
     """What an observer of one history has seen, and what follows for the next step."""
 
-    def __init__(self, job: JobSpec, settings: GroupSettings, agents: list[Agent]) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        settings: GroupSettings,
+        agents: list[Agent],
+        *,
+        bad_alone: frozenset[str] = frozenset(),
+        bad: frozenset[str] = frozenset(),
+    ) -> None:
         self._job = job
+        self._bad_alone = bad_alone if job.checks is not None else frozenset()
+        self._bad = bad if job.checks is not None else frozenset()
+        self._is_anyone_silent = False
+        """Somebody did not answer in time in the checks: he and his partners may be blamed."""
         self._settings = settings
         self._agents = agents
         self._policy = PolicyWatch(job)
@@ -64,6 +78,8 @@ class Invariants:
         """By incarnation: up to this round its workers are no longer waited for."""
         self._done: dict[_World, set[str]] = defaultdict(set)
         self._is_settling = False
+        self._found_fit: set[str] = set()
+        """By incarnation: who was told that it has passed; it tells every later master."""
         self.new_master()
 
     def new_master(self) -> None:
@@ -139,7 +155,8 @@ class Invariants:
         is_at_once = was_live and bool(starts - self._worlds.keys())
         if is_at_once:
             self._policy.broken(now)
-        is_between = group.phase in (GroupPhase.GATHERING, GroupPhase.FINISHED)
+        between = (GroupPhase.GATHERING, GroupPhase.CHECKING, GroupPhase.FINISHED)
+        is_between = group.phase in between
         if is_over(self._phase, group) or (was_live and (is_between or is_at_once)):
             self._policy.over(group, self._restarts, now)
         self._policy.look(group)
@@ -240,10 +257,19 @@ class Invariants:
                         self._in_world[incarnation] = _world_of(place)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
+                case CheckVerdict(exit_code):
+                    if (who := self._who(group, command.link)) is not None:
+                        self._found(who.incarnation, who.node_id, exit_code)
                 case Verdict():
                     self._one_verdict(group, command.message, now)
         for round_number, places in new.items():
             self._agreed(group, round_number, places, now)
+
+    def _who(self, group: Group, link: int) -> NodeSpec | None:
+        """Return whose stream it is, or was before this event."""
+        node = group.roster.by_link(link)
+        known = [n.spec for n in self._roster.values() if n.link == link]
+        return node.spec if node is not None else next(iter(known), None)
 
     def _agreed(
         self, group: Group, round_number: int, places: dict[str, Place], now: float
@@ -286,6 +312,7 @@ class Invariants:
                 raise InvariantError(
                     f"I1: round {round_number} formed while {agent.name} has workers"
                 )
+        self._all_are_fit(nodes)
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
         is_counted = self._policy.formed(first, members, now)
@@ -297,6 +324,35 @@ class Invariants:
         self._counted(first.restarts)
         self._pins_hold(nodes)
         self._worlds[round_number] = places
+
+    # --- I8: fitness -------------------------------------------------------------------------
+
+    def was_silent(self) -> None:
+        """A node did not answer in time."""
+        self._is_anyone_silent = True
+
+    def was_condemned(self, node_id: str) -> None:
+        """The checks have ruled out a node, which may not be connected to hear it."""
+        self._policy.condemned(node_id)
+
+    def _all_are_fit(self, nodes: dict[int, NodeSpec]) -> None:
+        if self._job.checks is None:
+            return
+        names = {spec.node_id for spec in nodes.values()}
+        if names & self._bad_alone or (len(names) > 1 and names & self._bad):
+            raise InvariantError(f"I8: an unfit node is in the world of {sorted(names)}")
+        for spec in nodes.values():
+            if spec.incarnation not in self._found_fit:
+                raise InvariantError(f"I8: {spec.node_id} enters unchecked")
+
+    def _found(self, incarnation: str, node_id: str, exit_code: int) -> None:
+        if not exit_code:
+            self._found_fit.add(incarnation)
+            return
+        is_blamed = exit_code == exit_codes.NODE_EXCLUDED
+        is_healthy = node_id not in self._bad_alone | self._bad
+        if is_blamed and is_healthy and not self._is_anyone_silent:
+            raise InvariantError(f"I8: {node_id} is healthy and was condemned")
 
     def _pins_hold(self, nodes: dict[int, NodeSpec]) -> None:
         for rank, spec in nodes.items():
@@ -435,6 +491,7 @@ class Invariants:
         """How many nodes a world could have now."""
         healthy = {a.spec.node_id for a in self._agents if a.is_there and not a.is_leaving}
         healthy -= self._policy.excluded
+        healthy -= self._bad_alone | self._bad
         job = self._job
         return usable_size(len(healthy), job.min_nodes, job.max_nodes, job.node_unit)
 

@@ -78,7 +78,7 @@ def climb(
     """
     results = Results(world.nodes, vouched, rules=rules or Rules())
     while (step := plan(results)) is not None:
-        assert len(results.steps) < 12, [answered.step for answered in results.steps]
+        assert len(results.steps) < 20, [answered.step for answered in results.steps]
         _is_possible(step, results)
         gone = (lost or {}).get(len(results.steps))
         records = {

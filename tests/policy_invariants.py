@@ -97,6 +97,10 @@ class PolicyWatch:
 
     # --- what follows ------------------------------------------------------------------------
 
+    def condemned(self, node_id: str) -> None:
+        """The checks have ruled a node out."""
+        self.excluded.add(node_id)
+
     def formed(self, place: Place, members: dict[int, str], now: float) -> bool | None:
         """A round was formed; return whether the restart is counted, None where that is open."""
         cause, policy = place.cause, self._policy

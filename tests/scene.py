@@ -3,6 +3,7 @@
 from collections import defaultdict
 from typing import Any, TypeVar
 
+from ft_run.rendezvous.checking import Examiner
 from ft_run.rendezvous.events import (
     Close,
     Command,
@@ -20,6 +21,7 @@ from ft_run.rendezvous.group import Group, GroupPhase
 from ft_run.rendezvous.messages import (
     PROTOCOL_VERSION,
     Attend,
+    CheckSpec,
     Claim,
     ClaimState,
     Done,
@@ -52,9 +54,12 @@ def claim_of(
     formed_by: str = "master",
     successor: str = "",
     past: Past | None = None,
+    checked: bool = False,
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
-    return Claim(number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past)
+    return Claim(
+        number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past, checked
+    )
 
 
 SPARE = Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
@@ -88,10 +93,12 @@ class Scene:
         unit: int = 1,
         restarts: int = 3,
         policy: PolicySpec | None = None,
+        checks: CheckSpec | None = None,
+        examiner: Examiner | None = None,
         **times: float | None,
     ) -> None:
-        self.job = JobSpec("job", low, high or low, unit, restarts, policy)
-        self.group = Group(GroupSettings(**times), "master")  # type: ignore[arg-type]
+        self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
+        self.group = Group(GroupSettings(**times), "master", examiner)  # type: ignore[arg-type]
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)
         self.closed: list[str] = []

@@ -15,6 +15,9 @@ from ft_run.rendezvous.messages import (
     Answer,
     Attend,
     Challenge,
+    CheckOrder,
+    CheckResult,
+    CheckVerdict,
     Claim,
     ClaimState,
     Done,
@@ -121,6 +124,15 @@ class Agent:
         """The round whose workers are alive."""
         self.is_stopping = False
         self.place: Place | None = None
+        self.order: CheckOrder | None = None
+        """What it is checking."""
+        self.sent_away = 0
+        """The exit status that the checks made it end with."""
+        self.has_passed = False
+        self._last_order: CheckOrder | None = None
+        self._last_result: CheckResult | None = None
+        self._newest_order = 0
+        """On this stream: another master begins to count anew."""
         self.starts: list[int] = []
         self._new_port = new_port
         self._clock = clock
@@ -150,6 +162,7 @@ class Agent:
     def attend(self, number: int) -> Stream:
         """Open a stream."""
         self.stream = Stream(number, self)
+        self._newest_order = 0
         self._send(
             Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, self._present_claim())
         )
@@ -158,6 +171,10 @@ class Agent:
         return self.stream
 
     def _present_claim(self) -> Claim | None:
+        claim = self._bare_claim()
+        return replace(claim, checked=self.has_passed) if claim is not None else None
+
+    def _bare_claim(self) -> Claim | None:
         last = self._claim
         if last is not None and last.past is not None:
             since_s = int(self._clock() - self._started_at)
@@ -204,6 +221,10 @@ class Agent:
             case Excluded():
                 self.was_excluded = True
                 self._end()
+            case CheckOrder():
+                self._check(message)
+            case CheckVerdict():
+                self._take_finding(message)
             case Waiting():
                 self._is_spare = message.spare and self.live is None and not self.is_done
         return False
@@ -213,6 +234,33 @@ class Agent:
         self.live = None
         if self.stream is not None:
             self.stream.end_up()
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _check(self, order: CheckOrder) -> None:
+        if order.number < self._newest_order or order == self.order:
+            return
+        self._newest_order = order.number
+        if order == self._last_order and self._last_result is not None:
+            self._send(self._last_result)
+            return
+        assert self.live is None, f"{self.name} told to check under live workers"
+        self.order = order
+
+    def finish_check(self, report: str) -> None:
+        """The order has been carried out."""
+        assert self.order is not None
+        self.offer = Offer(self.spec.address, self._new_port())
+        self._last_result = CheckResult(self.order.number, report, self.offer)
+        self._last_order, self.order = self.order, None
+        self._send(self._last_result)
+
+    def _take_finding(self, verdict: CheckVerdict) -> None:
+        self.order = None
+        self.has_passed = not verdict.exit_code
+        if verdict.exit_code:
+            self.sent_away = verdict.exit_code
+            self._end()
 
     # --- rounds ------------------------------------------------------------------------------
 
@@ -233,6 +281,7 @@ class Agent:
         )
         self._started_at = self._clock()
         self.live, self.place, self._is_spare = place.round, place, False
+        self.order = None
         self.starts.append(place.round)
         return True
 

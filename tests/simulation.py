@@ -9,11 +9,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ft_run import exit_codes
+from ft_run.checks.ladder import Ladder
+from ft_run.checks.records import Phase, Record, record_to_json
+from ft_run.rendezvous.checking import Conclusion, Examiner
 from ft_run.rendezvous.events import Close, Detached, Event, Finish, GroupSettings, Received, Send
 from ft_run.rendezvous.events import Tick as TickEvent
 from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import Group
-from ft_run.rendezvous.messages import Attend, JobSpec, NodeSpec, PolicySpec
+from ft_run.rendezvous.messages import (
+    Attend,
+    CheckOrder,
+    CheckSpec,
+    JobSpec,
+    NodeSpec,
+    PolicySpec,
+)
 from ft_run.tests.invariants import InvariantError, Invariants
 from ft_run.tests.simulated_agent import BROKEN, Agent, Stream
 
@@ -33,6 +44,10 @@ class Setup:
     repeats_leave: bool
     nodes_at_start: int
     runs_at_start: bool
+    bad_alone: frozenset[str] = frozenset()
+    """Nodes that fail the checks by themselves."""
+    bad: frozenset[str] = frozenset()
+    """Nodes that fail the checks with everybody."""
 
     @classmethod
     def decode(cls, data: bytes) -> "Setup":
@@ -42,7 +57,10 @@ class Setup:
         minimum = unit * (1 + size // 4 % 2) if unit == 2 else 1 + size // 4 % 3
         maximum = minimum + size // 16 % 3
         policy = _policy(rules, times) if restarts & 4 else None
-        job = JobSpec("job", minimum, maximum, unit, restarts % 4, policy)
+        checks = _checks(options)
+        job = JobSpec("job", minimum, maximum, unit, restarts % 4, policy, checks)
+        names = [f"node-{n}" for n in range(maximum + _NODES_BEYOND_MAX)]
+        bad_alone, bad = restarts // 8 % 8, restarts // 32 % 8
         return cls(
             job=job,
             rescale_delay_s=None if options & 1 else 10.0,
@@ -50,6 +68,9 @@ class Setup:
             repeats_leave=bool(options & 8),
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
             runs_at_start=not start & 1,
+            # None more often than not.
+            bad_alone=frozenset(names[bad_alone : bad_alone + 1]),
+            bad=frozenset(names[bad : bad + 1]),
         )
 
 
@@ -76,11 +97,20 @@ def _policy(rules: int, times: int) -> PolicySpec:
     )
 
 
+def _checks(options: int) -> CheckSpec | None:
+    if not options & 16:
+        return None
+    on_restart = ("node", "always", "never", "node")[options // 32 % 4]
+    return CheckSpec("light", 60.0, on_restart=on_restart)
+
+
 class Simulation:
     """The world of one history."""
 
     def __init__(
-        self, setup: Setup, group_factory: Callable[[GroupSettings, str], Group] = Group
+        self,
+        setup: Setup,
+        group_factory: Callable[[GroupSettings, str, Examiner], Group] = Group,
     ) -> None:
         self.setup = setup
         self.now = 0.0
@@ -93,7 +123,11 @@ class Simulation:
         self._group_factory = group_factory
         self._settings = GroupSettings(rescale_delay_s=setup.rescale_delay_s)
         self._numbers = 1000
-        self._checks = Invariants(setup.job, self._settings, self.agents)
+        self._meetings: dict[tuple[int, int], set[NodeSpec]] = {}
+        """Who was told to meet, by number of the order and port of the store."""
+        self._checks = Invariants(
+            setup.job, self._settings, self.agents, bad_alone=setup.bad_alone, bad=setup.bad
+        )
         self._node_ids = [f"node-{n}" for n in range(setup.job.max_nodes + _NODES_BEYOND_MAX)]
         self._new_master()
         for _ in range(setup.nodes_at_start):
@@ -120,6 +154,8 @@ class Simulation:
         for command in commands:
             if isinstance(command, Send):
                 self._stream_of(command.link).send_down(command.message)
+                if isinstance(command.message, CheckOrder):
+                    self._note_meeting(command.link, command.message)
             elif isinstance(command, Close):
                 self._closed.add(command.link)
                 self._stream_of(command.link).end_down()
@@ -135,10 +171,16 @@ class Simulation:
         return self.streams[link]
 
     def _new_master(self) -> None:
-        self.group = self._group_factory(self._settings, f"master-{self._number()}")
+        master = f"master-{self._number()}"
+        self.group = self._group_factory(self._settings, master, self._examine)
         self.has_finished = False
         self._checks.new_master()
         self._log("a master starts")
+
+    def _examine(
+        self, spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]
+    ) -> "_WatchedLadder":
+        return _WatchedLadder(spec, nodes, vouched, self._checks)
 
     def _kill_master(self, who: int) -> None:
         if self.group is None:
@@ -324,6 +366,37 @@ class Simulation:
             self._log(f"{agent.name} gets SIGTERM")
             agent.leave()
 
+    # --- checks ------------------------------------------------------------------------------
+
+    def _note_meeting(self, link: int, order: CheckOrder) -> None:
+        meeting = self._meetings.setdefault((order.number, order.master_port), set())
+        meeting.add(self.streams[link].agent.spec)
+
+    def _check(self, who: int) -> None:
+        if agent := _pick(self._checking(), who):
+            order = agent.order
+            assert order is not None
+            name, phase = agent.spec.node_id, Phase(order.phase)
+            meeting = {spec.node_id for spec in self._meeting(order)}
+            fails = name in self.setup.bad_alone and phase is Phase.SOLO
+            fails |= len(meeting) > 1 and bool(meeting & self.setup.bad)
+            agent.finish_check(record_to_json(Record(name, phase, failure="no" if fails else "")))
+            self._log(f"{agent.name} has checked {order.number}: {fails=}")
+
+    def _checking(self) -> list[Agent]:
+        """Who can carry out its order: all that it meets were told."""
+        return [
+            agent
+            for agent in self._there()
+            if agent.order is not None
+            and not agent.is_frozen
+            and agent.order.world_size
+            == sum(spec.local_world_size for spec in self._meeting(agent.order))
+        ]
+
+    def _meeting(self, order: CheckOrder) -> set[NodeSpec]:
+        return self._meetings[order.number, order.master_port]
+
     # --- workers -----------------------------------------------------------------------------
 
     def _fail(self, who: int) -> None:
@@ -371,6 +444,8 @@ class Simulation:
                 self._attend(agents[0])
             elif stopping := [a for a in self._there() if a.is_stopping]:
                 stopping[0].finish_stop()
+            elif self._checking():
+                self._check(0)
             else:
                 return
         raise InvariantError("I7: messages without end")
@@ -433,14 +508,38 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._finish_stop: 8,
     Simulation._finish: 5,
     Simulation._finish_rank0: 2,
+    Simulation._check: 10,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,
 }
 _ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
 
 
+class _WatchedLadder(Ladder):
+    """A ladder that tells the invariants what healthy nodes may be blamed for."""
+
+    def __init__(
+        self, spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str], checks: Invariants
+    ) -> None:
+        super().__init__(spec, nodes, vouched)
+        self._checks = checks
+
+    def silent(self, node_id: str, why: str) -> None:
+        """A node has not answered in time."""
+        super().silent(node_id, why)
+        self._checks.was_silent()
+
+    def conclude(self) -> Conclusion:
+        """Tell who is ruled out."""
+        conclusion = super().conclude()
+        for node_id, finding in conclusion.findings.items():
+            if finding.exit_code == exit_codes.NODE_EXCLUDED:
+                self._checks.was_condemned(node_id)
+        return conclusion
+
+
 def live_through(
-    data: bytes, group_factory: Callable[[GroupSettings, str], Group] = Group
+    data: bytes, group_factory: Callable[[GroupSettings, str, Examiner], Group] = Group
 ) -> Simulation:
     """Live through one history, settle, and return the world; raises what went wrong.
 

@@ -224,7 +224,7 @@ def test_newcomers_meet_those_who_have_passed_and_these_are_not_measured_again()
         "n3": Standing.FAULTY,
     }
     alone = [a for a in results.steps if a.step.phase in (Phase.FACTS, Phase.SOLO)]
-    assert all(set(a.records) == {"n2", "n3"} for a in alone)
+    assert [set(a.records) for a in alone[:2]] == [{"n2", "n3"}, {"n2", "n3"}]
     pairs = next(a for a in results.steps if a.step.phase is Phase.PAIR)
     assert set(pairs.step.meetings) == {("n2", "n0"), ("n3", "n1")}
 

@@ -1,0 +1,113 @@
+"""The checks on this node: orders from the master to the crew, its records back.
+
+One order at a time, in the order they came; each ends by its deadline, because the crew sees to
+that. Between the checks and the workers that train, the crew rests: no check worker holds a
+device any more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from ..checks.records import Level, Order, Phase, Record, record_to_json
+from ..rendezvous.messages import CheckOrder, CheckResult, Offer
+
+
+class Crew(Protocol):
+    """What carries out orders on this node: ``CheckCrew``."""
+
+    def start(self) -> None:
+        """Start the check workers, so that they import torch before the first order."""
+
+    async def run(self, order: Order) -> Record:
+        """Carry out one order and return this node's record of it, at the latest in its time."""
+
+    async def rest(self) -> None:
+        """End the check workers; the next order starts others."""
+
+
+class CheckSession:
+    """Takes orders, has them carried out, answers."""
+
+    def __init__(
+        self, crew: Crew, renew: Callable[[], Offer], post: Callable[[CheckResult], None]
+    ) -> None:
+        """Create a session; nothing is started.
+
+        Args:
+            crew: the check workers.
+            renew: reserves another port for a store and returns where.
+            post: takes each answer.
+        """
+        self._crew = crew
+        self._renew = renew
+        self._post = post
+        self._task: asyncio.Task[None] | None = None
+        self._next: CheckOrder | None = None
+        self._order: CheckOrder | None = None
+        """The last one that was taken up."""
+        self._result: CheckResult | None = None
+        """The answer to it, once there is one."""
+        self._newest = 0
+        """The highest number of an order on the present stream to the master."""
+
+    def prepare(self) -> None:
+        """Start the check workers before the first order."""
+        self._crew.start()
+
+    def connected(self) -> None:
+        """There is a new stream, perhaps to another master, which counts its orders anew."""
+        self._newest = 0
+
+    def take(self, order: CheckOrder) -> bool:
+        """Take an order; return whether it is a new one."""
+        if order.number < self._newest:
+            return False
+        self._newest = order.number
+        if order in (self._order, self._next):
+            if order == self._order and self._result is not None:
+                self._post(self._result)  # the first answer was lost with a broken stream
+            return False
+        self._next = order
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+            self._task.add_done_callback(_show_bug)
+        return True
+
+    async def rest(self) -> None:
+        """End what is being checked, and the check workers."""
+        self._next = None
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        await self._crew.rest()
+
+    async def _work(self) -> None:
+        while (order := self._next) is not None:
+            self._order, self._next, self._result = order, None, None
+            record = await self._crew.run(_for_crew(order))
+            self._result = CheckResult(order.number, record_to_json(record), self._renew())
+            self._post(self._result)
+        self._task = None
+
+
+def _for_crew(order: CheckOrder) -> Order:
+    return Order(
+        number=order.number,
+        phase=Phase(order.phase),
+        level=Level(order.level),
+        rank_offset=order.rank_offset,
+        world_size=order.world_size,
+        master_addr=order.master_addr,
+        master_port=order.master_port,
+        deadline_s=order.deadline_s,
+    )
+
+
+def _show_bug(task: "asyncio.Task[None]") -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a check failed, which is a bug of ft-run", "exception": error}
+        )

@@ -1,0 +1,126 @@
+"""The flags of the checks before training, with their words of help, and what they mean."""
+
+from .. import defaults
+from ..errors import UsageError
+from ..rendezvous.messages import CheckSpec
+from . import values
+from .options import LadderOptions
+from .params import Flag, Given
+
+_GROUP = "Checks"
+_DETAILS = (
+    "check_level",
+    "check_timeout",
+    "check_on_restart",
+    "check_mode",
+    "exclude_straggler",
+    "straggler_threshold",
+    "check_report",
+)
+
+
+def ladder_flags() -> list[Flag]:
+    """Return the flags of the checks before a job's workers start."""
+    return [
+        Flag(
+            "--network-check",
+            group=_GROUP,
+            ours=True,
+            help="Check the nodes before workers start, and go on without those that fail.",
+        ),
+        Flag(
+            "--check-level",
+            group=_GROUP,
+            metavar="LEVEL",
+            read=values.one_of("light", "full"),
+            ours=True,
+            help="light (default; seconds), or full: larger sizes and more repetitions.",
+        ),
+        Flag(
+            "--check-timeout",
+            group=_GROUP,
+            metavar="SECONDS",
+            read=values.seconds_above_zero,
+            ours=True,
+            help="For all phases of the checks together; default"
+            f" {defaults.CHECK_TIMEOUT_S:g}. What is not known by then has failed.",
+        ),
+        Flag(
+            "--check-on-restart",
+            group=_GROUP,
+            metavar="WHEN",
+            read=values.one_of("never", "node", "always"),
+            ours=True,
+            help="Which nodes a restart checks again: node (default; where a signal, a lost node"
+            " or an error of a device struck), never or always. New nodes are always checked.",
+        ),
+        Flag(
+            "--check-mode",
+            group=_GROUP,
+            metavar="MODE",
+            read=values.one_of("enforce", "warn"),
+            ours=True,
+            help="enforce (default), or warn: say what failed and start all the same.",
+        ),
+        Flag(
+            "--exclude-straggler",
+            group=_GROUP,
+            ours=True,
+            help="A slow node fails the checks; default: it is warned of.",
+        ),
+        Flag(
+            "--straggler-threshold",
+            group=_GROUP,
+            metavar="FACTOR",
+            read=_factor,
+            ours=True,
+            help="How many times worse than the median of the others is slow; default"
+            f" {defaults.STRAGGLER_THRESHOLD:g}.",
+        ),
+        Flag(
+            "--check-report",
+            group=_GROUP,
+            metavar="FILE",
+            read=values.string,
+            ours=True,
+            help="Where one node of the job writes what was found, as JSON.",
+        ),
+    ]
+
+
+def ladder_options(given: Given) -> LadderOptions | None:
+    """Return what the flags ask for; None where nothing is to be checked.
+
+    Raises:
+        UsageError: they say how to check, but not that.
+    """
+    if not given["network_check"]:
+        for key in _DETAILS:
+            if given[key]:
+                raise UsageError(
+                    f"{given.origin(key)} says how nodes are checked, but nothing asks for checks;"
+                    " right would be --network-check beside it."
+                )
+        return None
+    return LadderOptions(
+        spec=CheckSpec(
+            level=given.get("check_level", defaults.CHECK_LEVEL),
+            timeout_s=given.get("check_timeout", defaults.CHECK_TIMEOUT_S),
+            on_restart=given.get("check_on_restart", "node"),
+            is_binding=given.get("check_mode", "enforce") == "enforce",
+            straggler_threshold=given.get("straggler_threshold", defaults.STRAGGLER_THRESHOLD),
+            exclude_straggler=given["exclude_straggler"],
+        ),
+        report=given["check_report"] or None,
+    )
+
+
+def _factor(text: str) -> float:
+    right = "a number above 1"
+    try:
+        factor = values.number(text)
+    except values.BadValue:
+        raise values.BadValue(right) from None
+    if factor <= 1:
+        raise values.BadValue(right)
+    return factor

@@ -1,0 +1,350 @@
+"""Checks as part of forming a round: who is checked when, and what follows. Pure.
+
+What is measured, who meets whom and who is at fault is not decided here: an ``Examiner``, which
+the launcher gives to the master, does. Here are orders and answers, nodes that are lost, time,
+and what a verdict means for the world. This is a part of ``group.Group``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .. import exit_codes
+from .events import GroupSettings
+from .messages import CheckOrder, CheckResult, CheckSpec, CheckVerdict, Claim, Outcome
+from .roster import Node, NodePhase
+from .rounds import Rounds
+from .staleness import casts_doubt_on_all, may_be_the_machine
+from .state import GroupPhase
+from .world import usable_size
+
+_ANSWER_GRACE_S = 2.0
+"""What an answer may take beyond the time that its order allows: to end a hanging worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """What the nodes of an examination do next, all meetings at once."""
+
+    phase: str
+    meetings: tuple[tuple[str, ...], ...]
+    """By identity; the first node of each hosts the store of its meeting."""
+    limit_s: float
+    """How long it may take."""
+    progress: str = ""
+    """How far the checks are, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an examination found of one node."""
+
+    exit_code: int
+    """What its agent is to end with; 0: it stays."""
+    sentence: str
+    """The reason, or a remark; empty where there is nothing to say."""
+    has_met: bool = False
+    """It has passed together with another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What an examination found of all nodes."""
+
+    findings: Mapping[str, Finding]
+    """By identity."""
+    bad_links: tuple[tuple[str, str], ...]
+    """Nodes that stay, but cannot be in one world together."""
+    sentence: str
+    report: str
+    """All of it, as JSON."""
+
+
+class Examination(Protocol):
+    """One way up the ladder."""
+
+    def next_step(self, remaining_s: float) -> CheckStep | None:
+        """Return what is to be done next; None when there is a conclusion."""
+
+    def answered(self, node_id: str, report: str) -> None:
+        """Take what a node says of the present step."""
+
+    def silent(self, node_id: str, why: str) -> None:
+        """A node has not answered in the present step: that is a failure of it."""
+
+    def lost(self, node_id: str) -> None:
+        """A node is gone: that says nothing of those whom it was to meet."""
+
+    def conclude(self) -> Conclusion:
+        """Return the conclusion; before the last step, what is not yet known has failed."""
+
+
+Examiner = Callable[[CheckSpec, Sequence[str], Sequence[str]], Examination]
+"""Begins an examination of nodes, the second sequence of which have passed before."""
+
+
+@dataclass(slots=True)
+class _Checks:
+    """An examination on its way."""
+
+    examination: Examination
+    nodes: frozenset[str]
+    until: float
+    """When it must be over."""
+    step_until: float = 0.0
+    limit_s: float = 0.0
+    orders: dict[str, CheckOrder] = field(default_factory=dict)
+    """Who has not yet answered."""
+
+
+class Checking(Rounds):
+    """Lets no node into a world that has not passed, in a job with checks."""
+
+    def __init__(
+        self,
+        settings: GroupSettings | None = None,
+        master_id: str = "",
+        examiner: Examiner | None = None,
+    ) -> None:
+        super().__init__(settings, master_id)
+        self.examiner = examiner
+        self._checks: _Checks | None = None
+        self._order_number = 0
+        self._bad_links: tuple[tuple[str, str], ...] = ()
+        self._doubted: set[str] = set()
+        """Who was lost since it passed: what it claims to have passed counts no more."""
+
+    # --- who may be in a world ---------------------------------------------------------------
+
+    def _could_join(self) -> int:
+        count = super()._could_join()
+        return count - len(self._kept_out()) if self._bad_links else count
+
+    def _candidates(self) -> list[Node]:
+        nodes = super()._candidates()
+        if self.job is None or self.job.checks is None:
+            return nodes
+        out = self._kept_out()
+        return [node for node in nodes if node.passed and node.spec.node_id not in out]
+
+    def _kept_out(self) -> set[str]:
+        """Return which ready nodes cannot be in a world because of one who is or will be in it.
+
+        Of the two ends of a bad link that are both ready, the one that came later.
+        """
+        inside = {
+            node.spec.node_id
+            for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
+        }
+        out: set[str] = set()
+        for node in super()._candidates() if self._bad_links else ():
+            name = node.spec.node_id
+            ends = {end for link in self._bad_links if name in link for end in link}
+            (out if inside & ends else inside).add(name)
+        return out
+
+    def _form(self, size: int, now: float) -> None:
+        spec = self.job.checks if self.job is not None else None
+        if spec is None:
+            super()._form(size, now)
+        elif spec.only or self._usable(len(self._candidates())) != size:
+            self._begin_checks(spec, now)
+        else:
+            self._form_fit(size, now)
+
+    def _form_fit(self, size: int, now: float) -> None:
+        """Form a world of those who are fit; others may yet turn out to be."""
+        super()._form(size, now)
+        self._plan_rescale(now)
+
+    def _usable(self, count: int) -> int:
+        assert self.job is not None
+        job = self.job
+        return usable_size(count, job.min_nodes, job.max_nodes, job.node_unit)
+
+    def _has_passed(self, node_id: str, claim: Claim | None) -> bool:
+        """Return whether a node that joins has passed, under this master or an earlier one."""
+        return claim is not None and claim.checked and node_id not in self._doubted
+
+    # --- doubt -------------------------------------------------------------------------------
+
+    def _round_is_over(self, now: float) -> None:
+        super()._round_is_over(now)
+        spec = self.job.checks if self.job is not None else None
+        if spec is None or not self._postmortem.counted:
+            return
+        if spec.on_restart == "always":
+            self._doubt(list(self.roster))
+        cause = self._postmortem.cause
+        if spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
+            everybody = casts_doubt_on_all(cause)
+            suspects = [node for node in self.roster if everybody or node.rank == cause.node_rank]
+            self._doubt([node for node in suspects if node.round == self.round])
+
+    def _doubt(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.passed = False
+
+    def _lose(self, node: Node, why: str) -> None:
+        super()._lose(node, why)
+        spec = self.job.checks if self.job is not None else None
+        if spec is not None and spec.on_restart != "never":
+            self._doubted.add(node.spec.node_id)
+
+    # --- an examination ----------------------------------------------------------------------
+
+    def _begin_checks(self, spec: CheckSpec, now: float) -> None:
+        assert self.examiner is not None, "a job with checks is admitted only where they can be"
+        nodes = [node for node in self.roster.in_phase(NodePhase.READY) if node.link is not None]
+        names = [node.spec.node_id for node in nodes]
+        # Of more than two nodes, one that has passed alone only is not known to be good company.
+        vouched = [
+            node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
+        ]
+        self._checks = _Checks(
+            self.examiner(spec, names, vouched), frozenset(names), now + spec.timeout_s
+        )
+        self.phase = GroupPhase.CHECKING
+        self._lobby.close()
+        self._newly_ready = []
+        self._note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
+        self._advance_checks(now)
+
+    def _advance_checks(self, now: float) -> None:
+        """Go on as soon as nobody is waited for."""
+        checks = self._checks
+        if checks is None:
+            return
+        if checks.orders and self._checks_deadline() <= now:
+            for name in list(checks.orders):
+                checks.examination.silent(name, f"no answer within {checks.limit_s:.0f} s")
+            checks.orders.clear()
+        while not checks.orders:
+            remaining_s = checks.until - now
+            step = checks.examination.next_step(remaining_s) if remaining_s > 0 else None
+            if step is None:
+                self._conclude(checks.examination.conclude(), now)
+                return
+            self._order(checks, step, now)
+
+    def _checks_deadline(self) -> float:
+        assert self._checks is not None
+        return min(self._checks.step_until, self._checks.until)
+
+    def _order(self, checks: _Checks, step: CheckStep, now: float) -> None:
+        assert self.job is not None
+        assert self.job.checks is not None
+        self._order_number += 1
+        checks.limit_s = min(step.limit_s, checks.until - now)
+        checks.step_until = now + checks.limit_s + _ANSWER_GRACE_S
+        checks.until = max(checks.until, checks.step_until)  # the last answer has its grace too
+        for meeting in step.meetings:
+            nodes = [node for name in meeting if (node := self.roster.get(name)) is not None]
+            size = sum(node.spec.local_world_size for node in nodes)
+            offset = 0
+            for node in nodes:
+                order = CheckOrder(
+                    number=self._order_number,
+                    phase=step.phase,
+                    level=self.job.checks.level,
+                    rank_offset=offset,
+                    world_size=size,
+                    master_addr=nodes[0].offer.address,
+                    master_port=nodes[0].offer.port,
+                    deadline_s=checks.limit_s,
+                    progress=step.progress,
+                )
+                offset += node.spec.local_world_size
+                checks.orders[node.spec.node_id] = order
+                self._send(node, order)
+
+    def _check_result(self, node: Node, result: CheckResult) -> None:
+        """A node has carried out an order."""
+        if result.number <= node.answered:
+            return
+        # Also when it comes too late: the store of the next round may be where it says.
+        node.answered, node.offer = result.number, result.offer
+        checks, name = self._checks, node.spec.node_id
+        order = checks.orders.get(name) if checks is not None else None
+        if checks is None or order is None or order.number != result.number:
+            return
+        del checks.orders[name]
+        checks.examination.answered(name, result.report)
+
+    def _wait(self, node: Node, now: float) -> None:
+        super()._wait(node, now)
+        # Its stream broke: the order, or the answer to it, may be lost.
+        order = self._checks.orders.get(node.spec.node_id) if self._checks is not None else None
+        if order is not None:
+            self._send(node, order)
+
+    def _tell_newly_ready(self, now: float) -> None:
+        if self.phase is not GroupPhase.CHECKING:
+            super()._tell_newly_ready(now)
+
+    def _forget(self, node: Node) -> None:
+        super()._forget(node)
+        name, checks = node.spec.node_id, self._checks
+        if checks is not None and name in checks.nodes:
+            checks.orders.pop(name, None)
+            checks.examination.lost(name)
+
+    # --- what follows ------------------------------------------------------------------------
+
+    def _conclude(self, conclusion: Conclusion, now: float) -> None:
+        checks, self._checks = self._checks, None
+        assert checks is not None
+        assert self.job is not None
+        assert self.job.checks is not None
+        self.phase = GroupPhase.GATHERING
+        self._bad_links += conclusion.bad_links
+        self._note(f"checks: {conclusion.sentence}")
+        went = self._tell_findings(checks, conclusion)
+        if self.job.checks.only:
+            self._finish(Outcome.SUCCEEDED, now, f"the checks are over: {conclusion.sentence}")
+            return
+        size = self._usable(len(self._candidates()))
+        if size:
+            self._form_fit(size, now)
+        elif (went or conclusion.bad_links) and not self._usable(self._potential()):
+            self._finish(Outcome.CHECKS_FAILED, now, self._too_few(conclusion))
+        else:
+            self._lobby.open(now)  # who was lost may be replaced, and who came meanwhile is next
+
+    def _potential(self) -> int:
+        """Return how many nodes could be in a world if all went well from now on."""
+        return self._could_join() + self.roster.detached + self.roster.count(NodePhase.STALE)
+
+    def _too_few(self, conclusion: Conclusion) -> str:
+        assert self.job is not None
+        job = self.job
+        unit = f" in multiples of {job.node_unit}" if job.node_unit > 1 else ""
+        return (
+            f"{len(self._candidates())} of at least {job.min_nodes} nodes{unit} are fit for the "
+            f"job after the checks: {conclusion.sentence}"
+        )
+
+    def _tell_findings(self, checks: _Checks, conclusion: Conclusion) -> int:
+        """Tell every node what was found of it; return how many were sent away."""
+        went = 0
+        report = conclusion.report
+        for node in self.roster:
+            name = node.spec.node_id
+            finding = conclusion.findings.get(name)
+            if finding is None or name not in checks.nodes:
+                continue
+            verdict = CheckVerdict(finding.exit_code, finding.sentence, conclusion.sentence, report)
+            report = ""  # the whole goes to one node: it grows with their number
+            self._send(node, verdict)
+            node.passed = not finding.exit_code
+            node.has_met |= finding.has_met
+            if node.passed:
+                self._doubted.discard(name)
+                continue
+            went += 1
+            self._note(f"node {name} is sent away: {finding.sentence}")
+            if finding.exit_code == exit_codes.NODE_EXCLUDED:
+                self._aftermath.ledger.exclude(name, f"it failed the checks: {finding.sentence}")
+            self._let_go(node)
+            self._former_ranks.pop(name, None)  # nobody waits for it
+        return went

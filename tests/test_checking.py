@@ -1,0 +1,471 @@
+"""Checks as part of forming a round: who is asked what, who stays, who is asked again."""
+
+from typing import Any
+
+import pytest
+from ft_run.checks.ladder import Ladder
+from ft_run.checks.records import Phase, record_to_json
+from ft_run.checks.report import report_from_json
+from ft_run.rendezvous.failure import Failure, FailureKind
+from ft_run.rendezvous.group import GroupPhase
+from ft_run.rendezvous.messages import (
+    CheckOrder,
+    CheckResult,
+    CheckSpec,
+    CheckVerdict,
+    ClaimState,
+    Excluded,
+    Leave,
+    Outcome,
+    Refused,
+    Verdict,
+)
+from ft_run.rendezvous.staleness import may_be_the_machine
+from ft_run.tests.ladder_world import World
+from ft_run.tests.scene import Scene, claim_of, worker_failure
+
+SPEC = CheckSpec(level="light", timeout_s=60.0)
+
+
+class CheckScene(Scene):
+    """A group with checks, and nodes that carry out their orders as their world has it."""
+
+    def __init__(self, low: int, high: int | None = None, **more: Any) -> None:
+        spec = CheckSpec(**{"level": "light", "timeout_s": 60.0, **more.pop("spec", {})})
+        super().__init__(low, high, checks=spec, examiner=Ladder, **more)
+        self.world = World(())
+        self._answered: dict[str, int] = {}
+
+    def is_in(self, phase: GroupPhase) -> bool:
+        """Whether that is what the group is doing."""
+        return self.group.phase is phase
+
+    def open_orders(self) -> dict[str, CheckOrder]:
+        """What each node was told last and has not yet carried out."""
+        orders = {name: self.all_told(name, CheckOrder) for name in list(self.told)}
+        last = {name: told[-1] for name, told in orders.items() if told}
+        return {n: o for n, o in last.items() if o.number > self._answered.get(n, 0)}
+
+    def carry_out(self, *names: str) -> None:
+        """Nodes carry out what they were told; all that have something to do if none is named."""
+        orders = self.open_orders()
+        meetings: dict[tuple[int, int], list[str]] = {}
+        for name, order in orders.items():
+            meetings.setdefault((order.number, order.master_port), []).append(name)
+        for name in names or tuple(orders):
+            order = orders[name]
+            meeting = tuple(meetings[order.number, order.master_port])
+            record = self.world.record(Phase(order.phase), meeting, name)
+            self._answered[name] = order.number
+            self.say(name, CheckResult(order.number, record_to_json(record), self.offer(name)))
+
+    def check_all(self) -> list[str]:
+        """Carry out all orders to the end; return the phases."""
+        phases = []
+        while orders := self.open_orders():
+            phases.append(next(iter(orders.values())).phase)
+            self.carry_out()
+        return phases
+
+    def verdict_on(self, name: str) -> CheckVerdict:
+        """What a node was told was found of it."""
+        return self.last(name, CheckVerdict)
+
+
+def checked(names: str, low: int, high: int | None = None, **more: Any) -> CheckScene:
+    """A group whose nodes, named by single letters, have all attended."""
+    world = more.pop("world", World(()))
+    scene = CheckScene(low, high, **more)
+    scene.world = world
+    for name in names:
+        scene.attend(name)
+    if high is not None and len(names) < high:
+        scene.wait(scene.group.settings.last_call_timeout_s)
+    return scene
+
+
+def bad(*names: str) -> World:
+    """A world in which some nodes fail with everybody."""
+    return World((), bad=frozenset(names))
+
+
+# --- the first round -------------------------------------------------------------------------
+
+
+def test_no_worker_starts_before_the_ladder_has_been_climbed():
+    scene = checked("abcd", 4)
+    assert scene.is_in(GroupPhase.CHECKING)
+    assert scene.check_all() == ["facts", "solo", "pair", "all"]
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert sorted(scene.ranks("a", "b", "c", "d")) == [0, 1, 2, 3]
+    assert scene.verdict_on("a").conclusion == "4 of 4 nodes pass"
+
+
+def test_those_who_meet_have_ranks_and_one_store():
+    scene = CheckScene(2)
+    scene.attend("a", workers=2)
+    scene.attend("b", workers=3)
+    scene.carry_out()
+    scene.carry_out()
+    one, other = scene.last("a", CheckOrder), scene.last("b", CheckOrder)
+    assert (one.phase, one.rank_offset, other.rank_offset) == ("pair", 0, 2)
+    assert one.world_size == other.world_size == 5
+    assert (one.master_addr, one.master_port) == (other.master_addr, other.master_port)
+    assert one.master_addr == "store-of-a"
+    assert one.number == other.number
+    assert one.deadline_s == pytest.approx(10.0)
+
+
+def test_every_meeting_has_a_store_of_its_own():
+    scene = checked("abcd", 4)
+    ports: list[int] = []
+    while orders := scene.open_orders():
+        ports += {order.master_port for order in orders.values()}
+        scene.carry_out()
+    assert len(ports) == len(set(ports))
+
+
+def test_the_whole_report_goes_to_one_node():
+    scene = checked("abc", 3)
+    scene.check_all()
+    reports = [scene.verdict_on(name).report for name in "abc"]
+    assert [bool(report) for report in reports] == [True, False, False]
+    assert [found.node for found in report_from_json(reports[0]).nodes] == ["a", "b", "c"]
+
+
+def test_a_faulty_node_leaves_with_30_and_the_others_go_on():
+    scene = checked("abcd", 2, 4, world=bad("b"))
+    scene.check_all()
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert scene.verdict_on("b").exit_code == 30
+    assert "fails with" in scene.verdict_on("b").sentence
+    assert scene.closed == ["b"]
+    assert sorted(scene.ranks("a", "c", "d")) == [0, 1, 2]
+    assert scene.rounds("b") == []
+
+
+def test_a_condemned_node_may_not_come_back_under_another_incarnation():
+    scene = checked("abcd", 2, 4, world=bad("b"))
+    scene.check_all()
+    scene.detach("b")
+    scene.attend("again", node_id="b", incarnation="second")
+    assert "it failed the checks: fails with" in scene.last("again", Excluded).sentence
+    assert scene.closed[-1] == "again"
+    assert scene.group.roster.get("b") is None
+
+
+def test_too_few_are_left_and_everybody_hears_what_is_missing():
+    scene = checked("abcd", 4, world=bad("b"))
+    scene.check_all()
+    assert scene.verdict_on("b").exit_code == 30
+    verdict = scene.last("a", Verdict)
+    assert verdict.outcome is Outcome.CHECKS_FAILED
+    assert verdict.exit_code == 20
+    assert verdict.sentence == (
+        "3 of at least 4 nodes are fit for the job after the checks: 3 of 4 nodes pass; faulty: b"
+    )
+
+
+def test_the_unit_is_kept_after_the_checks():
+    scene = checked("abcd", 2, 4, unit=2, world=bad("b"))
+    scene.check_all()
+    assert scene.place("a").nodes == 2
+
+
+def test_a_spare_takes_the_place_of_a_faulty_node():
+    scene = checked("abc", 4)
+    assert scene.is_in(GroupPhase.GATHERING)
+    scene = CheckScene(2, 3, last_call_timeout_s=5.0)
+    scene.world = bad("a")
+    for name in "abc":
+        scene.attend(name)
+    scene.check_all()
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert sorted(scene.ranks("b", "c")) == [0, 1]
+
+
+def test_two_nodes_that_fail_together_end_the_job_and_nobody_is_condemned():
+    scene = checked("ab", 2, world=bad("a"))
+    scene.check_all()
+    assert [scene.verdict_on(name).exit_code for name in "ab"] == [20, 20]
+    assert "the link between b and a fails" in scene.verdict_on("b").sentence
+    assert scene.finished[0].outcome is Outcome.CHECKS_FAILED
+
+
+def test_a_newcomer_that_fails_with_the_only_node_leaves_and_that_node_goes_on():
+    scene = checked("a", 1, 2, world=bad("b"))
+    assert scene.check_all() == ["facts", "solo"]
+    scene.attend("b")
+    scene.wait(11)
+    scene.stopped("a")
+    scene.check_all()
+    assert scene.verdict_on("b").exit_code == 20
+    assert scene.group.round == 1
+    assert scene.place("a").nodes == 1
+
+
+def test_one_end_of_a_bad_link_stays_out_until_the_other_is_gone():
+    world = World((), bad_links=frozenset({frozenset("ad")}))
+    scene = checked("abcd", 3, 4, world=world)
+    scene.check_all()
+    assert scene.verdict_on("d").exit_code == 0
+    assert "the link to a fails" in scene.verdict_on("d").sentence
+    assert sorted(scene.ranks("a", "b", "c")) == [0, 1, 2]
+    scene.wait(60)
+    assert scene.group.round == 0
+    scene.say("a", Leave("SIGTERM"))
+    scene.stopped("a", "b", "c")
+    assert scene.group.round == 1
+    assert scene.place("d").nodes == 3
+    assert scene.open_orders() == {}  # it had passed
+
+
+def test_warn_mode_starts_all_the_same_and_says_what_it_found():
+    scene = checked("ab", 2, world=World((), bad_alone=frozenset("a")), spec={"is_binding": False})
+    scene.check_all()
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert scene.verdict_on("a").exit_code == 0
+    assert scene.verdict_on("a").sentence == "solo: the matrix product is wrong"
+
+
+def test_a_straggler_stays_unless_it_is_to_be_excluded():
+    world = World((), slow_compute=frozenset("c"))
+    scene = checked("abc", 2, 3, world=world)
+    scene.check_all()
+    assert scene.place("c").nodes == 3
+    assert "4.0 times worse than the median" in scene.verdict_on("c").sentence
+    scene = checked("abc", 2, 3, world=world, spec={"exclude_straggler": True})
+    scene.check_all()
+    assert scene.verdict_on("c").exit_code == 30
+    assert scene.place("a").nodes == 2
+
+
+# --- time, loss, lost messages ---------------------------------------------------------------
+
+
+def test_who_does_not_answer_in_time_has_failed():
+    scene = checked("abc", 2, 3)
+    scene.carry_out("a", "b")
+    scene.wait(32)
+    scene.check_all()
+    assert scene.verdict_on("c").exit_code == 30
+    assert scene.verdict_on("c").sentence == "facts: no answer within 30 s"
+    assert scene.place("a").nodes == 2
+
+
+def test_the_whole_has_a_limit_and_what_is_not_known_by_then_has_failed():
+    scene = checked("abcd", 4, spec={"timeout_s": 8.0})
+    scene.carry_out()
+    scene.wait(6)
+    verdict = scene.last("a", CheckVerdict)
+    assert verdict.exit_code == 30
+    assert verdict.sentence == "solo: no answer within 4 s"
+    assert scene.finished[0].exit_code == 20
+
+
+def test_a_node_that_is_lost_condemns_nobody_and_may_be_replaced():
+    scene = checked("abcd", 4)
+    scene.carry_out()
+    scene.carry_out()
+    assert scene.last("a", CheckOrder).phase == "pair"
+    scene.detach("b")
+    scene.wait(2)
+    assert scene.check_all()[-1] == "all"
+    assert [scene.verdict_on(name).exit_code for name in "acd"] == [0, 0, 0]
+    assert scene.is_in(GroupPhase.GATHERING)
+    before = len(scene.all_told("a", CheckOrder))
+    scene.attend("e")
+    assert scene.check_all() == ["facts", "solo", "pair", "all"]
+    assert {o.phase for o in scene.all_told("a", CheckOrder)[before:]} <= {"pair", "all"}
+    assert scene.is_in(GroupPhase.RUNNING)
+
+
+def test_a_node_whose_stream_broke_is_told_its_order_again():
+    scene = checked("ab", 2)
+    order = scene.last("b", CheckOrder)
+    scene.detach("b")
+    scene.attend("b")
+    assert scene.last("b", CheckOrder) == order
+    assert len(scene.all_told("b", CheckOrder)) == 2
+    assert scene.check_all()[-1] == "pair"
+    assert scene.is_in(GroupPhase.RUNNING)
+
+
+def test_late_and_repeated_answers_change_nothing():
+    scene = checked("ab", 2)
+    number = scene.last("a", CheckOrder).number
+    scene.carry_out()
+    old = CheckResult(number, '{"node":"a","phase":"facts","failure":"no"}', scene.offer("a"))
+    scene.say("a", old)
+    scene.check_all()
+    scene.say("a", old)
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert scene.verdict_on("a").exit_code == 0
+
+
+def test_an_answer_that_makes_no_sense_is_a_failure():
+    scene = checked("abc", 2, 3)
+    scene.say("a", CheckResult(scene.last("a", CheckOrder).number, "so what", scene.offer("a")))
+    scene._answered["a"] = scene.last("a", CheckOrder).number
+    scene.check_all()
+    assert scene.verdict_on("a").exit_code == 30
+    assert "its answer makes no sense" in scene.verdict_on("a").sentence
+
+
+# --- later rounds ----------------------------------------------------------------------------
+
+
+def running(names: str, low: int, high: int | None = None, **more: Any) -> CheckScene:
+    """A group that has passed the checks and runs."""
+    scene = checked(names, low, high, **more)
+    scene.check_all()
+    assert scene.is_in(GroupPhase.RUNNING)
+    return scene
+
+
+def restart(scene: CheckScene, name: str, failure: Failure) -> list[str]:
+    """A worker fails and everybody stops; return what is checked then."""
+    members = [n for n in scene.links if scene.rounds(n)]
+    scene.fail(name, failure)
+    scene.stopped(*members)
+    return scene.check_all()
+
+
+def test_an_exception_in_the_script_costs_no_check():
+    scene = running("ab", 2)
+    assert restart(scene, "a", worker_failure(0, message="ValueError: no")) == []
+    assert scene.group.round == 1
+
+
+def test_a_signal_costs_a_check_of_the_node_where_it_struck():
+    scene = running("abc", 3)
+    before = {name: len(scene.all_told(name, CheckOrder)) for name in "abc"}
+    failure = worker_failure(scene.place("b").node_rank, code=-11)
+    assert restart(scene, "b", failure) == ["facts", "solo", "pair", "all"]
+    after = {name: len(scene.all_told(name, CheckOrder)) - before[name] for name in "abc"}
+    assert after["b"] == 4
+    assert sorted(after.values()) == [1, 2, 4]  # a partner, and everybody in the last phase
+    assert scene.group.round == 1
+
+
+def test_never_and_always():
+    scene = running("ab", 2, spec={"on_restart": "never"})
+    assert restart(scene, "a", worker_failure(0, code=-11)) == []
+    scene = running("ab", 2, spec={"on_restart": "always"})
+    assert restart(scene, "a", worker_failure(0)) == ["facts", "solo", "pair"]
+
+
+def test_a_node_that_fails_the_second_check_is_sent_away():
+    scene = running("abc", 2, 3)
+    scene.world = bad("b")
+    failure = worker_failure(scene.place("b").node_rank, code=-7)
+    restart(scene, "b", failure)
+    assert scene.verdict_on("b").exit_code == 30
+    assert scene.place("a").nodes == 2
+
+
+def test_a_newcomer_is_checked_before_it_enters():
+    scene = running("ab", 2, 3)
+    scene.world = bad("c")
+    scene.attend("c")
+    scene.wait(11)  # the world is to grow
+    scene.stopped("a", "b")
+    scene.check_all()
+    assert scene.verdict_on("c").exit_code == 30
+    assert scene.group.round == 1
+    assert scene.place("a").nodes == 2
+
+
+def test_a_checked_spare_enters_at_once():
+    scene = running("abc", 2, 3, spec={})
+    scene.detach("a")
+    scene.wait(2)
+    scene.stopped("b", "c")
+    assert scene.open_orders() == {}
+    assert scene.place("b").nodes == 2
+
+
+def test_a_lost_node_that_comes_back_has_to_pass_again():
+    scene = running("abc", 2, 3)
+    scene.detach("a")
+    scene.wait(2)
+    scene.stopped("b", "c")
+    assert scene.group.round == 1
+    scene.attend("a", claim=claim_of(0, 0, nodes=3, state=ClaimState.STOPPED, checked=True))
+    scene.wait(11)
+    scene.stopped("b", "c")
+    assert scene.check_all() == ["facts", "solo", "pair", "all"]
+
+
+def test_a_new_master_believes_what_its_nodes_have_passed():
+    scene = CheckScene(2)
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(4, rank, checked=True))
+    assert scene.is_in(GroupPhase.RUNNING)
+    scene.say("a", Leave("SIGTERM"))
+    scene.stopped("a", "b")
+    scene.attend("c")
+    assert scene.check_all() == ["facts", "solo", "pair"]
+    assert [o.phase for o in scene.all_told("b", CheckOrder)] == ["pair"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "doubtful"),
+    [
+        (worker_failure(0, message="ValueError: x"), False),
+        (worker_failure(0, code=-9), True),
+        (worker_failure(0, code=-9, out_of_memory=True), False),
+        (worker_failure(0, message="RuntimeError: CUDA error: unspecified launch failure"), True),
+        (worker_failure(0, stderr_tail="NCCL error: unhandled system error"), True),
+        (worker_failure(0, message="RuntimeError: Connection closed by peer [10.0.0.2]"), True),
+        (worker_failure(0, kind=FailureKind.NODE_LOST), True),
+        (worker_failure(0, kind=FailureKind.STUCK), True),
+        (worker_failure(0, kind=FailureKind.START), False),
+    ],
+)
+def test_which_failures_cast_doubt(failure, doubtful):
+    assert may_be_the_machine(failure) is doubtful
+
+
+# --- the checks alone, and agreement ---------------------------------------------------------
+
+
+def test_where_the_checks_are_the_job_each_node_has_its_own_exit_status():
+    scene = checked("abcd", 4, world=bad("b"), spec={"only": True})
+    scene.check_all()
+    assert [scene.verdict_on(name).exit_code for name in "abcd"] == [0, 30, 0, 0]
+    assert scene.last("a", Verdict).exit_code == 0
+    assert scene.last("a", Verdict).sentence == (
+        "the checks are over: 3 of 4 nodes pass; faulty: b"
+    )
+    assert scene.rounds("a") == []
+
+
+def test_where_the_checks_are_the_job_a_bad_link_is_worth_a_retry():
+    scene = checked("ab", 2, world=bad("a"), spec={"only": True})
+    scene.check_all()
+    assert [scene.verdict_on(name).exit_code for name in "ab"] == [20, 20]
+
+
+def test_a_warning_is_told_by_the_exit_status_if_asked_for():
+    world = World((), slow_compute=frozenset("c"))
+    spec = {"only": True, "is_strict": True}
+    scene = checked("abc", 3, world=world, spec=spec)
+    scene.check_all()
+    assert [scene.verdict_on(name).exit_code for name in "abc"] == [0, 0, 10]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (None, "--network-check is off here and on there"),
+        (CheckSpec("full", 60.0), "--check-level is full here and light there"),
+        (CheckSpec("light", 30.0), "--check-timeout in seconds is 30 here and 60 there"),
+    ],
+)
+def test_nodes_must_agree_on_the_checks(spec, says):
+    scene = CheckScene(2)
+    scene.attend("a")
+    other = Scene(2, checks=spec)
+    scene.attend("b", job=other.job)
+    assert says in scene.last("b", Refused).sentence
