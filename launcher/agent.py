@@ -307,9 +307,11 @@ class Agent:
         self._has_passed = not found.exit_code
         options = self._options.checks
         if options is not None:
-            show_finding(found, self._display, options.report)
+            show_finding(found, self._display, options)
         if found.exit_code:
-            sentence = f"this node is not fit for the job: {found.sentence}."
+            is_warning = found.exit_code == exit_codes.CHECKS_WARNED
+            what = "has passed with a warning" if is_warning else "is not fit for the job"
+            sentence = f"this node {what}: {found.sentence}."
             self._end(NodeUnfitError(sentence, found.exit_code))
 
     def _link_up(self, again: bool) -> None:

@@ -43,7 +43,7 @@ def run_check(options: CheckOptions) -> int:
     """
     display = Display()
     plan_of_crew = _crew_plan(options)
-    _check_report_path(options.report)
+    check_report_path(options.report)
     spawner = SpawnerClient()  # before anything starts a thread
     try:
         verdicts = event_loop.run(_check(options, plan_of_crew, spawner, display))
@@ -53,11 +53,11 @@ def run_check(options: CheckOptions) -> int:
         return exit_codes.SIGNAL_BASE + verdicts
     report = report_to_json(verdicts)
     if options.report is not None:
-        _write_report(options.report, report)
+        write_report(options.report, report)
     if options.json:
         print(report)
     else:
-        _print_table(verdicts)
+        print_table(verdicts)
     (node,) = verdicts.nodes
     return _exit_code(node, is_strict=options.is_strict)
 
@@ -203,7 +203,7 @@ def _exit_code(node: NodeVerdict, *, is_strict: bool) -> int:
             return exit_codes.CHECKS_FAILED
 
 
-def _print_table(verdicts: Verdicts) -> None:
+def print_table(verdicts: Verdicts) -> None:
     from rich.console import Console
 
     from ..checks.table import print_verdicts
@@ -213,7 +213,7 @@ def _print_table(verdicts: Verdicts) -> None:
     print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
 
 
-def _check_report_path(path: str | None) -> None:
+def check_report_path(path: str | None) -> None:
     """Refuse a report that could not be written, before the time of a check is spent.
 
     Raises:
@@ -229,7 +229,7 @@ def _check_report_path(path: str | None) -> None:
         )
 
 
-def _write_report(path: str, report: str) -> None:
+def write_report(path: str, report: str) -> None:
     """Write the report in one step: who waits for it never sees half of it.
 
     Raises:

@@ -1,14 +1,15 @@
 """The flags of ``ft-run check``, and what they mean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from .. import defaults
 from ..checks.records import Level
 from ..errors import UsageError
 from . import values
-from .options import CheckOptions
-from .params import CommandLine, Flag, HelpText
+from .flags import address_flags, rendezvous_flags
+from .options import CheckOptions, RendezvousOptions
+from .params import CommandLine, Flag, Given, HelpText
 from .values import BadValue, shown
 
 _CHECK: Final = "Checks"
@@ -27,10 +28,12 @@ Usage: ft-run check [OPTIONS]
 
 Check this node: what it says of itself (health of GPUs, limits, space,
 versions), then each device alone, then the node's own workers together.
+With --nnodes, on every node, also the nodes in pairs and all together.
 
 Examples:
   ft-run check --nproc-per-node gpu
   ft-run check --nproc-per-node gpu --min-compute-tflops 500 --strict --json
+  ft-run check --nproc-per-node gpu --nnodes 4 --rdzv-endpoint node0:29400
 """
 
 _AFTER = """\
@@ -46,8 +49,17 @@ Exit codes:
 """
 
 
-def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckOptions:
+def read_check(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    read_rendezvous: Callable[[Given, list[str]], RendezvousOptions],
+) -> CheckOptions:
     """Return what the arguments after ``ft-run check`` ask for.
+
+    Args:
+        argv: the arguments.
+        environ: has the ``PET_*`` variables.
+        read_rendezvous: returns how nodes meet, and adds what should be remarked.
 
     Raises:
         UsageError: they cannot work.
@@ -60,7 +72,14 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckOptions:
             " ft-run check with options only, or ./check for a script of that name."
         )
     floors = {name: given[f"min_{name}"] for name in _FLOORS}
+    remarks: list[str] = []
+    # Flags of a job that ``ft-run check`` does not have, and how they are not given.
+    absent = {"rdzv_backend": "--rdzv-backend", "max_restarts": "--max-restarts"}
+    given = Given(dict.fromkeys(absent) | dict(given.values), absent | dict(given.origins))
+    rendezvous = read_rendezvous(given, remarks)
     return CheckOptions(
+        rendezvous=rendezvous if rendezvous.endpoint is not None else None,
+        remarks=tuple(remarks),
         nproc_per_node=given.get("nproc_per_node", defaults.NPROC_PER_NODE),
         accelerator=given.get("accelerator", "auto"),
         virtual_local_rank=given["virtual_local_rank"],
@@ -76,7 +95,13 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckOptions:
 
 def check_command() -> CommandLine:
     """Return the flags of ``ft-run check``."""
-    flags = [*_node_flags(), *_check_flags(), *_floor_flags()]
+    flags = [
+        *_node_flags(),
+        *_check_flags(),
+        *_floor_flags(),
+        *rendezvous_flags(),
+        *address_flags(),
+    ]
     return CommandLine("ft-run check", flags, HelpText(_BEFORE, _AFTER))
 
 

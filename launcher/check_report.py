@@ -2,44 +2,58 @@
 
 import logging
 
+from ..errors import UsageError
 from ..rendezvous.messages import CheckVerdict
 from .display import Display
+from .options import LadderOptions
 
 
-def show_finding(found: CheckVerdict, display: Display, path: str | None) -> None:
+def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) -> None:
     """Show what the checks found, and write it to a file where that was asked for.
 
     Args:
         found: what the master says; it gives the whole report to one node of the job.
-        display: where to.
-        path: the file for the report; None: none.
+        display: where to; a table or JSON that is the purpose goes to standard output.
+        options: what was asked for.
     """
     if found.report:
-        _show_report(found.report, display)
-        if path is not None:
-            _write(found.report, path, display)
+        if options.spec.only:
+            _print(found.report, as_json=options.json)
+        else:
+            _show_report(found.report, display)
+        if options.report is not None:
+            _write(found.report, options.report, display)
     if found.exit_code:
         return  # the sentence is the last that this agent says
-    level = logging.WARNING if found.sentence else logging.INFO
     if found.sentence:
-        display.event(f"checks: this node passed, but {found.sentence}", level)
+        display.event(f"checks: this node passed, but {found.sentence}", logging.WARNING)
     display.event(f"checks: {found.conclusion}")
+
+
+def _print(report: str, *, as_json: bool) -> None:
+    from ..checks.report import report_from_json
+    from .check_command import print_table
+
+    if as_json:
+        print(report, flush=True)
+    else:
+        print_table(report_from_json(report))
 
 
 def _show_report(report: str, display: Display) -> None:
     from ..checks.report import report_from_json
     from ..checks.verdict import Standing
 
-    verdicts = report_from_json(report)
-    for verdict in verdicts.nodes:
+    for verdict in report_from_json(report).nodes:
         if verdict.standing is not Standing.PASSED:
             text = f"checks: {verdict.node} {verdict.standing.value}: {verdict.reason}"
             display.event(text, logging.WARNING)
 
 
 def _write(report: str, path: str, display: Display) -> None:
+    from .check_command import write_report
+
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(report + "\n")
-    except OSError as error:
-        display.event(f"--check-report: {path} cannot be written: {error.strerror}", logging.ERROR)
+        write_report(path, report)
+    except UsageError as error:
+        display.event(error.sentence, logging.ERROR)

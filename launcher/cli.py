@@ -49,7 +49,7 @@ def parse(
     if argv and argv[0] == "check":
         from .check_flags import read_check
 
-        return read_check(argv[1:], environ)
+        return read_check(argv[1:], environ, _rendezvous)
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
     return _launch(argv, environ)

@@ -57,8 +57,8 @@ def launch_command() -> CommandLine:
     """Return the flags of ``ft-run [OPTIONS] SCRIPT [ARGS]...``."""
     flags = [
         *_worker_flags(),
-        *_rendezvous_flags(),
-        *_address_flags(),
+        *rendezvous_flags(),
+        *address_flags(),
         *_failure_flags(),
         *ladder_flags(),
         *_log_flags(),
@@ -173,7 +173,8 @@ def _worker_flags() -> list[Flag]:
     ]
 
 
-def _rendezvous_flags() -> list[Flag]:
+def rendezvous_flags() -> list[Flag]:
+    """Return how nodes find each other."""
     return [
         Flag(
             "--nnodes",
@@ -228,7 +229,8 @@ def _rendezvous_flags() -> list[Flag]:
     ]
 
 
-def _address_flags() -> list[Flag]:
+def address_flags() -> list[Flag]:
+    """Return the addresses and ports of nodes."""
     return [
         Flag(
             "--node-rank",

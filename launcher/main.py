@@ -42,6 +42,10 @@ def _main(argv: Sequence[str]) -> int:
         from .master_command import run_master
 
         return run_master(options)
+    if isinstance(options, CheckOptions) and options.rendezvous is not None:
+        from .check_together import check_together
+
+        return check_together(options, options.rendezvous)
     if isinstance(options, CheckOptions):
         from .check_command import run_check
 

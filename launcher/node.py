@@ -27,6 +27,7 @@ from .worker_count import WorkerCount
 if TYPE_CHECKING:
     from .check_crew import CrewPlan
 
+_WITH_FILE = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
 _REDRAW_S = 1.0
 
 
@@ -150,7 +151,7 @@ def _crew_plan(
         env=commands.omp_threads,
         cpus=cpus,
         log_dir=options.logs.log_dir,
-        script=options.script if options.mode in (ScriptMode.SCRIPT, ScriptMode.RUN_PATH) else None,
+        script=(options.script or None) if options.mode in _WITH_FILE else None,
     )
 
 

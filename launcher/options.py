@@ -97,6 +97,8 @@ class LadderOptions:
     spec: CheckSpec
     report: str | None = None
     """File for the report, on the node that the master gives it to."""
+    json: bool = False
+    """With ``only``: the report is printed as JSON instead of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,9 @@ class MasterOptions:
 class CheckOptions:
     """Everything that one ``ft-run check`` was asked to do."""
 
+    rendezvous: RendezvousOptions | None = None
+    """How the nodes meet that are checked together; None: this node is checked by itself."""
+    remarks: tuple[str, ...] = ()
     nproc_per_node: str = defaults.NPROC_PER_NODE
     accelerator: str = "auto"
     virtual_local_rank: bool = False

@@ -303,6 +303,29 @@ def test_late_and_repeated_answers_change_nothing():
     assert scene.verdict_on("a").exit_code == 0
 
 
+def test_a_late_copy_of_an_old_answer_does_not_move_the_store():
+    scene = checked("ab", 2)
+    old = CheckResult(scene.last("a", CheckOrder).number, "{}", scene.offer("a"))
+    scene.carry_out()
+    scene.carry_out()
+    scene.carry_out("a")
+    scene.say("a", old)
+    scene.carry_out("b")
+    assert scene.ranks("a", "b") == [0, 1]
+    assert scene.place("a").master_port != old.offer.port
+
+
+def test_who_loses_its_only_partner_is_not_blamed_and_waits_for_another():
+    scene = checked("ab", 2)
+    scene.carry_out()
+    scene.carry_out()
+    scene.detach("b")
+    scene.wait(2)
+    scene.check_all()
+    assert scene.verdict_on("a").exit_code == 0
+    assert scene.is_in(GroupPhase.GATHERING)
+
+
 def test_an_answer_that_makes_no_sense_is_a_failure():
     scene = checked("abc", 2, 3)
     scene.say("a", CheckResult(scene.last("a", CheckOrder).number, "so what", scene.offer("a")))

@@ -49,7 +49,7 @@ class Job:
     def said(self, name: str) -> str:
         """What a host's agent said."""
         command = self.commands[[host.name for host in self.hosts].index(name)]
-        return command.stdout + command.stderr
+        return str(command.stdout + command.stderr)
 
     @property
     def verdicts(self) -> dict[str, str]:

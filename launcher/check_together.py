@@ -1,0 +1,37 @@
+"""``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
+
+from ..rendezvous.messages import CheckSpec
+from .check_command import check_report_path
+from .launch import launch
+from .options import CheckOptions, LadderOptions, LaunchOptions, RendezvousOptions
+
+
+def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
+    """Check this node together with others; return the exit status of this one.
+
+    Args:
+        options: how to check.
+        rendezvous: how the nodes meet.
+
+    Raises:
+        FtRunError: what a user can cause: one sentence and an exit code.
+    """
+    check_report_path(options.report)
+    spec = CheckSpec(
+        level=options.level,
+        timeout_s=options.timeout_s,
+        only=True,
+        is_strict=options.is_strict,
+        floors=tuple(f"{name}={value}" for name, value in options.floors.items()),
+    )
+    return launch(
+        LaunchOptions(
+            script="",
+            rendezvous=rendezvous,
+            nproc_per_node=options.nproc_per_node,
+            accelerator=options.accelerator,
+            virtual_local_rank=options.virtual_local_rank,
+            checks=LadderOptions(spec, options.report, options.json),
+            remarks=options.remarks,
+        )
+    )
