@@ -210,6 +210,7 @@ if __name__ == "__main__":
         "sum": a.grad.double().sum().item(),
         "blas": float((n @ n).sum()),
         "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "main thread": threading.main_thread().native_id == os.getpid(),
         "cuda": [torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()],
         "batches": batches,
         "compiled": torch.jit.script(torch.nn.Linear(2, 2)) is not None,
