@@ -154,6 +154,7 @@ def test_a_stop_does_not_wait_for_the_preload(ft):
     )
     command = ft.start("--standalone", "--preload", "slow", ft.script("print('ran')"))
     command.expect("^importing")
+    command.expect("waits for the preload")  # the agent has its signal handlers by then
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
     assert "ran" not in command.stdout
