@@ -1,5 +1,6 @@
 """Log files are there after everything: restarts, regroups, and a kill at any moment."""
 
+import contextlib
 import os
 import random
 import re
@@ -121,7 +122,8 @@ def kill(ft: "Launcher", command: "Command", whom: str) -> None:
         "all": list(family),
     }
     for pid in victims[whom]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the others' end may have ended it
+            os.kill(pid, signal.SIGKILL)
 
 
 def die_while_talking(ft: "Launcher", flag: str, whom: str, after: int) -> None:
