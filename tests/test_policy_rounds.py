@@ -7,6 +7,7 @@ from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import GroupPhase
 from ft_run.rendezvous.messages import (
     Attend,
+    Challenge,
     ClaimState,
     Excluded,
     Failed,
@@ -101,6 +102,18 @@ def test_an_excluded_node_may_not_rejoin_under_any_incarnation() -> None:
         assert name in scene.closed
     assert scene.group.roster.get("b") is None
     assert not scene.all_told("b2", Refused)
+
+
+def test_an_excluded_node_does_not_contest_the_rank_of_its_replacement() -> None:
+    scene = Scene(2, policy=rules("exit:1=replace-node"))
+    for rank, name in enumerate("ab"):
+        scene.attend(name, wanted_rank=rank)
+    fail_and_stop(scene, "b", None, "a")
+    scene.attend("c", wanted_rank=1)
+    assert scene.ranks("a", "c") == [0, 1]
+    scene.attend("b2", node_id="b", wanted_rank=1)
+    assert scene.last("b2", Excluded)
+    assert not scene.all_told("c", Challenge)
 
 
 def test_without_a_spare_a_replacement_is_waited_for() -> None:
