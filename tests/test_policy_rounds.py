@@ -116,6 +116,16 @@ def test_an_excluded_node_does_not_contest_the_rank_of_its_replacement() -> None
     assert not scene.all_told("c", Challenge)
 
 
+def test_a_process_that_waits_for_the_identity_of_a_node_is_excluded_with_it() -> None:
+    scene = running(2, names="abc", policy=rules("exit:1=replace-node"))
+    scene.attend("b2", node_id="b", incarnation="other")
+    assert scene.last("b", Challenge)
+    fail_and_stop(scene, "b", None, "a")
+    scene.wait(0)
+    assert scene.last("b2", Excluded)
+    assert scene.group.roster.get("b") is None
+
+
 def test_without_a_spare_a_replacement_is_waited_for() -> None:
     scene = running(2, policy=rules("exit:1=replace-node"), join_timeout_s=100)
     fail_and_stop(scene, "b", None, "a")
