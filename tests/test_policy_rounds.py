@@ -406,6 +406,17 @@ def test_a_node_that_died_first_is_the_cause_though_its_peers_say_nothing_of_why
     assert (cause.kind, cause.node_rank) == (FailureKind.NODE_LOST, 1)
 
 
+def test_a_node_whose_stream_broke_first_is_the_cause_of_errors_that_name_no_peer() -> None:
+    scene = running(2, names="ab", restarts=0)
+    scene.detach("b")
+    scene.fail("a", worker_failure(0, message="ValueError: no batch"))
+    scene.stopped("a")
+    scene.wait(1)
+    cause = scene.last("a", Verdict).cause
+    assert cause is not None
+    assert cause.kind is FailureKind.NODE_LOST
+
+
 def test_a_cut_node_is_the_cause_though_its_peers_fail_long_before_it_is_noticed() -> None:
     scene = running(2, names="ab", restarts=0)
     scene.fail("a", worker_failure(0))
