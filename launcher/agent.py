@@ -55,6 +55,7 @@ from .check_report import show_finding
 from .check_session import CheckSession, Crew
 from .claim import OwnClaim
 from .display import Display
+from .event_log import EventLog
 from .identity import NodeIdentity
 from .log_dir import LogDir
 from .options import LaunchOptions
@@ -126,6 +127,7 @@ class Agent:
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
+        self._event_log = EventLog(options, identity.host, commands.argv(0)[0])
         self._workers = Supervisor(
             self._node,
             commands=commands,
@@ -137,6 +139,7 @@ class Agent:
             note=self._event,
             post=self.post,
             listener=self,
+            event_log=self._event_log,
         )
         self._checks = CheckSession(crew, port.renew, self._send) if crew is not None else None
         self._has_passed = False
@@ -450,6 +453,7 @@ class Agent:
         verdict = self._verdict
         if verdict is None:
             return
+        self._event_log.ended(verdict)
         if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
             self._display.report(final_report(verdict, self._options.name or self._options.script))
             if self._log_dir.keeps_files:

@@ -16,6 +16,7 @@ from .. import defaults
 from ..rendezvous.failure import Evidence, Failure, evidence
 from ..rendezvous.messages import NodeSpec, Place
 from . import events_text as say
+from .event_log import EventLog
 from .failure_record import start_failure, store_failure, stuck_failure, worker_failure
 from .log_dir import LogDir
 from .oom import OomWatch
@@ -78,6 +79,7 @@ class Supervisor:
         note: Callable[[str, int], None],
         post: Callable[[TimeOver], None],
         listener: Listener,
+        event_log: EventLog,
     ) -> None:
         """Create a supervisor; ``start`` starts workers.
 
@@ -92,6 +94,7 @@ class Supervisor:
             note: takes an event for people with its level.
             post: takes timers that ran out, which come back through ``time_over``.
             listener: is told what becomes of the workers.
+            event_log: is told of their starts and exits.
         """
         self._node = node
         self._commands = commands
@@ -103,6 +106,7 @@ class Supervisor:
         self._note = note
         self._post = post
         self._listener = listener
+        self._event_log = event_log
         self._group: WorkerGroup | None = None
         self._programs: tuple[str, ...] = ()
         self._not_started: set[int] = set()
@@ -197,6 +201,7 @@ class Supervisor:
         if group is None or group.place.round != event.round:
             return
         group.spawned(event)
+        self._event_log.started(group.place, group.pids)
         if not event.errors:
             self._note(say.started(group.place, group.pids, group.store_pid), logging.INFO)
         self._not_started.update(event.errors)
@@ -225,6 +230,7 @@ class Supervisor:
             return
         state = group.state
         group.exited(event)
+        self._event_log.exited(event.local_rank, event.exit_code)
         if event.exit_code and event.local_rank not in self._not_started:
             await self._worker_failed(group, event, state)
         if not event.exit_code and state is GroupState.RUNNING:
@@ -244,6 +250,7 @@ class Supervisor:
         if group is None:
             return
         group.gone()
+        self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
         self._listener.workers_gone(group.place)

@@ -107,6 +107,10 @@ README_TABLE: Final = {
         "kill it; its workers live on",
         "go to the workers",
     ),
+    "`--event-log-handler console`": (
+        "with `ASSIGN_WORKER_RANKS`",
+        "without: it is no step of its own",
+    ),
     "too few nodes": (
         "exit 1",
         "exit 40",
@@ -186,6 +190,19 @@ DIFFERENCES: Final = {
         readme="budget spent",
         fact=r"agent.*: traceback of the launcher",
         holds=_changes(True, False),
+        is_better=True,
+    ),
+    "events": Difference(
+        "the ranks come with the round: giving them out is no step of its own",
+        readme="`--event-log-handler console`",
+        fact=r"agent: event torchelastic\.worker\.status\.ASSIGN_WORKER_RANKS .*",
+        holds=lambda theirs, ours: theirs != NOTHING and ours == NOTHING,
+    ),
+    "ended workers": Difference(
+        "a worker that the launcher ended has not failed",
+        readme="budget spent",
+        fact=r"agent.*: report: others",
+        holds=lambda theirs, ours: "(SIGTERM)" in theirs and ours == "",
         is_better=True,
     ),
     "user signal": Difference(

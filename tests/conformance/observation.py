@@ -6,7 +6,8 @@ nothing else is.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,8 @@ def observe(launcher: Launcher, commands: Sequence["Command"], job_id: str) -> O
         for name, value in failures(command.stderr).items():
             seen[f"{agent}: report: {name}"] = normal.text(value)
         seen[f"{agent}: traceback of the launcher"] = "Traceback (most" in own
+        for name, event in _events(own):
+            seen[f"{agent}: {name}"] = event
     for path in sorted((launcher.folder / "probe").iterdir()):
         worker = "worker {} attempt {} start {}".format(*path.name.split("."))
         seen[worker] = "started"
@@ -195,6 +198,28 @@ def failures(stderr: str) -> dict[str, str]:
         name: " ".join(re.sub(r"(pid: |PID )\d+", r"\1<pid>", value).split())
         for name, value in fields.items()
     }
+
+
+def _events(own: str) -> Iterator[tuple[str, object]]:
+    """Return the events of ``--event-log-handler console``, without times and process ids."""
+    counts: Counter[str] = Counter()
+    for line in own.splitlines():
+        if not line.startswith("{"):
+            continue
+        event = json.loads(line)
+        fields = event["metadata"]
+        details = json.loads(fields["metadata"])
+        for unlike in ("run_id", "hostname", "rdzv_backend", "total_run_time", "raw_error"):
+            del fields[unlike]
+        for some in ("worker_id", "duration_ms"):
+            fields[some] = fields[some] is not None
+        details["entry_point"] = details["entry_point"].removesuffix("3")  # python, python3
+        details["worker_pid"] = details.get("worker_pid", [None]) != [None]
+        fields["metadata"] = details
+        rank = fields["global_rank"]
+        name = f"event {event['name']} of {'the agent' if rank is None else f'rank {rank}'}"
+        counts[name] += 1
+        yield f"{name}, {counts[name]}", event
 
 
 _OWN_LINE = re.compile(r"\d\d:\d\d:\d\d ft-run ")

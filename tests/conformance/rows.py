@@ -225,6 +225,17 @@ LEVELS: Final = [
     for level in ("DEBUG", "ERROR")
 ]
 
+EVENTS: Final = [
+    Row("events", "event-log-handler", _S + "--event-log-handler console", differs=("events",)),
+    Row("events of failures", "event-log-handler",
+        _S + "--event-log-handler console --max-restarts 1", script="""
+if rank == "1":
+    raise SystemExit(3)
+while True:
+    signal.pause()
+""", differs=("events", "ended workers")),
+]  # fmt: skip
+
 SIGNALS: Final = [
     *(
         Row(
@@ -488,6 +499,7 @@ ROWS: Final = [
     *ENVIRONMENT,
     *OUTPUT,
     *LEVELS,
+    *EVENTS,
     *SIGNALS,
     *FAILURES,
     *NODES,
