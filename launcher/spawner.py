@@ -73,9 +73,10 @@ class Spawner:
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-            self._reap()
+            # Before the dead are reaped: a fresh image may get the number of an old one's socket.
             if self._image is not None and self._image.says_something(ready):
                 self._image.receive()
+            self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
             if self._watching:
