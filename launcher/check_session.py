@@ -87,9 +87,15 @@ class CheckSession:
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
             record = await self._crew.run(_for_crew(order))
+            if self._is_overtaken():
+                continue
             self._result = CheckResult(order.number, record_to_json(record), self._renew())
             self._post(self._result)
         self._task = None
+
+    def _is_overtaken(self) -> bool:
+        """Whether another order has come meanwhile, perhaps from another master."""
+        return self._next is not None
 
 
 def _for_crew(order: CheckOrder) -> Order:

@@ -260,6 +260,9 @@ class Checking(Rounds):
 
     def _check_result(self, node: Node, result: CheckResult) -> None:
         """A node has carried out an order."""
+        if result.number > self._order_number:
+            node.offer = result.offer  # the answer to an earlier master, which nobody waits for
+            return
         if result.number <= node.answered:
             return
         # Also when it comes too late: the store of the next round may be where it says.

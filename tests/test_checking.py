@@ -315,6 +315,14 @@ def test_a_late_copy_of_an_old_answer_does_not_move_the_store():
     assert scene.place("a").master_port != old.offer.port
 
 
+def test_an_answer_to_an_earlier_master_does_not_stand_for_later_ones():
+    scene = checked("ab", 2)
+    scene.say("a", CheckResult(8, "{}", scene.offer("a")))
+    assert scene.check_all() == ["facts", "solo", "pair"]
+    assert [scene.verdict_on(name).exit_code for name in "ab"] == [0, 0]
+    assert scene.is_in(GroupPhase.RUNNING)
+
+
 def test_who_loses_its_only_partner_is_not_blamed_and_waits_for_another():
     scene = checked("ab", 2)
     scene.carry_out()
