@@ -313,6 +313,14 @@ def test_a_peer_that_misses_rank_0_changes_nothing_though_it_is_heard_first() ->
     assert scene.last("c", Verdict).outcome is Outcome.SUCCEEDED
 
 
+def test_a_node_that_is_lost_after_the_success_of_rank_0_changes_nothing() -> None:
+    scene = running(2, policy=RANK0)
+    scene.done("a")
+    scene.detach("b")
+    scene.wait(5)
+    assert [verdict.outcome for verdict in scene.finished] == [Outcome.SUCCEEDED]
+
+
 def test_without_the_policy_others_are_waited_for() -> None:
     scene = running(2)
     scene.done("a")
