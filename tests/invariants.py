@@ -218,7 +218,9 @@ class Invariants:
         """Workers have started on a node."""
         place = agent.place
         assert place is not None
-        for other in self._agents:
+        # A start that was on its way when this node was given up: it is stopped when it attends.
+        is_late = place.round <= self._given_up.get(agent.spec.incarnation, -1)
+        for other in () if is_late else self._agents:
             if other.live is None or other.live > place.round or _shares_world(other, place):
                 continue
             if other.live > self._given_up.get(other.spec.incarnation, -1):
