@@ -33,6 +33,13 @@ folder = os.environ["PROBE_DIR"]
 def say(text, file=sys.stdout):
     file.write(f"@@{text}\n")  # as one write, which no other worker's can tear
 
+def together():
+    # Or one of them may be stopped for another's failure before it has begun.
+    os.makedirs(meeting := f"{folder}-together/{attempt}", exist_ok=True)
+    open(f"{meeting}/{rank}", "w").close()
+    while len(os.listdir(meeting)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+
 def report(**more):
     umask = os.umask(0)
     os.umask(umask)

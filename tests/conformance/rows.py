@@ -229,6 +229,7 @@ EVENTS: Final = [
     Row("events", "event-log-handler", _S + "--event-log-handler console", differs=("events",)),
     Row("events of failures", "event-log-handler",
         _S + "--event-log-handler console --max-restarts 1", script="""
+together()
 if rank == "1":
     raise SystemExit(3)
 while True:
@@ -271,15 +272,16 @@ SIGNALS: Final = [
 _FAIL_ONCE: Final = """
 say(f"attempt {attempt} of {rank}")
 say(f"attempt {attempt} of {rank}", sys.stderr)
+together()
 raise SystemExit(attempt < "2" and rank == "1")
 """
 
 _FAILS_LATER: Final = """
-import time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+together()
 if rank == "1":
     say("leaving")
     raise SystemExit(7)
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 while True:
     signal.pause()
 """
