@@ -33,6 +33,10 @@ class Joining(Checking):
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
         sentence = refusal(attend, self.job)
+        if sentence is not None and self._ending is not None:
+            # For the job after this one, on the same endpoint, while a node of this one is slow to
+            # hear of its end: the stream ends with this master, and the node finds the next one.
+            return
         if sentence is not None:
             self._refuse(link, attend, sentence)
             return

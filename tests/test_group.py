@@ -1,5 +1,7 @@
 """The rules of worlds: forming, ranks, growing, leaving, and the verdict. A fake clock, no I/O."""
 
+from dataclasses import replace
+
 import pytest
 from ft_run import exit_codes
 from ft_run.rendezvous.messages import (
@@ -8,6 +10,7 @@ from ft_run.rendezvous.messages import (
     Heard,
     Leave,
     Outcome,
+    Refused,
     Stop,
     Stopped,
     Verdict,
@@ -359,6 +362,17 @@ def test_a_newcomer_to_a_job_that_is_over_hears_the_verdict():
     assert scene.finished == []
     scene.say("z", Heard())
     assert len(scene.finished) == 1
+
+
+def test_a_newcomer_of_the_next_job_is_neither_refused_nor_told():
+    scene = running(2, names="ab")
+    scene.done("a", "b")
+    scene.attend("z", job=replace(scene.job, job_id="next"))
+    assert not scene.all_told("z", Refused)
+    assert not scene.all_told("z", Verdict)
+    for name in "ab":
+        scene.say(name, Heard())
+    assert len(scene.finished) == 1  # it is not waited for
 
 
 def test_a_node_that_never_hears_is_given_up():
