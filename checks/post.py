@@ -18,10 +18,11 @@ FAREWELL: Final = "farewell"
 NOT_CARRIED_OUT: Final = "the check could not be carried out"
 """In the reason of a failure that says nothing of the node: worth trying again."""
 
+WAITING: Final = "waiting for the preload"
 STARTING: Final = "starting"
 IMPORTING: Final = "importing torch"
 IDLE: Final = "waiting for orders"
-STARTUP_STAGES: Final = (STARTING, IMPORTING)
+STARTUP_STAGES: Final = (WAITING, STARTING, IMPORTING)
 """Where a worker that is not ready in time is, for which a busy disk is reason enough."""
 
 MEETING, SMALL, LARGE = "meeting the other workers", "small all-reduce", "large all-reduce"

@@ -22,10 +22,11 @@ from ..checks.verdict import NodeVerdict, Standing, Verdicts, verdict
 from ..errors import UsageError
 from ..rendezvous.failure import signal_name
 from . import event_loop
+from . import events_text as say
 from .check_crew import CheckCrew, CrewPlan
 from .display import Display
 from .options import CheckOptions
-from .spawner_client import SpawnerClient
+from .spawner_client import ImageEvent, SpawnerClient
 from .worker_command import virtual_devices
 from .worker_count import omp_num_threads, resolve_worker_count
 
@@ -81,6 +82,7 @@ def _crew_plan(options: CheckOptions) -> CrewPlan:
         visible_devices=virtual_devices(options.virtual_local_rank, count.count, environ),
         env={} if threads is None else {"OMP_NUM_THREADS": threads},
         log_dir=options.log_dir,
+        preload=options.preload,
     )
 
 
@@ -88,7 +90,11 @@ async def _check(
     options: CheckOptions, crew_plan: CrewPlan, spawner: SpawnerClient, display: Display
 ) -> Verdicts | int:
     """Return the verdict, or the number of the signal that ended the check."""
-    crew = CheckCrew(spawner, crew_plan)
+
+    def image_changed(event: ImageEvent) -> None:
+        display.event(*say.image(event, options.preload, "check workers"))
+
+    crew = CheckCrew(spawner, crew_plan, image_changed)
     climb = _Climb(options, crew, crew_plan.node, display)
     task = asyncio.create_task(climb.run())
     received: list[int] = []

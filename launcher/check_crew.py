@@ -2,7 +2,8 @@
 
 They are started by a spawner of their own, so that nothing of a check is ever mixed up with the
 workers that train. A crew that missed a deadline or lost a worker cannot be trusted: all of it is
-killed, and another one imports torch while the node waits for its next order.
+killed, and another one imports torch while the node waits for its next order. With ``--preload``
+all of them are forked from an image (``image``), which takes the time of an import once.
 """
 
 import asyncio
@@ -23,19 +24,29 @@ from ..checks.post import (
     STAGE,
     STARTING,
     STARTUP_STAGES,
+    WAITING,
     Post,
 )
 from ..checks.records import Order, Phase, Record, RecordError, order_to_json, record_from_json
 from ..rendezvous.failure import signal_name
 from .address import PortReservation
 from .cgroups import own_directory
-from .spawner_client import Empty, Exited, Spawned, SpawnerClient, SpawnerEvent, WorkerCommand
+from .spawner_client import (
+    Empty,
+    Exited,
+    ImageEvent,
+    Spawned,
+    SpawnerClient,
+    SpawnerEvent,
+    WorkerCommand,
+)
 from .version import VERSION
 
 _PROGRAM: Final = (
     # A folder of the user's, which -c puts first on the path, must not stand in for a library.
     "import sys; sys.path[:] = filter(None, sys.path);from ft_run.checks.worker import main; main()"
 )
+_HEAD: Final = (sys.executable, "-u", "-c", _PROGRAM)
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
 """When one worker has failed, how long the others' reasons are waited for."""
@@ -61,17 +72,25 @@ class CrewPlan:
     """The CPUs that each worker is bound to."""
     log_dir: str | None = None
     script: str | None = None
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once, in an image that the workers are forked from."""
 
 
 class CheckCrew:
     """Runs orders on the check workers of this node."""
 
-    def __init__(self, spawner: SpawnerClient, plan: CrewPlan) -> None:
-        """Create a crew; nothing is started before the first order.
+    def __init__(
+        self,
+        spawner: SpawnerClient,
+        plan: CrewPlan,
+        image_changed: Callable[[ImageEvent], None] = lambda _: None,
+    ) -> None:
+        """Create a crew; no worker is started before the first order.
 
         Args:
             spawner: one of the crew's own; ``close`` ends it.
             plan: what the workers are.
+            image_changed: is called with what becomes of the image.
         """
         self._spawner = spawner
         self._plan = plan
@@ -82,7 +101,10 @@ class CheckCrew:
         self._spawner_gone = False
         self._empty = True
         self._closed = False
+        self._image_changed = image_changed
         spawner.listen(self._heard_from_spawner)
+        if plan.preload:
+            spawner.preload(plan.preload, _HEAD, plan.env, secluded=True)
 
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order."""
@@ -90,7 +112,8 @@ class CheckCrew:
             self._generation += 1
             self._empty = False
             ranks = range(self._plan.local_world_size)
-            self._members = [_Member(rank, self._changed.set) for rank in ranks]
+            stage = WAITING if self._spawner.preloading else STARTING
+            self._members = [_Member(rank, self._changed.set, stage) for rank in ranks]
             commands = [self._command(member) for member in self._members]
             self._spawner.spawn(self._generation, commands)
             for member in self._members:
@@ -219,7 +242,7 @@ class CheckCrew:
         if plan.visible_devices:
             env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
         return WorkerCommand(
-            argv=(sys.executable, "-c", _PROGRAM, post.to_json()),
+            argv=(*_HEAD, post.to_json()),
             env=env,
             stdin=member.theirs[0],
             stdout=member.theirs[1],
@@ -230,6 +253,8 @@ class CheckCrew:
     def _heard_from_spawner(self, event: SpawnerEvent) -> None:
         match event:
             case Spawned(round=generation, errors=errors) if generation == self._generation:
+                for member in self._members:
+                    member.begun()
                 for local_rank, code in errors.items():
                     self._members[local_rank].not_started(os.strerror(code))
             case Exited(round=generation, local_rank=local_rank, exit_code=code):
@@ -237,6 +262,8 @@ class CheckCrew:
                     self._members[local_rank].exited(code)
             case Empty():
                 self._empty = True
+            case ImageEvent():
+                self._image_changed(event)
             case _:
                 self._spawner_gone = True
         self._changed.set()
@@ -245,7 +272,7 @@ class CheckCrew:
 class _Member:
     """One check worker, seen from here. A new process is a new member."""
 
-    def __init__(self, local_rank: int, changed: Callable[[], None]) -> None:
+    def __init__(self, local_rank: int, changed: Callable[[], None], stage: str) -> None:
         """Open the pipes of a worker that is about to be started.
 
         Raises:
@@ -259,7 +286,7 @@ class _Member:
         self.theirs = (orders_from, answers_to, errors_to)
         self._buffer = bytearray()
         self._errors = bytearray()
-        self._stage = STARTING
+        self._stage = stage
         self._order: Order | None = None
         self._record: Record | None = None
         self._end = ""
@@ -295,6 +322,11 @@ class _Member:
             os.set_blocking(fd, False)
         loop.add_reader(self._answers_from, self._read, self._answers_from)
         loop.add_reader(self._errors_from, self._read, self._errors_from)
+
+    def begun(self) -> None:
+        """The process runs: the image was ready, or none is used."""
+        if self._stage == WAITING:
+            self._stage = STARTING
 
     def ask(self, order: Order) -> None:
         """Give an order; what came of the one before is forgotten."""

@@ -90,6 +90,7 @@ def read_check(
         json=given["json"],
         report=given["check_report"] or None,
         log_dir=given["log_dir"] or None,
+        preload=given.get("preload", ()),
     )
 
 
@@ -133,6 +134,13 @@ def _node_flags() -> list[Flag]:
             metavar="DIR",
             read=values.string,
             help="The folder whose disk must have room; default: that of temporary files.",
+        ),
+        Flag(
+            "--preload",
+            group=_NODE,
+            metavar="MODULE,...",
+            read=values.modules,
+            help="Import modules once, such as torch, and fork every check worker from there.",
         ),
     ]
 

@@ -32,6 +32,7 @@ def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
             accelerator=options.accelerator,
             virtual_local_rank=options.virtual_local_rank,
             checks=LadderOptions(spec, options.report, options.json),
+            preload=options.preload,
             remarks=options.remarks,
         )
     )

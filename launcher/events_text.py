@@ -126,8 +126,8 @@ def verdict(message: Verdict) -> str:
     return f"job {word}: {message.sentence}"
 
 
-def image(event: ImageEvent, modules: Sequence[str]) -> tuple[str, int]:
-    """Return the line for the image that workers are forked from, and its level."""
+def image(event: ImageEvent, modules: Sequence[str], who: str = "workers") -> tuple[str, int]:
+    """Return the line for the image that ``who`` are forked from, and its level."""
     named = ", ".join(modules)
     match event.state:
         case ImageState.LOADING:
@@ -137,7 +137,7 @@ def image(event: ImageEvent, modules: Sequence[str]) -> tuple[str, int]:
         case ImageState.STALE:
             return f"preload: {event.text} has changed on disk; importing again", logging.INFO
         case ImageState.FAILED:
-            text = f"preload: {event.text}; workers start the ordinary way"
+            text = f"preload: {event.text}; {who} start the ordinary way"
             return text, logging.WARNING
 
 

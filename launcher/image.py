@@ -10,7 +10,7 @@ from the kernel. It waits for the spawner's word to begin; end-of-file instead m
 wanted.
 
     spawner → image                          image → spawner
-    {"do": "preload", "modules", "argv"}     {"ready", "files"} or {"failed": reason}
+    {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
 What the image needs for itself (sockets, JSON, this package) is taken out of ``sys.modules`` before
@@ -80,6 +80,7 @@ class Image:
         self._reads: set[str] = set()
         """The variables that it looked up."""
         self._path0: str | None = None
+        self._is_secluded = False
         self._files: ImportedFiles | None = None
         self._own = {n: m for n, m in sys.modules.items() if n not in bare.modules}
 
@@ -101,7 +102,8 @@ class Image:
 
     def _preload(self, order: dict[str, Any]) -> None:
         argv = order["argv"]
-        self._path0 = warm_worker.pretend(argv, self._bare.main)
+        self._is_secluded = order["secluded"]
+        self._path0 = warm_worker.pretend(argv, self._bare.main, is_secluded=self._is_secluded)
         for name in self._own:
             del sys.modules[name]
         for path in set(sys.path_importer_cache) - self._bare.importer_paths:
@@ -155,6 +157,8 @@ class Image:
                 return f"importing reads {name}, which is different for the workers"
         if worker["cpus"] and "OMP_NUM_THREADS" not in {**self._environ, **env}:
             return "the workers are bound to CPUs and OMP_NUM_THREADS is not set"
+        if self._is_secluded:
+            return None  # nor will the workers look there
         path0 = warm_worker.first_path(worker["argv"])
         return None if path0 in (None, self._path0) else self._shadowed(str(path0))
 

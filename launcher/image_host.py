@@ -56,7 +56,8 @@ class ImageHost:
 
         Args:
             order: ``modules`` to preload; ``argv`` of a worker, the first word of which is the
-                interpreter; ``env`` and the signals as for a worker.
+                interpreter; ``env`` and the signals as for a worker; ``secluded``, see
+                ``SpawnerClient.preload``.
             owner: the spawner.
         """
         self._order = order
@@ -141,10 +142,10 @@ class ImageHost:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = [self._python, "-u", _MAIN, str(theirs.fileno())]
-        process = {**self._order, "argv": argv, "targets": [], "cpus": None}
+        process = {**self._order, "argv": argv, "cpus": None}
         self._started = time.monotonic()
         try:
-            self.pid, errors_from = fork_worker(process, (), keep=(theirs.fileno(),))
+            self.pid, errors_from = self._fork_image(process, theirs.fileno())
         except OSError as error:
             ours.close()
             self._give_up(f"no process for the preload: {error.strerror}")
@@ -155,7 +156,15 @@ class ImageHost:
         self.channel, self._incoming = ours, Incoming(ours)
         self.state = ImageState.LOADING
         self._tell("loading")
-        self._send({"do": "preload", **{key: self._order[key] for key in ("modules", "argv")}})
+        keys = ("modules", "argv", "secluded")
+        self._send({"do": "preload", **{key: self._order[key] for key in keys}})
+
+    def _fork_image(self, process: Request, keep: int) -> tuple[int, int]:
+        if not self._order["secluded"]:
+            return fork_worker({**process, "targets": []}, (), keep=(keep,))
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            streams = (nothing.fileno(),) * 3
+            return fork_worker({**process, "targets": [0, 1, 2]}, streams, keep=(keep,))
 
     def _hear_out(self) -> None:
         """Handle what it said before it exited."""

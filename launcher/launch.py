@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import exit_codes
@@ -58,6 +59,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         remark = start_preload(options, commands, environ, spawner)
         if remark is not None:
             display.event(remark, logging.WARNING)
+            options = replace(options, preload=())
         status = _run(
             options,
             count,

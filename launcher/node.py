@@ -20,7 +20,7 @@ from .identity import NodeIdentity
 from .log_dir import LogDir
 from .options import LaunchOptions, ScriptMode
 from .relay_client import RelayClient
-from .spawner_client import SpawnerClient
+from .spawner_client import ImageEvent, SpawnerClient
 from .worker_command import WorkerCommands
 from .worker_count import WorkerCount
 
@@ -69,7 +69,16 @@ async def run_node(
         # The agent of a job without checks does not load what it takes to have them.
         from .check_crew import CheckCrew
 
-        crew = CheckCrew(check_spawner, _crew_plan(options, identity, commands, count, cpus))
+        assert options.checks is not None
+        # A preload that fails does so for the workers that train as well: that is said once.
+        says_all = options.checks.spec.only
+
+        def image_changed(event: ImageEvent) -> None:
+            text, level = say.image(event, options.preload, "check workers")
+            display.event(text, level if says_all else logging.DEBUG)
+
+        plan = _crew_plan(options, identity, commands, count, cpus)
+        crew = CheckCrew(check_spawner, plan, image_changed)
     agent = Agent(
         options,
         identity=identity,
@@ -152,6 +161,7 @@ def _crew_plan(
         cpus=cpus,
         log_dir=options.logs.log_dir,
         script=(options.script or None) if options.mode in _WITH_FILE else None,
+        preload=options.preload,
     )
 
 

@@ -175,6 +175,8 @@ class CheckOptions:
     report: str | None = None
     """The file for the report."""
     log_dir: str | None = None
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once; check workers are forked from the process that has."""
 
 
 @dataclass(frozen=True, slots=True)

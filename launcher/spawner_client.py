@@ -127,7 +127,14 @@ class SpawnerClient:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
-    def preload(self, modules: Sequence[str], argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def preload(
+        self,
+        modules: Sequence[str],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        secluded: bool = False,
+    ) -> None:
         """Import modules once, and fork from then on every worker that can be forked from there.
 
         Can be forked: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
@@ -139,10 +146,13 @@ class SpawnerClient:
             argv: the command line of a worker, as the modules shall find it.
             env: what is set on top of the agent's own environment; a worker may have more, unless
                 the modules read it when they are imported.
+            secluded: the program of the workers takes its own folder off ``sys.path`` first of
+                all, so that nothing is imported from there, and what the modules read and write
+                when they are imported is nothing.
         """
-        order = {"modules": list(modules), "argv": list(argv), "env": dict(env), **self._signals()}
+        order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
         self.preloading = True
-        self._send({"do": "preload", **order})
+        self._send({"do": "preload", **order, "secluded": secluded, **self._signals()})
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""

@@ -97,13 +97,18 @@ def first_path(argv: list[str]) -> str | None:
     return os.path.dirname(os.path.realpath(argv[2]))
 
 
-def pretend(argv: list[str], bare_main: dict[str, Any]) -> str | None:
+def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) -> str | None:
     """Have modules that are preloaded find what they would find in a worker.
 
+    Args:
+        argv: the worker's command line.
+        bare_main: what a bare interpreter has in ``__main__``.
+        is_secluded: the worker's program takes its own folder off ``sys.path`` first of all.
+
     Returns:
-        The head of ``sys.path``.
+        The head of ``sys.path``; None: nothing was put there.
     """
-    path0 = first_path(argv)
+    path0 = None if is_secluded else first_path(argv)
     if path0 is not None:
         sys.path.insert(0, path0)
     _set_arguments(argv)

@@ -23,6 +23,7 @@ def test_everything_at_once():
         *("--check-level", "full", "--check_timeout=90", "--strict", "--json"),
         *("--check-report", "r.json", "--log-dir", "/logs"),
         *("--min-compute-tflops", "500", "--min-memory-gb-per-s", "2e3"),
+        *("--preload", "torch,torch.distributed"),
     )
     assert options == CheckOptions(
         nproc_per_node="gpu",
@@ -35,6 +36,7 @@ def test_everything_at_once():
         json=True,
         report="r.json",
         log_dir="/logs",
+        preload=("torch", "torch.distributed"),
     )
 
 

@@ -75,6 +75,32 @@ def test_a_signal_ends_the_check_in_one_line(ft, name):
     assert not ft.processes()
 
 
+@pytest.mark.parametrize("options", [(), ("--preload", "torch,talks")])
+def test_what_is_in_the_present_folder_is_not_imported(ft, options):
+    (ft.folder / "ft_run").mkdir()
+    for name in ("torch.py", "psutil.py", "talks.py", "ft_run/__init__.py"):
+        ft.script("raise SystemExit('the wrong one')", name)
+    library = ft.folder / "library"
+    library.mkdir()
+    (library / "talks.py").write_text("print('talks')\n")
+    args = ("check", "--nproc-per-node", 2, "--json", *options)
+    command = ft.run(*args, env={"PYTHONPATH": str(library)})
+    assert command.process.returncode == 0, command.stdout + command.stderr
+    (node,) = json.loads(command.stdout)["nodes"]
+    assert (node["verdict"], node["reason"]) == ("passed", "")
+    lines = command.stderr.splitlines()
+    assert len(lines) == (1 if options else 0)
+    assert all("preload: imported torch, talks in" in line for line in lines)
+
+
+def test_a_preload_that_fails_is_told_and_the_check_goes_on(ft):
+    command = ft.run("check", "--preload", "no_such_module", "--accelerator", "cpu")
+    assert command.process.returncode == 0
+    sentence = "there is no module 'no_such_module'; check workers start the ordinary way"
+    assert command.stderr.count(sentence) == 1
+    assert len(command.stderr.splitlines()) == 1
+
+
 def test_a_script_called_check_still_runs(ft):
     ft.script("print('mine')\n", "check")
     assert ft.run("./check").stdout == "mine\n"

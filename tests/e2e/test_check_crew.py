@@ -16,7 +16,8 @@ from ft_run.launcher.check_crew import CheckCrew, CrewPlan
 
 async def carry_out(plan, steps):
     crews = [
-        CheckCrew(spawner, CrewPlan(f"node{i}", plan["workers"], env={"OMP_NUM_THREADS": "1"}))
+        CheckCrew(spawner, CrewPlan(f"node{i}", plan["workers"], env={"OMP_NUM_THREADS": "1"},
+                                    preload=tuple(plan["preload"])))
         for i, spawner in enumerate(spawners)
     ]
     total = plan["workers"] * len(crews)
@@ -41,15 +42,15 @@ asyncio.run(carry_out(json.loads(sys.argv[2]), json.loads(sys.argv[3])))
 def crews(ft):
     """Run crews; return the records of every step: steps in order, and nodes in order."""
 
-    def run(*steps, workers=1, nodes=1, fault=""):
+    def run(*steps, workers=1, nodes=1, fault="", preload=(), env=None):
         timed = [{"deadline_s": 50.0} | step for step in steps]
-        plan = {"workers": workers}
+        plan = {"workers": workers, "preload": preload}
         command = ft.run(
             nodes,
             json.dumps(plan),
             json.dumps(timed),
             program=(sys.executable, str(ft.script(DRIVER))),
-            env={"FT_RUN_CHECK_FAULT": fault},
+            env={"FT_RUN_CHECK_FAULT": fault} | (env or {}),
         )
         assert command.process.returncode == 0, command.stderr
         assert command.stderr == ""
@@ -107,3 +108,57 @@ def test_a_fault_that_is_misspelt_fails_the_check(crews):
     (solo,) = crews({"phase": "solo"}, fault="hnag")
     assert "FT_RUN_CHECK_FAULT names the fault 'hnag'" in solo["failure"]
     assert "right would be one of fail, exit, hang" in solo["failure"]
+
+
+# --- forked from an image ----------------------------------------------------------------------
+
+# Notes every process that looks for torch, which is there where it has been imported.
+SITE = """
+import sys
+class Notes:
+    def find_spec(name, *_):
+        if name == "torch":
+            open({!r}, "a").write("torch\\n")
+sys.meta_path.insert(0, Notes)
+"""
+
+
+@pytest.fixture
+def imports(ft):
+    """Return where imports of torch are noted, and the variables that it takes."""
+    noted = ft.folder / "imports"
+    library = ft.folder / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(SITE.format(str(noted)))
+    return noted, {"PYTHONPATH": str(library)}
+
+
+def test_workers_are_forked_from_the_image_also_those_after_a_kill(crews, imports):
+    noted, env = imports
+    steps = [{"phase": "facts"}, {"phase": "solo"}, {"phase": "facts"}]
+    fault = "exit@local-rank=1,phase=solo"
+    facts, ended, again = crews(*steps, workers=2, fault=fault, preload=["torch"], env=env)
+    assert facts["facts"]["torch"]
+    assert ended["failure"] == "local rank 1: the check worker exited with 1 (opening the device)"
+    assert again["facts"]["torch"] == facts["facts"]["torch"]
+    assert noted.read_text() == "torch\n"
+
+
+def test_forked_workers_measure_as_others_and_hang_as_others(crews, imports):
+    noted, env = imports
+    steps = [{"phase": "solo"}, {"phase": "suspects", "deadline_s": 5.0}, {"phase": "facts"}]
+    fault = "hang@phase=suspects"
+    solo, hung, again = crews(*steps, workers=2, fault=fault, preload=["torch"], env=env)
+    assert set(solo["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
+    assert "no answer within 5 s (opening the device)" in hung["failure"]
+    assert "failure" not in again
+    assert noted.read_text() == "torch\n"
+
+
+def test_an_import_that_hangs_ends_at_the_deadline_and_says_nothing_of_the_node(crews, ft):
+    (ft.folder / "hangs.py").write_text("import threading; threading.Event().wait()")
+    steps = [{"phase": "facts", "deadline_s": 1.0}] * 2
+    records = crews(*steps, preload=["hangs"], env={"PYTHONPATH": str(ft.folder)})
+    assert [record["failure"] for record in records] == [
+        "the check could not be carried out: no answer within 1 s (waiting for the preload)"
+    ] * 2

@@ -91,6 +91,32 @@ def test_every_agent_of_a_job_has_its_image(ft, free_port):
             assert output.count(f"attempt {attempt} rank {rank} warm True") == 1
 
 
+# Notes every process that looks for torch, which is there where it has been imported.
+SITE = """
+import sys
+class Notes:
+    def find_spec(name, *_):
+        if name == "torch":
+            open({!r}, "a").write("torch\\n")
+sys.meta_path.insert(0, Notes)
+"""
+
+
+def test_check_workers_are_forked_from_an_image_of_their_own(ft):
+    noted = ft.folder / "imports"
+    ft.script(SITE.format(str(noted)), "sitecustomize.py")
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 2, "--network-check", "--preload", "torch"),
+        ft.script("import torch; print('ran')"),
+        env={"PYTHONPATH": str(ft.folder)},
+    )
+    assert command.process.returncode == 0
+    assert command.stdout.count("ran") == 2
+    # Once for those that check, once for those that train.
+    assert noted.read_text() == "torch\n" * 2
+    assert command.stderr.count("preload: imported torch in") == 1
+
+
 def test_the_agent_does_not_import_what_workers_preload(ft):
     probe = ft.script(
         "import sys\n"
@@ -179,6 +205,10 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
     [
         (
             ("--preload", "no_such_module"),
+            "preload: there is no module 'no_such_module'; workers start the ordinary way",
+        ),
+        (
+            ("--preload", "no_such_module", "--network-check"),
             "preload: there is no module 'no_such_module'; workers start the ordinary way",
         ),
         (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
