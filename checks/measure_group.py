@@ -86,8 +86,10 @@ class GroupProbe:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is None:
-            self._leave_together()
+        # The store of a peer that was late may be gone: what was measured counts all the same.
+        with suppress(RuntimeError):
+            if error_type is None:
+                self._leave_together()
         with suppress(RuntimeError):
             dist.destroy_process_group()
         self._store = None

@@ -208,6 +208,8 @@ class Agent:
         while not self._is_over():
             await self._handle(await self._events.get())
         self._workers.close()
+        if self._checks is not None:
+            await self._checks.rest()  # or what ends the crew would be answered by a new one
         await self._link.close()
         await self._drain()
         if self._error is not None:

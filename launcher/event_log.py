@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..rendezvous.messages import Outcome, Place, Verdict
 from .options import LaunchOptions
@@ -111,4 +112,6 @@ class EventLog:
             "timestamp": 0,
             "metadata": metadata | fields,
         }
-        os.write(_STDERR, (json.dumps(event) + "\n").encode())
+        # Nobody may be left who reads it: no reason to end a job.
+        with suppress(OSError):
+            os.write(_STDERR, (json.dumps(event) + "\n").encode())

@@ -159,7 +159,10 @@ class Supervisor:
                 self._arm(group, SETTLE_S)
             return
         self._is_settling = False
+        before = group.state
         group.stop(number)
+        if group.state is before:
+            return  # it is being stopped already, and its time runs
         if group.state is GroupState.STOPPING:
             self._arm(group, self._shutdown_timeout_s)
         else:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from .failure import Failure, FailureKind
+from .failure import Failure, FailureKind, is_collateral
 from .ledger import Ledger
 from .messages import JobSpec, Outcome, PolicySpec
-from .policy import Action, Context, Decision, Rule, decide
+from .policy import SLIP_S, Action, Context, Decision, Rule, decide
 from .postmortem import Postmortem
 from .restarts import RestartBudget
 
@@ -65,6 +65,8 @@ class Aftermath:
         failure = postmortem.cause or postmortem.preempted
         if failure is None:
             if not postmortem.counted:
+                if ran_s is not None and ran_s >= SLIP_S:
+                    self._slip = None  # a round that ran is between what came before and after
                 return Answer()
             decision = Decision(Action.RESTART, "", "nothing is known of the cause", True)
         else:
@@ -112,8 +114,8 @@ class Aftermath:
         if decision.action is Action.REPLACE_NODE:
             self.ledger.exclude(suspect, f"{failure.summary()} ({decision.words()})")
             return suspect, f"node {suspect} is excluded"
-        if failure.kind is FailureKind.PREEMPTED:
-            return None, ""
+        if failure.kind is FailureKind.PREEMPTED or is_collateral(failure):
+            return None, ""  # who only lost its peer is not to blame
         times = self.ledger.blame(suspect, policy.restart_window_s, now)
         if not policy.max_node_failures or times < policy.max_node_failures or not has_stand_in:
             return None, ""

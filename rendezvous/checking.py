@@ -130,14 +130,16 @@ class Checking(Rounds):
     def _kept_out(self) -> set[str]:
         """Return which ready nodes cannot be in a world because of one who is or will be in it.
 
-        Of the two ends of a bad link that are both ready, the one that came later.
+        Of the two ends of a bad link that are both ready, the one that was in no world; then the
+        one that came later.
         """
         inside = {
             node.spec.node_id
             for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
         }
         out: set[str] = set()
-        for node in super()._candidates() if self._bad_links else ():
+        ready = super()._candidates() if self._bad_links else ()
+        for node in sorted(ready, key=lambda node: (node.rank is None, node.arrival)):
             name = node.spec.node_id
             ends = {end for link in self._bad_links if name in link for end in link}
             (out if inside & ends else inside).add(name)

@@ -235,14 +235,16 @@ def _error(text: str) -> ErrorWords:
     return ErrorWords(pattern)
 
 
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(|\)|[*+]|\{[0-9]*,[0-9]*\}|.", re.DOTALL)
+_PIECE = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(|\)|[*+]|\{[0-9]+(?:,[0-9]*)?\}|\{,[0-9]+\}|.", re.DOTALL
+)
 
 
 def repeats_a_repetition(pattern: str) -> bool:
     """Return whether a group that holds a repetition is repeated itself, as in ``(a+)+``.
 
-    Such an expression can take exponential time on a line that does not match; what is left is
-    bounded by the length of a line.
+    Such an expression can take exponential time on a line that does not match. Alternatives that
+    overlap in a repeated group (``(a|a)*``) can too, and are not found.
     """
     holds = [False]
     was_repeated_group = False

@@ -362,6 +362,17 @@ def restart(scene: CheckScene, name: str, failure: Failure) -> list[str]:
     return scene.check_all()
 
 
+def test_a_spare_behind_a_bad_link_takes_no_survivors_place():
+    world = World((), bad_links=frozenset({frozenset("ad")}))
+    scene = checked("abcd", 3, 4, world=world)
+    scene.check_all()
+    for round_number in (1, 2):
+        scene.fail("b", worker_failure(1, message="ValueError: no"))
+        scene.stopped("b", "c", "a")
+        assert scene.place("a").round == round_number
+        assert scene.rounds("d") == []
+
+
 def test_an_exception_in_the_script_costs_no_check():
     scene = running("ab", 2)
     assert restart(scene, "a", worker_failure(0, message="ValueError: no")) == []

@@ -102,12 +102,16 @@ def test_what_is_no_rule(text: str, why: str, right: str) -> None:
     assert right in bad.value.right
 
 
-@pytest.mark.parametrize("text", ["(a+)+", "(a*)*b", "((a|b)+c)*", "(?:x{2,})+", "([)]*)+"])
+@pytest.mark.parametrize(
+    "text", ["(a+)+", "(a*)*b", "((a|b)+c)*", "(?:x{2,})+", "([)]*)+", "(a*){20}b"]
+)
 def test_a_repeated_repetition_is_found(text: str) -> None:
     assert repeats_a_repetition(text)
 
 
-@pytest.mark.parametrize("text", ["a+b+", "(ab)+", r"(a\+)+", "[(+]+[)*]", "(a+)b+", "(a+){3}"])
+@pytest.mark.parametrize(
+    "text", ["a+b+", "(ab)+", r"(a\+)+", "[(+]+[)*]", "(a+)b+", "(ab){3}", "(a+){}"]
+)
 def test_what_is_no_repeated_repetition(text: str) -> None:
     assert not repeats_a_repetition(text)
 

@@ -198,6 +198,20 @@ def test_a_usage_error_twice_running_ends_the_job_though_restarts_are_left() -> 
     assert "(default rule repeated usage or import error=fail; 2 of 9 restarts" in verdict.sentence
 
 
+def test_a_round_that_ran_well_lies_between_two_usage_errors() -> None:
+    scene = running(2, 3, names="ab", restarts=9)
+    fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
+    scene.wait(3)
+    fail_and_stop(scene, "b", worker_failure(1, code=2, pid=2), "a")
+    if scene.group.verdict is None:
+        scene.attend("c")
+        scene.wait(3600)
+        scene.stopped("a", "b")  # the world grows
+        scene.wait(3)
+        fail_and_stop(scene, "b", worker_failure(1, code=2, pid=3), "ac")
+    assert scene.group.verdict is None
+
+
 def test_a_usage_error_later_or_at_another_rank_is_a_fault_like_any_other() -> None:
     scene = running(2, restarts=9)
     fail_and_stop(scene, "b", worker_failure(1, code=1), "a")
@@ -275,6 +289,15 @@ def test_no_node_is_excluded_for_failing_often_where_the_world_would_shrink() ->
     scene = running(1, 2, names="ab", restarts=9)
     for _ in range(5):
         fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
+    assert scene.group.restarts == 5
+    assert not scene.all_told("b", Excluded)
+
+
+def test_a_node_that_only_lost_its_peer_is_not_blamed_for_it() -> None:
+    scene = running(2, names="abc", restarts=9)
+    for _ in range(5):
+        reset = worker_failure(1, message="RuntimeError: Connection reset by peer")
+        fail_and_stop(scene, "b", reset, "a")
     assert scene.group.restarts == 5
     assert not scene.all_told("b", Excluded)
 
