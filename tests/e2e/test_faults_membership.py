@@ -66,7 +66,7 @@ def test_an_elastic_world_shrinks_and_grows_again(ft, network):
 
 
 def test_a_late_comer_that_need_not_wait_enters_at_the_next_restart(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", "1:3", "--rescale-delay", "never",
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", "never",
                   conf="last_call_timeout=1")  # fmt: skip
     job.start("ab")
     job.agent("c").expect("this node is a spare")
@@ -138,7 +138,7 @@ def test_two_nodes_with_one_rank(ft, network):
 
 
 def test_nodes_that_never_come_end_the_job(ft, network):
-    job = Cluster(ft, network, "ab", "--nnodes", 4, conf="join_timeout=3")
+    job = Cluster(ft, network, "ab", "--nnodes", 4, conf="join_timeout=10")
     for rank, name in enumerate("ab"):
         job.agent(name, "--node-rank", rank)
     for name in "ab":
@@ -147,7 +147,7 @@ def test_nodes_that_never_come_end_the_job(ft, network):
             job.agents[name]
             .stderr.splitlines()[-1]
             .endswith(
-                "job FAILED: 2 of at least 4 nodes came within 3 s; "
+                "job FAILED: 2 of at least 4 nodes came within 10 s; "
                 "missing: --node-rank 2, --node-rank 3"
             )
         )
