@@ -191,7 +191,8 @@ def test_the_workers_end_when_the_master_stays_away(ft: "Launcher", endpoint: st
             f"ft-run: error: the master at {endpoint} stayed away for 1 s (connection refused); "
             "--rdzv-conf master_timeout=SECONDS sets how long it may."
         )
-    assert ft.processes() == {} or master.wait()
+    master.wait()
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
 
 
 # --- a master in an agent ------------------------------------------------------------------------
