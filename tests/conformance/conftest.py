@@ -36,7 +36,7 @@ def ft_run(tmp_path: Path) -> Iterator[Launcher]:
         yield launcher
         ended = all(command.process.poll() is not None for command in launcher.commands)
         if ended:
-            launcher.wait_until(lambda: not launcher.processes(), "all processes have ended", 30)
+            launcher.wait_until(lambda: not launcher.processes(), "all processes have ended")
         if all(command.process.poll() == 0 for command in launcher.commands):
             assert not [*launcher.temporary.iterdir()]
     finally:

@@ -178,7 +178,9 @@ class Launcher:
         """Return pid and command line of every living process of this test."""
         return processes_marked(self.mark)
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S
+    ) -> None:
         """Wait for a state of the machine that nothing announces (a process that is gone)."""
         deadline = time.monotonic() + timeout_s
         while not condition():

@@ -191,7 +191,7 @@ def test_a_killed_caller_leaves_neither_processes_nor_files(
     command = start(ft, head + WAITING)
     command.expect("waiting", 4)
     command.send(signal.SIGKILL)
-    ft.wait_until(lambda: not ft.processes(), "everything is gone", 60)
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
     assert list(ft.temporary.glob("ft-run-api-*")) == []
     command.wait()
     assert "received SIGTERM: stopping 2 worker(s)" in command.stderr
@@ -215,4 +215,4 @@ def test_a_signal_to_the_agent_is_told(ft: "Launcher", number: signal.Signals) -
     os.kill(agent_of(command), number)
     assert command.wait() == 128 + number
     assert f"{number.name} ended the workers of this node before the job was over" in command.stdout
-    ft.wait_until(lambda: not ft.processes(), "everything is gone", 60)
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")

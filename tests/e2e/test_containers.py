@@ -76,10 +76,10 @@ def test_pid_1_reaps_what_comes_from_outside_and_stops_in_order(ft: "Launcher") 
     before = children_of(agent)
     enter = ("nsenter", "--target", str(agent), "--pid", "--mount", "sh", "-c")
     ft.run(f"cat {gate} & :", program=enter)  # the shell ends, what it started goes to PID 1
-    ft.wait_until(lambda: len(children_of(agent) - before) == 1, "PID 1 has adopted it", 60)
+    ft.wait_until(lambda: len(children_of(agent) - before) == 1, "PID 1 has adopted it")
     (stranger,) = children_of(agent) - before
     os.close(os.open(gate, os.O_WRONLY))
-    ft.wait_until(lambda: state_of(stranger) == "", "PID 1 has reaped it", 60)
+    ft.wait_until(lambda: state_of(stranger) == "", "PID 1 has reaped it")
     assert [pid for pid in children_of(agent) if state_of(pid) == "Z"] == []
     os.kill(agent, signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM

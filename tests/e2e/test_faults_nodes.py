@@ -101,7 +101,7 @@ def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network
     job.hosts["c"].mend()
     job.agents["c"].expect(r"round=0 node=2 stopping 1 worker\(s\): round 0 is over")
     job.agents["c"].expect("this node is a spare")
-    ft.wait_until(lambda: not job.are_alive(before["c"]), "the stale worker has ended", 60)
+    ft.wait_until(lambda: not job.are_alive(before["c"]), "the stale worker has ended")
     job.ends("abc")
     assert job.rounds("c") == [0]
 

@@ -57,7 +57,7 @@ def test_the_files_of_every_attempt_are_kept_over_restarts_and_regroups(
     second = ft.start(*args, "-r", 3, script, gate)
     first.expect(r"err of attempt 1")
     written = "*/attempt_1/0/stderr.log"
-    ft.wait_until(lambda: all(f.read_text() for f in logs.glob(written)), "both have written", 60)
+    ft.wait_until(lambda: all(f.read_text() for f in logs.glob(written)), "both have written")
     second.send(signal.SIGTERM)  # the others regroup without it
     assert second.wait() == 128 + signal.SIGTERM
     assert first.wait() == 0, first.stderr
@@ -133,9 +133,9 @@ def die_while_talking(ft: "Launcher", flag: str, whom: str, after: int) -> None:
     count.touch()
     command = ft.start("--standalone", "--rdzv-id", name, "--max-restarts", 1, flag, 3,
                        "--log-dir", logs, ft.script(TALKER), count)  # fmt: skip
-    ft.wait_until(lambda: int(count.read_bytes() or 0) >= after, f"{after} lines", 60)
+    ft.wait_until(lambda: int(count.read_bytes() or 0) >= after, f"{after} lines")
     kill(ft, command, whom)
-    ft.wait_until(lambda: not ft.processes(), "everything is gone", 60)
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
     command.wait()
     written = int(count.read_bytes() or 0)
     (run,) = logs.glob(f"{name}_*")

@@ -28,7 +28,7 @@ def image_of(ft, command):
         found[:] = [pid for spawner in spawners for pid in children(spawner) if is_image(pid)]
         return bool(found)
 
-    ft.wait_until(there_is, "there is an image", 60.0)
+    ft.wait_until(there_is, "there is an image")
     return found[0]
 
 

@@ -124,7 +124,7 @@ def test_signals_for_the_workers_are_not_for_it(ft: "Launcher") -> None:
                        env={"PYTHON_EXEC": str(python)})  # fmt: skip
     command.expect("^ready")
     (log,) = logs.glob("*/attempt_0/store.log")
-    ft.wait_until(lambda: log.read_text() == "serving\n", "the store serves", 60)
+    ft.wait_until(lambda: log.read_text() == "serving\n", "the store serves")
     command.send(signal.SIGUSR1)
     command.expect("^signalled")
     command.send(signal.SIGTERM)
