@@ -2,19 +2,22 @@
 
 A port that the kernel picks for a probe may be given to somebody else's outgoing connection, or to
 another test's probe, before the test binds it. These lie below the range the kernel picks from
-(32768 up by default), and each pytest-xdist worker has a part of its own.
+(32768 up by default), and each pytest-xdist worker has a part of its own. Where it begins in it
+depends on the run, since another one beside it may have the same parts.
 """
 
 import itertools
 import os
 import socket
+import zlib
 
 _FIRST, _LAST = 20000, 32000
 _PER_WORKER = 1000
 
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _start = _FIRST + _worker * _PER_WORKER % (_LAST - _FIRST)
-_ports = itertools.cycle(range(_start, _start + _PER_WORKER))
+_run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+_ports = (_start + n % _PER_WORKER for n in itertools.count(zlib.crc32(_run.encode())))
 
 
 def free_port(count: int = 1) -> int:
