@@ -57,7 +57,10 @@ def test_the_files_of_every_attempt_are_kept_over_restarts_and_regroups(
     second = ft.start(*args, "-r", 3, script, gate)
     first.expect(r"err of attempt 1")
     written = "*/attempt_1/0/stderr.log"
-    ft.wait_until(lambda: all(f.read_text() for f in logs.glob(written)), "both have written")
+    ft.wait_until(
+        lambda: [bool(f.read_text()) for f in logs.glob(written)] == [True, True],
+        "both have written",
+    )
     second.send(signal.SIGTERM)  # the others regroup without it
     assert second.wait() == 128 + signal.SIGTERM
     assert first.wait() == 0, first.stderr

@@ -11,11 +11,16 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Each worker says where it is, then the one that is told to die does so; the others wait for the
 # world to end, as in a collective whose peer is gone.
 WORKER = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 env = os.environ
 restart = int(env["TORCHELASTIC_RESTART_COUNT"])
 die, times = int(sys.argv[1]), int(sys.argv[2])
 if restart < times:
+    # Or one of them may be stopped for another's failure before it has begun.
+    os.makedirs(meeting := f"together-{restart}", exist_ok=True)
+    open(f"{meeting}/{env['RANK']}", "w").close()
+    while len(os.listdir(meeting)) < int(env["WORLD_SIZE"]):
+        time.sleep(0.01)
     if int(env["RANK"]) == die:
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
