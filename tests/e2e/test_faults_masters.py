@@ -114,9 +114,9 @@ def test_a_master_that_stays_away_ends_the_job_on_every_node(ft, network):
 
 @pytest.mark.slow
 def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
-    conf = ("--rdzv-conf", "node_timeout=3,node_grace=600")
-    job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf=conf[1])
-    master = job.master("m", *conf)
+    conf = "node_grace=600"
+    job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf=conf)
+    master = job.master("m", "--rdzv-conf", conf)
     workers = job.start("ab")
     since = time.monotonic()
     job.hosts["m"].freeze()
@@ -205,7 +205,7 @@ def test_the_node_that_hosts_the_master_dies_during_a_stop(ft, network):
 
 
 def test_node_0_hosts_the_master_also_when_its_workers_are_done(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=3,node_grace=600")
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_grace=600")
     workers = job.start("abc")
     job.told("done", 0)
     job.agents["a"].expect("all 1 worker.* finished; waiting for the other nodes")

@@ -9,9 +9,6 @@ from ft_run.tests.e2e.cluster import Cluster
 
 pytestmark = pytest.mark.root
 
-SILENT = "node_timeout=3"
-"""For tests that wait for a silent node to be noticed, and are not about how soon."""
-
 
 def test_a_killed_agent_is_a_lost_node(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "2:3")
@@ -29,7 +26,7 @@ def test_a_killed_agent_is_a_lost_node(ft, network):
 @pytest.mark.slow
 def test_a_host_whose_power_goes_is_a_lost_node(ft, network):
     # Nobody closes its connections: that it is silent is all that tells.
-    job = Cluster(ft, network, "abc", "--nnodes", "2:3", conf=SILENT)
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
     job.start("abc")
     since = time.monotonic()
     job.hosts["c"].cut()
@@ -74,7 +71,7 @@ def test_a_link_that_is_cut_for_a_moment_is_nothing(ft, network):
 
 
 def test_a_link_that_is_back_within_the_grace_touches_no_worker(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", 3, conf=f"{SILENT},node_grace=600")
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_grace=600")
     workers = job.start("abc")
     since = time.monotonic()
     job.hosts["c"].cut()
@@ -90,8 +87,7 @@ def test_a_link_that_is_back_within_the_grace_touches_no_worker(ft, network):
 
 
 def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network):
-    conf = f"{SILENT},rescale_delay=never"
-    job = Cluster(ft, network, "abc", "--nnodes", "2:3", conf=conf)
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", "never")
     before = job.start("abc")
     since = time.monotonic()
     job.hosts["c"].cut()
@@ -108,7 +104,7 @@ def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network
 
 def test_two_nodes_that_do_not_reach_each_other_both_stay(ft, network):
     """Only the way to the master counts; what a broken path between workers means they say."""
-    job = Cluster(ft, network, "abc", "--nnodes", 3, conf=SILENT)
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
     workers = job.start("abc")
     network.separate(job.hosts["b"], job.hosts["c"])
     job.told("done", 1)
