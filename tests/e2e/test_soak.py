@@ -58,7 +58,7 @@ class Soak:
     def start_agent(self, name: str) -> None:
         self.agents[name] = self.ft.start(
             "--nnodes", 4, "--rdzv-endpoint", f"m:{PORT}", "--rdzv-id", "soak",
-            "--max-restarts", 1000, "--rdzv-conf", "node_timeout=2",
+            "--max-restarts", 1000,
             "--log-dir", self.ft.folder / "logs" / name, *self.options, *ARGUMENTS,
             host=self.hosts[name],
         )  # fmt: skip
