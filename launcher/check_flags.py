@@ -45,6 +45,8 @@ Exit codes:
   10     with --strict: it has passed with a warning
   20     the check could not be carried out: worth retrying
   30     this node is unhealthy
+  40     with --nnodes: no master, or not enough nodes in time
+  41     with --nnodes: the master refused this node
   128+n  ended by signal n
 """
 
@@ -73,12 +75,10 @@ def read_check(
         )
     floors = {name: given[f"min_{name}"] for name in _FLOORS}
     remarks: list[str] = []
-    # Flags of a job that ``ft-run check`` does not have, and how they are not given.
-    absent = {"rdzv_backend": "--rdzv-backend", "max_restarts": "--max-restarts"}
-    given = Given(dict.fromkeys(absent) | dict(given.values), absent | dict(given.origins))
-    rendezvous = read_rendezvous(given, remarks)
+    _, max_nodes = given.get("nnodes", (1, 1))
     return CheckOptions(
-        rendezvous=rendezvous if rendezvous.endpoint is not None else None,
+        # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
+        rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
         remarks=tuple(remarks),
         nproc_per_node=given.get("nproc_per_node", defaults.NPROC_PER_NODE),
         accelerator=given.get("accelerator", "auto"),
@@ -92,6 +92,15 @@ def read_check(
         log_dir=given["log_dir"] or None,
         preload=given.get("preload", ()),
     )
+
+
+def _as_of_a_job(given: Given) -> Given:
+    """Return what was given, with the flags of a job that ``ft-run check`` does not have."""
+    origins = {"rdzv_backend": "--rdzv-backend", "max_restarts": "--max-restarts"}
+    is_somewhere = given["rdzv_endpoint"] is not None or given["master_addr"] is not None
+    # Without a backend the endpoint would be on this host by default, as torchrun's is.
+    values = {"rdzv_backend": None if is_somewhere else "grpc", "max_restarts": None}
+    return Given(values | dict(given.values), origins | dict(given.origins))
 
 
 def check_command() -> CommandLine:
@@ -166,13 +175,18 @@ def _check_flags() -> list[Flag]:
             group=_CHECK,
             help="Exit with 10 when there are warnings.",
         ),
-        Flag("--json", group=_CHECK, help="Print JSON instead of a table."),
+        Flag(
+            "--json",
+            group=_CHECK,
+            help="Print JSON instead of a table. With --nnodes: on one node, the first to attend;"
+            " the others print neither.",
+        ),
         Flag(
             "--check-report",
             group=_CHECK,
             metavar="FILE",
             read=values.string,
-            help="Write the same JSON to a file.",
+            help="Write the same JSON to a file; with --nnodes on that one node only.",
         ),
     ]
 

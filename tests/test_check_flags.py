@@ -54,6 +54,9 @@ def test_variables_stand_for_flags_and_are_beaten_by_them():
         (["--min-compute-tflops", "-1"], "was given '-1'; right would be a number above 0"),
         (["--min-compute-tflops", "nan"], "was given 'nan'; right would be a number above 0"),
         (["--min-copy-gb-per-s", "fast"], "--min-copy-gb-per-s was given 'fast'"),
+        (["--nnodes", "2"], "asks for up to 2 nodes, but no endpoint was given; right would be"),
+        (["--nnodes", "2", "--master-port", "29500"], "but no endpoint was given"),
+        (["--nnodes", "2", "--standalone"], "--standalone is for one node"),
         (["--jsno"], "there is no flag '--jsno'; did you mean --json?"),
     ],
 )
@@ -63,10 +66,25 @@ def test_wrong_usage(argv, words):
     assert words in error.value.sentence
 
 
+def test_one_node_is_checked_by_itself_whatever_is_said_of_an_endpoint():
+    assert check("--rdzv-endpoint", "h:1").rendezvous is None
+    variables = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "h:1"}
+    assert check(**variables).rendezvous.max_nodes == 2
+    assert check("--nnodes", "1", **variables) == CheckOptions()
+
+
+def test_the_first_node_can_be_named_as_under_torchrun():
+    rendezvous = check("--nnodes", "2", "--master-addr", "h", "--node-rank", "1").rendezvous
+    assert str(rendezvous.endpoint) == "h:29500"
+    assert (rendezvous.node_rank, rendezvous.hosts_master) == (1, False)
+
+
 def test_the_help_names_every_exit_status(capsys):
     with pytest.raises(SystemExit) as ended:
         check("--help")
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"  {status} " in text for status in ("0", "2", "10", "20", "30", "128+n"))
+    assert all(
+        f"  {status} " in text for status in ("0", "2", "10", "20", "30", "40", "41", "128+n")
+    )
     assert max(map(len, text.splitlines())) <= 80
