@@ -125,7 +125,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         numa_binding=given["numa_binding"],
         preload=given.get("preload", ()),
         event_log_handler=given.get("event_log_handler", "null"),
-        checks=ladder_options(given),
+        checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
     )
 

@@ -88,19 +88,20 @@ def ladder_flags() -> list[Flag]:
     ]
 
 
-def ladder_options(given: Given) -> LadderOptions | None:
+def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
     """Return what the flags ask for; None where nothing is to be checked.
 
+    Args:
+        given: the flags and variables of a job.
+        remarks: takes what is ignored.
+
     Raises:
-        UsageError: they say how to check, but not that.
+        UsageError: the command line says how to check, but nothing says that.
     """
     if not given["network_check"]:
         for key in _DETAILS:
             if given[key]:
-                raise UsageError(
-                    f"{given.origin(key)} says how nodes are checked, but nothing asks for checks;"
-                    " right would be --network-check beside it."
-                )
+                _without_checks(given.origin(key), remarks)
         return None
     return LadderOptions(
         spec=CheckSpec(
@@ -113,6 +114,14 @@ def ladder_options(given: Given) -> LadderOptions | None:
         ),
         report=given["check_report"] or None,
     )
+
+
+def _without_checks(origin: str, remarks: list[str]) -> None:
+    says = f"{origin} says how nodes are checked, but nothing asks for checks"
+    if origin.startswith("--"):
+        raise UsageError(f"{says}; right would be --network-check beside it.")
+    # Variables are set for a whole pod, where they may be meant for an ``ft-run check``.
+    remarks.append(f"{says}: it is ignored without --network-check.")
 
 
 def _factor(text: str) -> float:

@@ -32,6 +32,10 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
+    if options.checks is not None:
+        from .check_command import check_report_path
+
+        check_report_path(options.checks.report)
     display = Display()
     environ = dict(os.environ)
     count = resolve_worker_count(
