@@ -1,7 +1,6 @@
 """``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
 
 from ..rendezvous.messages import CheckSpec
-from .check_command import check_report_path
 from .launch import launch
 from .options import CheckOptions, LadderOptions, LaunchOptions, RendezvousOptions
 
@@ -16,7 +15,6 @@ def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
-    check_report_path(options.report)
     spec = CheckSpec(
         level=options.level,
         timeout_s=options.timeout_s,
@@ -31,7 +29,7 @@ def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
             nproc_per_node=options.nproc_per_node,
             accelerator=options.accelerator,
             virtual_local_rank=options.virtual_local_rank,
-            checks=LadderOptions(spec, options.report, options.json),
+            checks=LadderOptions(spec, options.report, options.json, options.log_dir),
             preload=options.preload,
             remarks=options.remarks,
         )

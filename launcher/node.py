@@ -152,6 +152,7 @@ def _crew_plan(
     """Return what the check workers are: like those that will train."""
     from .check_crew import CrewPlan
 
+    only_checked = options.checks.log_dir if options.checks is not None else None
     return CrewPlan(
         node=identity.node_id,
         local_world_size=count.count,
@@ -159,7 +160,7 @@ def _crew_plan(
         visible_devices=commands.devices,
         env=commands.omp_threads,
         cpus=cpus,
-        log_dir=options.logs.log_dir,
+        log_dir=options.logs.log_dir or only_checked,
         script=(options.script or None) if options.mode in _WITH_FILE else None,
         preload=options.preload,
     )

@@ -99,6 +99,8 @@ class LadderOptions:
     """File for the report, on the node that the master gives it to."""
     json: bool = False
     """With ``only``: the report is printed as JSON instead of a table."""
+    log_dir: str | None = None
+    """With ``only``: the folder whose disk must have room; nothing is created there."""
 
 
 @dataclass(frozen=True, slots=True)
