@@ -32,7 +32,7 @@ def test_every_flag_that_it_recommends_is_one_of_ours() -> None:
 def test_what_keeps_its_name_does() -> None:
     ours = {word for flag in flags.launch_command().flags for word in flag.opts}
     same = [old for _, old, new in rows() if new.startswith("the same names")]
-    assert len(same) == 3
+    assert len(same) == 4
     for old in same:
         for word in WORD.findall(old):
             assert word.replace("_", "-") in ours
