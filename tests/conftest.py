@@ -29,6 +29,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             "FT_RUN_FORBID_SKIPS is set and tests were skipped: that is a failure.", red=True
         )
+    _tell_conformance(terminalreporter)
+
+
+def _tell_conformance(reporter: pytest.TerminalReporter) -> None:
+    """Say how many rows are the same as torchrun's, better, or different on purpose.
+
+    Here, since of parallel runs only this file is known to the process that prints.
+    """
+    verdicts = [
+        value
+        for report in reporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == "conformance"
+    ]
+    if verdicts:
+        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted({*verdicts}))
+        reporter.write_line(f"conformance with torchrun: {len(verdicts)} rows: {counts}")
 
 
 @pytest.hookimpl(trylast=True)

@@ -41,16 +41,3 @@ def ft_run(tmp_path: Path) -> Iterator[Launcher]:
             assert not [*launcher.temporary.iterdir()]
     finally:
         launcher.clean_up()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many rows are the same, better, or different on purpose."""
-    verdicts = [
-        value
-        for report in terminalreporter.getreports("passed")
-        for name, value in report.user_properties
-        if name == "conformance"
-    ]
-    if verdicts:
-        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted({*verdicts}))
-        terminalreporter.write_line(f"conformance with torchrun: {len(verdicts)} rows: {counts}")
