@@ -179,11 +179,16 @@ def _program(folder: str, entrypoint: Entrypoint, args: list[Any]) -> list[str]:
     """Return the flag and the words for what each worker runs."""
     if isinstance(entrypoint, str):
         how = [] if entrypoint.endswith(".py") else ["--no-python"]
-        return [*how, "--", entrypoint, *map(os.fsdecode, args)]
+        return [*how, "--", entrypoint, *map(_word, args)]
     _write_call(folder, entrypoint, args)
     # Not PYTHON_EXEC: a pickle is for the interpreter that wrote it.
     worker = [sys.executable, "-u", "-m", f"{__package__}.api_worker", folder]
     return ["--no-python", "--", *worker]
+
+
+def _word(argument: Any) -> str:
+    """Return an argument of a script as text; torch's API takes numbers too."""
+    return os.fsdecode(argument) if isinstance(argument, bytes | os.PathLike) else str(argument)
 
 
 def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> None:

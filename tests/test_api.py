@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher import api_files, cli
+from ft_run.launcher import api, api_files, cli
 from ft_run.launcher.api import ChildFailedError, LaunchConfig, LogsSpecs, elastic_launch
 from ft_run.launcher.api_config import command_line
 from ft_run.launcher.options import LaunchOptions, Streams
@@ -102,6 +102,11 @@ def test_objects_of_torch_are_taken(tmp_path: Path) -> None:
     assert found.logs.tee.default == Streams.BOTH
     assert found.logs.console_local_ranks == frozenset({1})
     assert found.numa_binding == "core-complex"
+
+
+def test_arguments_of_a_script_need_not_be_text(tmp_path: Path) -> None:
+    words = api._program("", "train.py", ["--epochs", 5, b"x", tmp_path])
+    assert words == ["--", "train.py", "--epochs", "5", "x", str(tmp_path)]
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
