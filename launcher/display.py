@@ -82,8 +82,12 @@ class Display:
         self._catch_up()
 
     def report(self, text: str) -> None:
-        """Write a text of several lines as it is."""
-        self._held.append(text if text.endswith("\n") else text + "\n")
+        """Write a text of several lines as it is, below an empty line.
+
+        The empty line is for workers that write to the same place: one that was stopped in the
+        middle of a line has left it unfinished.
+        """
+        self._held.append("\n" + (text if text.endswith("\n") else text + "\n"))
         self._catch_up()
 
     def open(self, tell_last_words: Callable[[str], None]) -> None:

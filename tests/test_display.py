@@ -40,10 +40,12 @@ def test_nothing_but_text_gets_through(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err[8:] == " ft-run a\\x1b[31m\\r\\nb\\x00\\x7f\\x9b\tü …\\udcff\n"
 
 
-def test_a_report_is_written_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_written_as_it_is_below_an_empty_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     Display().report("a\nb")
     Display().report("c\n")
-    assert capfd.readouterr().err == "a\nb\nc\n"
+    assert capfd.readouterr().err == "\na\nb\n\nc\n"
 
 
 def test_where_there_is_no_terminal_there_is_no_live_line(
