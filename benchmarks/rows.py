@@ -95,7 +95,9 @@ def _spare(launcher: Launcher, settings: Settings) -> Sample:
     Both are timed from the moment at which the first worker is told to stop, so that the grace of a
     lost connection, which is a setting, is not in it.
     """
-    shape = Shape(5, 1, spares=1, lone_master=True, nnodes="4", max_restarts=3)
+    # Without is_host an agent could be quicker than the master to listen at the endpoint.
+    conf = "is_host=false"
+    shape = Shape(5, 1, spares=1, lone_master=True, nnodes="4", max_restarts=3, rdzv_conf=conf)
     times_s: list[float] = []
     victim = None
     with running_job(launcher, shape, "wait") as job:
