@@ -141,7 +141,10 @@ class Agent:
             listener=self,
             event_log=self._event_log,
         )
-        self._checks = CheckSession(crew, port.renew, self._send) if crew is not None else None
+        self._checks = None
+        if crew is not None:
+            is_all = options.checks is not None and options.checks.spec.only
+            self._checks = CheckSession(crew, port.renew, self._send, is_all=is_all)
         self._has_passed = False
         """The master has found this node fit for the job."""
         self._claim = OwnClaim()
@@ -258,8 +261,7 @@ class Agent:
     async def _handle(self, event: _Event) -> None:
         match event:
             case Start(place):
-                if self._checks is not None:
-                    await self._checks.rest()
+                await self._rest_from_checks()
                 self._start(place)
             case CheckOrder():
                 self._take_order(event)
@@ -268,7 +270,7 @@ class Agent:
             case Stop():
                 self._stop(event)
             case Waiting():
-                self._waiting(event)
+                await self._waiting(event)
             case Verdict():
                 self._take_verdict(event)
             case Refused(sentence):
@@ -307,8 +309,9 @@ class Agent:
     async def _take_finding(self, found: CheckVerdict) -> None:
         """Go on, or go: the checks of this node are over."""
         assert self._checks is not None
-        await self._checks.rest()
-        self.status.checking = ""
+        if not self._checks.hear(found):
+            return  # said twice
+        await self._rest_from_checks()
         self._has_passed = not found.exit_code
         options = self._options.checks
         if options is not None:
@@ -318,6 +321,11 @@ class Agent:
             what = "has passed with a warning" if is_warning else "is not fit for the job"
             sentence = f"this node {what}: {found.sentence}."
             self._end(NodeUnfitError(sentence, found.exit_code))
+
+    async def _rest_from_checks(self) -> None:
+        if self._checks is not None:
+            await self._checks.rest()
+            self.status.checking = ""
 
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
@@ -336,10 +344,11 @@ class Agent:
             self._event(say.link_down(reason, running), logging.WARNING)
         self._last_down = reason
 
-    def _waiting(self, waiting: Waiting) -> None:
+    async def _waiting(self, waiting: Waiting) -> None:
         self.status.waiting = waiting
         if waiting.spare and self._workers.group is None:
             self._claim.became_spare()
+            await self._rest_from_checks()  # a spare holds no device
         self._event(say.waiting(waiting))
 
     def _start(self, place: Place) -> None:
@@ -372,7 +381,9 @@ class Agent:
     def _take_verdict(self, verdict: Verdict) -> None:
         self._verdict = verdict
         self._send(Heard())
-        if self._leaving is None:
+        if self._checks is not None and (missed := self._checks.missed(verdict)):
+            self._end(missed)
+        elif self._leaving is None:
             self._exit_code = self._exit_code_of(verdict)
         self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
 

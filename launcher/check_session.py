@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from .. import exit_codes
 from ..checks.records import Level, Order, Phase, Record, record_to_json
-from ..rendezvous.messages import CheckOrder, CheckResult, Offer
+from ..errors import NodeUnfitError
+from ..rendezvous.messages import CheckOrder, CheckResult, CheckVerdict, Offer, Outcome, Verdict
 
 
 class Crew(Protocol):
@@ -30,7 +32,12 @@ class CheckSession:
     """Takes orders, has them carried out, answers."""
 
     def __init__(
-        self, crew: Crew, renew: Callable[[], Offer], post: Callable[[CheckResult], None]
+        self,
+        crew: Crew,
+        renew: Callable[[], Offer],
+        post: Callable[[CheckResult], None],
+        *,
+        is_all: bool = False,
     ) -> None:
         """Create a session; nothing is started.
 
@@ -38,10 +45,12 @@ class CheckSession:
             crew: the check workers.
             renew: reserves another port for a store and returns where.
             post: takes each answer.
+            is_all: nothing comes after the checks: they are the job.
         """
         self._crew = crew
         self._renew = renew
         self._post = post
+        self._is_all = is_all
         self._task: asyncio.Task[None] | None = None
         self._next: CheckOrder | None = None
         self._order: CheckOrder | None = None
@@ -50,6 +59,8 @@ class CheckSession:
         """The answer to it, once there is one."""
         self._newest = 0
         """The highest number of an order on the present stream to the master."""
+        self._found: CheckVerdict | None = None
+        """What was found of this node, until it is checked again."""
 
     def prepare(self) -> None:
         """Start the check workers before the first order."""
@@ -68,15 +79,32 @@ class CheckSession:
             if order == self._order and self._result is not None:
                 self._post(self._result)  # the first answer was lost with a broken stream
             return False
-        self._next = order
+        self._next, self._found = order, None
         if self._task is None:
             self._task = asyncio.create_task(self._work())
             self._task.add_done_callback(_show_bug)
         return True
 
+    def hear(self, found: CheckVerdict) -> bool:
+        """Take what was found of this node; return whether that is news."""
+        is_news = found != self._found
+        self._found = found
+        return is_news
+
+    def missed(self, verdict: Verdict) -> NodeUnfitError | None:
+        """Return what ends a node of a job that was to check it, and is over before it has."""
+        if not self._is_all or self._found is not None or verdict.outcome is not Outcome.SUCCEEDED:
+            return None
+        return NodeUnfitError(
+            "this node was not checked: it came, or came back, when the others were being checked"
+            f" already ({verdict.sentence}); right would be to check it again.",
+            exit_codes.CHECKS_FAILED,
+        )
+
     async def rest(self) -> None:
         """End what is being checked, and the check workers."""
-        self._next = None
+        # Another master may count alike: its order is not the one that is dropped here.
+        self._next = self._order = self._result = None
         task, self._task = self._task, None
         if task is not None and not task.done():
             task.cancel()

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import exit_codes
-from .events import GroupSettings
-from .messages import CheckOrder, CheckResult, CheckSpec, CheckVerdict, Claim, Outcome
+from .events import Close, GroupSettings, Send
+from .messages import (
+    CheckOrder,
+    CheckResult,
+    CheckSpec,
+    CheckVerdict,
+    Claim,
+    NodeSpec,
+    Outcome,
+)
 from .roster import Node, NodePhase
 from .rounds import Rounds
 from .staleness import casts_doubt_on_all, may_be_the_machine
@@ -113,6 +121,8 @@ class Checking(Rounds):
         self._bad_links: tuple[tuple[str, str], ...] = ()
         self._doubted: set[str] = set()
         """Who was lost since it passed: what it claims to have passed counts no more."""
+        self._told: dict[tuple[str, str], CheckVerdict] = {}
+        """What was found last, by identity and incarnation: told again on each new stream."""
 
     # --- who may be in a world ---------------------------------------------------------------
 
@@ -199,6 +209,7 @@ class Checking(Rounds):
         assert self.examiner is not None, "a job with checks is admitted only where they can be"
         nodes = [node for node in self.roster.in_phase(NodePhase.READY) if node.link is not None]
         names = [node.spec.node_id for node in nodes]
+        self._told.clear()
         # Of more than two nodes, one that has passed alone only is not known to be good company.
         vouched = [
             node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
@@ -211,6 +222,12 @@ class Checking(Rounds):
         self._newly_ready = []
         self._note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
         self._advance_checks(now)
+
+    def _give_up_checks(self) -> None:
+        """A round of an earlier master turns out to run: nobody waits for these checks."""
+        if self._checks is not None:
+            self._note("the checks are given up")
+            self._checks = None
 
     def _advance_checks(self, now: float) -> None:
         """Go on as soon as nobody is waited for."""
@@ -304,7 +321,7 @@ class Checking(Rounds):
         self.phase = GroupPhase.GATHERING
         self._bad_links += conclusion.bad_links
         self._note(f"checks: {conclusion.sentence}")
-        went = self._tell_findings(checks, conclusion)
+        went = self._tell_findings(self.job.checks, checks, conclusion)
         if self.job.checks.only:
             self._finish(Outcome.SUCCEEDED, now, f"the checks are over: {conclusion.sentence}")
             return
@@ -329,17 +346,20 @@ class Checking(Rounds):
             f"job after the checks: {conclusion.sentence}"
         )
 
-    def _tell_findings(self, checks: _Checks, conclusion: Conclusion) -> int:
+    def _tell_findings(self, spec: CheckSpec, checks: _Checks, conclusion: Conclusion) -> int:
         """Tell every node what was found of it; return how many were sent away."""
         went = 0
-        report = conclusion.report
-        for node in self.roster:
-            name = node.spec.node_id
-            finding = conclusion.findings.get(name)
-            if finding is None or name not in checks.nodes:
-                continue
+        found = conclusion.findings
+        names = checks.nodes & found.keys()
+        nodes = [node for node in self.roster if node.spec.node_id in names]
+        # The whole goes to one node: it grows with their number. To one that is there, if any is.
+        there = (node for node in nodes if node.link is not None)
+        reporter = next(there, nodes[0] if nodes else None)
+        for node in nodes:
+            name, finding = node.spec.node_id, found[node.spec.node_id]
+            report = conclusion.report if node is reporter else ""
             verdict = CheckVerdict(finding.exit_code, finding.sentence, conclusion.sentence, report)
-            report = ""  # the whole goes to one node: it grows with their number
+            self._told[name, node.spec.incarnation] = verdict
             self._send(node, verdict)
             node.passed = not finding.exit_code
             node.has_met |= finding.has_met
@@ -350,6 +370,26 @@ class Checking(Rounds):
             self._note(f"node {name} is sent away: {finding.sentence}")
             if finding.exit_code == exit_codes.NODE_EXCLUDED:
                 self._aftermath.ledger.exclude(name, f"it failed the checks: {finding.sentence}")
+            if node.link is None and spec.only:
+                continue  # the verdict on the job waits for it: it has not heard its own
             self._let_go(node)
             self._former_ranks.pop(name, None)  # nobody waits for it
         return went
+
+    def _tell_again(self, link: int, spec: NodeSpec) -> bool:
+        """Tell a node on a new stream what was found of it, since the first time may be lost.
+
+        Returns:
+            Whether it has to go.
+        """
+        found = self._told.get((spec.node_id, spec.incarnation))
+        if found is None:
+            return False
+        self._out.append(Send(link, found))
+        if not found.exit_code:
+            return False
+        self._out.append(Close(link))
+        node = self.roster.get(spec.node_id)
+        if node is not None:
+            self._forget(node)
+        return True

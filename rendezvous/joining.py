@@ -41,7 +41,7 @@ class Joining(Checking):
             self._refuse(link, attend, sentence)
             return
         self.job = self.job or attend.job
-        if self._turn_away(link, attend.node.node_id):
+        if self._tell_again(link, attend.node) or self._turn_away(link, attend.node.node_id):
             return
         node = self.roster.get(attend.node.node_id)
         if node is not None and node.spec.incarnation == attend.node.incarnation:
@@ -144,6 +144,7 @@ class Joining(Checking):
         if self._adoption is None:
             self._adoption = Adoption(now + self.settings.adoption_grace_s)
             self.phase = GroupPhase.ADOPTING
+            self._give_up_checks()
             self._note(f"round={claim.round} was formed by an earlier master; taking it over")
         self._adoption.claim(node.spec.node_id, claim)
 

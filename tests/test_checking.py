@@ -18,7 +18,9 @@ from ft_run.rendezvous.messages import (
     Leave,
     Outcome,
     Refused,
+    Start,
     Verdict,
+    Waiting,
 )
 from ft_run.rendezvous.staleness import may_be_the_machine
 from ft_run.tests.ladder_world import World
@@ -341,6 +343,111 @@ def test_an_answer_that_makes_no_sense_is_a_failure():
     scene.check_all()
     assert scene.verdict_on("a").exit_code == 30
     assert "its answer makes no sense" in scene.verdict_on("a").sentence
+
+
+# --- streams that break when the checks are over ---------------------------------------------
+
+
+def last_answers(scene: CheckScene) -> None:
+    """Climb the ladder up to the last phase, which is not yet answered."""
+    while scene.last("a", CheckOrder).phase != "all":
+        scene.carry_out()
+
+
+def reports(scene: CheckScene, name: str) -> list[str]:
+    """The reports that a node was given."""
+    return [told.report for told in scene.all_told(name, CheckVerdict) if told.report]
+
+
+def test_the_report_goes_to_a_node_that_is_there():
+    scene = checked("abc", 3)
+    last_answers(scene)
+    scene.carry_out("a")
+    scene.detach("a")
+    scene.carry_out("b", "c")
+    assert len(reports(scene, "b")) == 1
+    scene.attend("a")
+    assert scene.verdict_on("a").exit_code == 0
+    assert reports(scene, "a") == []
+
+
+def test_what_may_have_been_lost_with_a_stream_is_told_again_before_the_round():
+    scene = checked("abc", 3)
+    scene.check_all()
+    scene.detach("a")
+    scene.attend("a")
+    told = [m for m in scene.told["a"] if isinstance(m, CheckVerdict | Start)]
+    assert [type(message) for message in told] == [CheckVerdict, Start, CheckVerdict, Start]
+    assert told[0] == told[2]
+    assert len(reports(scene, "a")) == 2
+    assert scene.is_in(GroupPhase.RUNNING)
+
+
+def test_a_node_that_is_sent_away_while_its_stream_is_broken_hears_why():
+    scene = checked("ab", 2, world=bad("a"), spec={"only": True})
+    scene.carry_out()
+    scene.carry_out()
+    scene.carry_out("a")
+    scene.detach("a")
+    scene.carry_out("b")
+    assert scene.finished == []
+    scene.attend("a")
+    assert scene.verdict_on("a").exit_code == 20
+    assert "the link between" in scene.verdict_on("a").sentence
+    assert scene.closed[-1] == "a"
+    assert [verdict.exit_code for verdict in scene.finished] == [0]
+    assert len(reports(scene, "b")) == 1
+
+
+def test_a_node_that_is_sent_away_and_does_not_come_back_is_not_waited_for_long():
+    scene = checked("ab", 2, world=bad("a"), spec={"only": True})
+    scene.carry_out()
+    scene.carry_out()
+    scene.carry_out("a")
+    scene.detach("a")
+    scene.carry_out("b")
+    scene.wait(scene.group.settings.node_grace_s)
+    assert len(scene.finished) == 1
+
+
+def test_another_process_is_not_told_what_was_found_of_the_one_before():
+    scene = checked("ab", 2, world=bad("a"), spec={"only": True})
+    scene.check_all()
+    scene.attend("a", incarnation="second")
+    assert len(scene.all_told("a", CheckVerdict)) == 1
+    assert scene.told["a"][-1] == scene.last("a", Verdict)
+
+
+def test_what_was_found_is_not_told_while_the_node_is_checked_again():
+    scene = running("ab", 2)
+    scene.fail("a", worker_failure(0, code=-11))
+    scene.stopped("a", "b")
+    assert scene.is_in(GroupPhase.CHECKING)
+    scene.detach("a")
+    scene.attend("a")
+    assert len(scene.all_told("a", CheckVerdict)) == 1
+    scene.check_all()
+    assert len(scene.all_told("a", CheckVerdict)) == 2
+
+
+def test_checks_are_given_up_where_a_round_of_an_earlier_master_runs():
+    scene = checked("ab", 2, 4)
+    scene.carry_out("a")
+    assert scene.is_in(GroupPhase.CHECKING)
+    for rank, name in enumerate("cd"):
+        scene.attend(name, claim=claim_of(4, rank, checked=True))
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert scene.last("b", Waiting).spare
+    count = len(scene.all_told("b", CheckOrder))
+    scene.detach("b")
+    scene.attend("b")
+    assert len(scene.all_told("b", CheckOrder)) == count
+    scene.carry_out("b")
+    assert scene.is_in(GroupPhase.RUNNING)
+    scene.wait(11)  # the world is to grow
+    scene.stopped("c", "d")
+    assert scene.check_all() == ["facts", "solo", "pair", "all"]
+    assert scene.place("c").nodes == 4
 
 
 # --- later rounds ----------------------------------------------------------------------------

@@ -1,0 +1,212 @@
+"""The checks on a node: what its agent makes of orders, verdicts and the end of the job."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+from ft_run import exit_codes
+from ft_run.checks.records import Order, Record
+from ft_run.errors import NodeUnfitError
+from ft_run.launcher.address import PortReservation
+from ft_run.launcher.agent import Agent
+from ft_run.launcher.check_session import CheckSession
+from ft_run.launcher.display import Display
+from ft_run.launcher.identity import NodeIdentity
+from ft_run.launcher.log_dir import LogDir
+from ft_run.launcher.options import LadderOptions, LaunchOptions, RendezvousOptions
+from ft_run.launcher.spawner_client import SpawnerClient
+from ft_run.launcher.worker_command import WorkerCommands
+from ft_run.rendezvous.link import MasterLink
+from ft_run.rendezvous.messages import (
+    CheckOrder,
+    CheckResult,
+    CheckSpec,
+    CheckVerdict,
+    Heard,
+    NodeMessage,
+    Outcome,
+    Verdict,
+    Waiting,
+)
+
+PASSED = CheckVerdict(0, "", "2 of 2 nodes pass", "")
+OVER = Verdict(Outcome.SUCCEEDED, 0, "the checks are over: 2 of 2 nodes pass", 0, 0, None, (), 0)
+
+
+def order(number: int) -> CheckOrder:
+    return CheckOrder(number, "facts", "light", 0, 1, "127.0.0.1", 1, 60.0, "facts")
+
+
+class FakeCrew:
+    """Notes what it is asked; an order takes until ``answer`` is set."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.answer = asyncio.Event()
+
+    def start(self) -> None:
+        self.did.append("start")
+
+    async def run(self, order: Order) -> Record:
+        self.did.append(f"order {order.number}")
+        await self.answer.wait()
+        return Record("n", order.phase)
+
+    async def rest(self) -> None:
+        self.did.append("rest")
+
+
+class FakeLink:
+    """Notes what is said to the master."""
+
+    def __init__(self) -> None:
+        self.said: list[NodeMessage] = []
+
+    def send(self, message: NodeMessage) -> None:
+        self.said.append(message)
+
+    async def close(self) -> None:
+        pass
+
+
+class Node:
+    """An agent whose master is a test."""
+
+    def __init__(self, *, only: bool = True) -> None:
+        spec = CheckSpec(level="light", timeout_s=60.0, only=only)
+        rendezvous = RendezvousOptions("job", 2, 2)
+        options = LaunchOptions("", rendezvous, checks=LadderOptions(spec))
+        self.crew, self.link = FakeCrew(), FakeLink()
+        self.port = PortReservation("127.0.0.1", None)
+        self.identity = NodeIdentity("job")
+        self.agent = Agent(
+            options,
+            identity=self.identity,
+            address="127.0.0.1",
+            port=self.port,
+            commands=WorkerCommands(options, 1, {}),
+            local_world_size=1,
+            cpus=None,
+            log_dir=LogDir(options.logs, None, None),
+            spawner=cast(SpawnerClient, None),
+            relay=None,
+            display=Display(live=False),
+            crew=self.crew,
+        )
+        self.agent._link = cast(MasterLink, self.link)
+
+    async def hear(self, *messages: CheckOrder | CheckVerdict | Verdict | Waiting) -> None:
+        """Take what the master says."""
+        for message in messages:
+            await self.agent._handle(message)
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.port.close()
+        self.identity.close()
+
+
+@pytest.fixture
+def node(capfd: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Run a test of a node on an event loop."""
+
+    def run(test: Callable[[Node], Coroutine[Any, Any, None]], *, only: bool = True) -> None:
+        async def live() -> None:
+            here = Node(only=only)
+            try:
+                await asyncio.wait_for(test(here), 60.0)
+            finally:
+                here.close()
+
+        asyncio.run(live())
+
+    return run
+
+
+def test_who_was_never_checked_ends_with_20_and_one_sentence(node):
+    async def test(node: Node) -> None:
+        await node.hear(OVER)
+        error = node.agent._error
+        assert isinstance(error, NodeUnfitError)
+        assert error.exit_code == exit_codes.CHECKS_FAILED
+        assert error.sentence == (
+            "this node was not checked: it came, or came back, when the others were being checked"
+            " already (the checks are over: 2 of 2 nodes pass); right would be to check it again."
+        )
+        assert node.link.said == [Heard()]
+
+    node(test)
+
+
+def test_who_was_lost_in_the_middle_of_its_checks_was_not_checked(node):
+    async def test(node: Node) -> None:
+        await node.hear(order(1), OVER)
+        assert isinstance(node.agent._error, NodeUnfitError)
+
+    node(test)
+
+
+def test_who_has_passed_ends_with_0(node):
+    async def test(node: Node) -> None:
+        await node.hear(order(1), PASSED, OVER)
+        assert node.agent._error is None
+        assert node.agent._exit_code == 0
+
+    node(test)
+
+
+def test_a_verdict_on_nodes_without_this_one_is_told_as_it_is(node):
+    async def test(node: Node) -> None:
+        failed = Verdict(Outcome.RENDEZVOUS_FAILED, 40, "too few", 0, 0, None, (), 0)
+        await node.hear(failed)
+        assert (node.agent._error, node.agent._exit_code) == (None, 40)
+
+    node(test)
+
+
+def test_a_job_that_goes_on_after_its_checks_ends_as_it_ends(node):
+    async def test(node: Node) -> None:
+        await node.hear(OVER)
+        assert (node.agent._error, node.agent._exit_code) == (None, 0)
+
+    node(test, only=False)
+
+
+def test_what_is_told_twice_is_shown_once_and_again_after_another_check(node, capfd):
+    async def test(node: Node) -> None:
+        await node.hear(order(1), PASSED, PASSED)
+        assert capfd.readouterr().err.count("2 of 2 nodes pass") == 1
+        await node.hear(order(2), PASSED)
+        assert capfd.readouterr().err.count("2 of 2 nodes pass") == 1
+
+    node(test)
+
+
+def test_a_spare_holds_no_device(node):
+    async def test(node: Node) -> None:
+        await node.hear(order(1), Waiting(2, 2, 2, (), 60.0, spare=False))
+        assert node.crew.did == ["order 1"]
+        await node.hear(Waiting(3, 2, 2, (), 60.0, spare=True))
+        assert node.crew.did == ["order 1", "rest"]
+        assert node.link.said == []
+
+    node(test, only=False)
+
+
+def test_an_order_that_was_dropped_is_carried_out_for_the_next_master() -> None:
+    async def test() -> None:
+        crew, said = FakeCrew(), asyncio.Queue[CheckResult]()
+        reserve = PortReservation("127.0.0.1", None)
+        session = CheckSession(crew, reserve.renew, said.put_nowait)
+        session.take(order(1))
+        await asyncio.sleep(0)
+        await session.rest()
+        session.connected()
+        crew.answer.set()
+        assert session.take(order(1))  # another master counts anew, and asks for the same
+        assert (await said.get()).number == 1
+        assert crew.did == ["order 1", "rest", "order 1"]
+        reserve.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))
