@@ -52,6 +52,8 @@ __all__ = [
 
 Entrypoint = Callable[..., Any] | str
 
+_OWN_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_main.py")
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailure:
@@ -182,7 +184,7 @@ def _program(folder: str, entrypoint: Entrypoint, args: list[Any]) -> list[str]:
         return [*how, "--", entrypoint, *map(_word, args)]
     _write_call(folder, entrypoint, args)
     # Not PYTHON_EXEC: a pickle is for the interpreter that wrote it.
-    worker = [sys.executable, "-u", "-m", f"{__package__}.api_worker", folder]
+    worker = [sys.executable, "-u", _OWN_MAIN, "api_worker", folder]
     return ["--no-python", "--", *worker]
 
 
@@ -214,7 +216,7 @@ def _run(words: list[str], prefix_template: str | None) -> int:
     environ = dict(os.environ)
     if prefix_template is not None:
         environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = prefix_template
-    command = [sys.executable, "-m", f"{__package__}.api_agent", *words]
+    command = [sys.executable, _OWN_MAIN, "api_agent", *words]
     with subprocess.Popen(command, env=environ) as agent:
         try:
             return agent.wait()

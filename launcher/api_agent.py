@@ -1,5 +1,5 @@
 """The agent of ``elastic_launch``, a process of its own:
-``python -m ft_run.launcher.api_agent FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
+``python own_main.py api_agent FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
 
 The calling program may have threads, torch and gRPC loaded; the agent forks and must have none of
 them. It ends, in order, when the caller dies, and leaves how the job ended in the folder.
@@ -8,7 +8,6 @@ them. It ends, in order, when the caller dies, and leaves how the job ended in t
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -26,15 +25,19 @@ if TYPE_CHECKING:
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def main(folder: str, caller: int, name: str, argv: Sequence[str]) -> int:
-    """Run the job of ``argv`` on this node; return the exit status.
+def main(words: Sequence[str]) -> int:
+    """Run a job on this node; return the exit status.
 
     Args:
-        folder: of the call.
-        caller: the process id of the calling program.
-        name: what the report calls the entry point.
-        argv: as ``ft-run`` takes it. ``PET_*`` variables are not read, as by torch's API.
+        words: the folder of the call; the process id of the calling program; what the report calls
+            the entry point; and the words that ``ft-run`` takes. ``PET_*`` variables are not read,
+            as by torch's API.
     """
+    folder, caller, name, *argv = words
+    return _run(folder, int(caller), name, argv)
+
+
+def _run(folder: str, caller: int, name: str, argv: Sequence[str]) -> int:
     open_standard_streams()
     _end_with(caller)
     outcome: dict[str, Any] = {"failures": [], "workers": {}}
@@ -84,7 +87,3 @@ def _end_with(caller: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != caller:  # it died before the line above
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

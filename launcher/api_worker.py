@@ -1,4 +1,4 @@
-"""A worker that runs a function: ``python -u -m ft_run.launcher.api_worker FOLDER``.
+"""A worker that runs a function: ``python -u own_main.py api_worker FOLDER``.
 
 It unpickles the function as a child of multiprocessing's ``spawn`` would, with the main module of
 the calling program imported under another name, and leaves the result in the folder of the call.
@@ -8,23 +8,25 @@ What the function raises is recorded as by torch's ``@record``.
 import json
 import multiprocessing
 import os
-import sys
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any
 
 from .api_files import read_call, write_result
 
 
-def main(folder: str) -> None:
-    """Run the call of ``folder`` and write its result."""
+def main(words: Sequence[str]) -> int:
+    """Run the call of a folder, the only word, and write its result."""
+    (folder,) = words
     try:
         call = read_call(folder, _prepare)
         write_result(folder, call.function(*call.args))
     except Exception as error:
         _record(error)
         raise
+    return 0
 
 
 def _prepare(caller: dict[str, Any]) -> None:
@@ -51,7 +53,3 @@ def _record(error: Exception) -> None:
             json.dump(content, file)
     except OSError:  # there is one, or the disk is full: the traceback is on standard error too
         return
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

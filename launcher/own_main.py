@@ -1,0 +1,32 @@
+"""Runs a module of this package in a process of its own: ``python [-u] own_main.py MODULE [ARGS]``.
+
+As ``python -m ft_run.launcher.MODULE``, but that puts the present folder first on ``sys.path``: there
+a user's ``json.py`` or ``click.py`` would stand in for the library. And it is this package that
+runs, whatever else the path calls ft_run.
+"""
+
+import sys
+
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's folder, whose modules have the names of others
+
+import importlib.util
+import os
+
+
+def main(name: str, arguments: list[str]) -> int:
+    """Run ``main`` of a module of this folder; return its exit status."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    spec = importlib.util.spec_from_file_location(
+        "ft_run", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["ft_run"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    status: int = importlib.import_module(f"ft_run.launcher.{name}").main(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
