@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -32,6 +33,9 @@ _run_string.restype = ctypes.c_int
 _get_importer = ctypes.pythonapi.PyImport_GetImporter
 _get_importer.argtypes = [ctypes.py_object]
 _get_importer.restype = ctypes.py_object
+
+_STREAMS = ("stdin", "stdout", "stderr")
+"""The names in ``sys`` of the streams of descriptors 0, 1 and 2."""
 
 _TORCH_CONSTANT_SEED = 67280421310721
 """``c10::detail::default_rng_seed_val`` of torch's c10/core/GeneratorImpl.h."""
@@ -155,10 +159,27 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
 
 def flush() -> None:
     """Write what is buffered, or every worker would write it."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         if stream is not None:
-            stream.flush()
+            with suppress(Exception):  # one that a module made need not have it, nor be open
+                stream.flush()
     _libc.fflush(None)
+
+
+def detoured(targets: list[int]) -> str | None:
+    """Return a standard stream that would not write where the worker's do; None: all would.
+
+    A module may put another object in its place. One without a descriptor of its own writes by way
+    of the one before; one with another descriptor writes where the image itself does.
+
+    Args:
+        targets: the descriptors that the worker is given.
+    """
+    for fd, name in enumerate(_STREAMS):
+        with suppress(Exception):  # it has no descriptor
+            if fd in targets and getattr(sys, name).fileno() != fd:
+                return f"sys.{name}"
+    return None
 
 
 def _program(argv: list[str]) -> Program:
@@ -232,11 +253,12 @@ def _renew_main() -> None:
 def _reopen(targets: list[int]) -> None:
     """Open the standard streams anew: whether a file can seek is found out once.
 
-    The objects stay, since modules may have taken hold of them.
+    The objects stay, since modules may have taken hold of them. One that a module has put in
+    their place writes by way of them, or to the same descriptor (``detoured``): it stays too.
     """
     for fd in targets:
-        stream: Any = (sys.stdin, sys.stdout, sys.stderr)[fd]
-        if stream is None:
+        stream: Any = getattr(sys, f"__{_STREAMS[fd]}__")
+        if not _is_the_interpreters(stream, fd):
             continue
         name, mode = stream.name, stream.mode
         given = {
@@ -250,6 +272,13 @@ def _reopen(targets: list[int]) -> None:
         raw.name = name
         stream.__init__(io.BufferedReader(raw) if fd == 0 else raw, **given)
         stream.mode = mode
+
+
+def _is_the_interpreters(stream: Any, fd: int) -> bool:
+    """Return whether a stream is what the interpreter has opened, and no module has closed it."""
+    with suppress(AttributeError, ValueError):  # not made by it, or without a file any more
+        return type(stream) is io.TextIOWrapper and stream.fileno() == fd and bool(stream.mode)
+    return False
 
 
 def _freshen() -> None:

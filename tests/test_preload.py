@@ -194,6 +194,53 @@ class TestAnImage:
             (0, "1\n", "")
         ]
 
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, 'utf-8', line_buffering=True)",
+            "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8', line_buffering=True)",
+            "sys.stdout = open(1, 'w', closefd=False)",
+            "sys.stdout = codecs.getwriter('utf-8')(sys.stdout.buffer)",
+            "class Both:\n"
+            "    old = sys.stdout\n"
+            "    write = old.write\n"
+            "sys.stdout = Both()",
+            "sys.__stdout__ = None",
+            "sys.stdout = sys.stderr = io.StringIO()",
+            "sys.stdout.close()",
+            "sys.stdout = sys.stderr = None",
+        ],
+    )
+    def test_of_a_module_that_replaces_the_standard_streams(
+        self, both_ways: Ways, tmp_path: Path, source: str
+    ) -> None:
+        (tmp_path / "culprit.py").write_text(f"import codecs, io, sys\n{source}\n")
+        (tmp_path / "work.py").write_text(
+            "import culprit, os, sys\n"
+            "os.write(2, repr(type(sys.stdout)).encode())\n"
+            "if not getattr(sys.stdout, 'closed', True):\n"
+            "    os.write(2, str(sys.stdout.isatty()).encode())\n"
+            "print('said', flush=hasattr(sys.stdout, 'flush'))\n"
+        )
+        came_out = both_ways("culprit", ["work.py"])
+        assert was_warm(came_out)
+        (cold,), (warm,) = came_out["cold"], came_out["warm"]
+        assert (warm["code"], warm["out"]) == (cold["code"], cold["out"])
+
+    def test_with_a_stream_of_another_descriptor_is_given_up(
+        self, both_ways: Ways, tmp_path: Path
+    ) -> None:
+        (tmp_path / "culprit.py").write_text(
+            "import os, sys; sys.stdout = open(os.dup(1), 'w', buffering=1)"
+        )
+        (tmp_path / "work.py").write_text("import culprit; print('said')")
+        came_out = both_ways("culprit", ["work.py"])
+        assert came_out["images"][-1] == [
+            "failed",
+            "importing opens sys.stdout anew, and it would not write to the workers' files",
+        ]
+        assert came_out["warm"][0]["out"] == "said\n"
+
     def test_without_such_a_module_is_given_up(self, both_ways: Ways, tmp_path: Path) -> None:
         (tmp_path / "work.py").write_text("print('ran')")
         came_out = both_ways("colorsys,no.such.module", ["work.py"])
