@@ -174,6 +174,7 @@ class Agent:
                 max_restarts=rendezvous.max_restarts,
                 policy=self._options.policy,
                 checks=self._options.checks.spec if self._options.checks is not None else None,
+                separate_store=self._options.separate_store,
             ),
             node=self._node,
             offer=self._port.offer,

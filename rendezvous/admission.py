@@ -8,6 +8,7 @@ _OPTIONS = (
     ("max_nodes", "the maximum of --nnodes"),
     ("node_unit", "--node-unit"),
     ("max_restarts", "--max-restarts"),
+    ("separate_store", "--store separate"),
 )
 
 _CHECK_OPTIONS = (

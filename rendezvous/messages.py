@@ -66,6 +66,8 @@ class JobSpec:
     """None: all defaults, which then cost nothing on the wire."""
     checks: CheckSpec | None = None
     """None: nodes are not checked."""
+    separate_store: bool = False
+    """``--store separate``: of all nodes, since any may get rank 0 and the workers are told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ from ft_run.tests.scene import Scene, claim_of, running
         (JobSpec("job", 2, 3, 1, 3), "the maximum of --nnodes is 3 here and 2 there"),
         (JobSpec("job", 2, 2, 2, 3), "--node-unit is 2 here and 1 there"),
         (JobSpec("job", 2, 2, 1, 0), "--max-restarts is 0 here and 3 there"),
+        (
+            JobSpec("job", 2, 2, 1, 3, separate_store=True),
+            "--store separate is on here and off there",
+        ),
         (JobSpec("job", 3, 2, 1, 3), "1 <= MIN <= MAX"),
         (JobSpec("job", 3, 4, 2, 3), "not a multiple of --node-unit"),
     ],
