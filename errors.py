@@ -55,6 +55,12 @@ class NodeUnfitError(NodeExcludedError):
         self.exit_code = exit_code
 
 
+class NoProcessError(FtRunError):
+    """Raised when the kernel makes no process for a part of ft-run; ``limits`` says why."""
+
+    exit_code = exit_codes.WORKERS_FAILED
+
+
 class SpawnerLostError(FtRunError):
     """Raised when the spawner process died; the workers have died with it."""
 

@@ -59,7 +59,7 @@ from .event_log import EventLog
 from .identity import NodeIdentity
 from .log_dir import LogDir
 from .options import LaunchOptions
-from .process_tree import kill_all
+from .process_tree import descendants, kill_all
 from .relay_client import RelayClient
 from .report import final_report
 from .spawner import become_subreaper
@@ -444,7 +444,7 @@ class Agent:
         """The kernel has killed the workers; what they had started was left to this process."""
         relay = self._relay.pid if self._relay is not None else None
         for _ in range(round(SURVIVES_KILL_S / _KILL_AGAIN_S)):
-            if not kill_all(os.getpid(), spare=relay):
+            if not kill_all(pid for pid in descendants(os.getpid()) if pid != relay):
                 break
             await asyncio.sleep(_KILL_AGAIN_S)
         self._workers.forget()

@@ -252,11 +252,12 @@ class CheckCrew:
 
     def _heard_from_spawner(self, event: SpawnerEvent) -> None:
         match event:
-            case Spawned(round=generation, errors=errors) if generation == self._generation:
+            case Spawned(round=generation) if generation == self._generation:
                 for member in self._members:
                     member.begun()
-                for local_rank, code in errors.items():
-                    self._members[local_rank].not_started(os.strerror(code))
+                programs = [sys.executable] * len(self._members)
+                for local_rank, why in event.why_not(programs).items():
+                    self._members[local_rank].not_started(why)
             case Exited(round=generation, local_rank=local_rank, exit_code=code):
                 if generation == self._generation and self._members:
                     self._members[local_rank].exited(code)

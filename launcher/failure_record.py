@@ -49,9 +49,7 @@ def worker_failure(
     )
 
 
-def start_failure(
-    place: Place, local_rank: int, *, host: str, role: str, program: str, error: str
-) -> Failure:
+def start_failure(place: Place, local_rank: int, *, host: str, role: str, why: str) -> Failure:
     """Return the record of a worker that could not be started."""
     return Failure(
         kind=FailureKind.START,
@@ -63,7 +61,7 @@ def start_failure(
         exit_code=127,
         time_s=int(time.time()),
         role=role,
-        message=f"{program}: {error}",
+        message=why,
     )
 
 

@@ -3,6 +3,7 @@
 Agent and spawner speak it, and spawner and image. Both ends are of one program and one version.
 """
 
+import errno
 import json
 import os
 import socket
@@ -36,6 +37,7 @@ class Incoming:
         self._channel = channel
         self._buffer = bytearray()
         self._fds: list[int] = []
+        self._has_lost_fds = False
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the messages that are complete after one read; None at end-of-file.
@@ -44,7 +46,7 @@ class Incoming:
             BlockingIOError: the socket does not block, and nothing is there.
         """
         try:
-            data, fds, _, _ = socket.recv_fds(self._channel, _READ_BYTES, _MAX_FDS)
+            data, fds, flags, _ = socket.recv_fds(self._channel, _READ_BYTES, _MAX_FDS)
         except ConnectionError:
             return None
         for fd in fds:  # recv_fds drops its flags, so MSG_CMSG_CLOEXEC cannot be asked for
@@ -53,6 +55,7 @@ class Incoming:
             return None
         self._buffer += data
         self._fds += fds
+        self._has_lost_fds |= bool(flags & socket.MSG_CTRUNC)
         messages = []
         while len(self._buffer) >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._buffer)
@@ -64,7 +67,18 @@ class Incoming:
         return messages
 
     def take_fds(self, count: int) -> list[int]:
-        """Return the next ``count`` file descriptors that came; they are the caller's."""
+        """Return the next ``count`` file descriptors that came; they are the caller's.
+
+        Raises:
+            OSError: some were lost, because this process may have no more open files.
+        """
         taken = self._fds[:count]
         del self._fds[:count]
-        return taken
+        if len(taken) == count and not self._has_lost_fds:
+            return taken
+        # Which of them are missing is not known.
+        for fd in taken + self._fds:
+            os.close(fd)
+        self._fds.clear()
+        self._has_lost_fds = False
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -34,6 +34,7 @@ from .frames import Incoming, send
 from .image_files import ImportedFiles
 from .process_tree import children
 from .warm_worker import Program, WorkerPlace
+from .worker_process import fork_with_pipe
 
 _THREADS_GONE_S = 1.0
 """Threads that end before a fork have this long to be gone from /proc after it."""
@@ -129,8 +130,12 @@ class Image:
 
     def _fork(self, order: dict[str, Any]) -> Program | None:
         workers = order["workers"]
-        fds = self._incoming.take_fds(2 + sum(worker["fds"] for worker in workers))
         assert self._files is not None
+        try:
+            fds = self._incoming.take_fds(2 + sum(worker["fds"] for worker in workers))
+        except OSError as error:
+            send(self._channel, {"cold": _not_forked(error)})
+            return None
         path = self._files.changed()
         if path is not None:
             send(self._channel, {"stale": path})
@@ -181,20 +186,21 @@ class Image:
 
     def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
         """Fork all workers; return a program in each of them, the answer in the image itself."""
-        pids_from, pids_to = os.pipe2(os.O_CLOEXEC)
-        between = os.fork()
+        try:
+            between, pipe = fork_with_pipe()
+        except OSError as error:
+            return {"cold": _not_forked(error)}
         if between == 0:
-            os.close(pids_from)
-            return self._fork_from_between(workers, fds, pids_to)
-        os.close(pids_to)
+            return self._fork_from_between(workers, fds, pipe)
         data = b""
-        with os.fdopen(pids_from, "rb") as file:
+        with os.fdopen(pipe, "rb") as file:
             data = file.read()
         # Only when it has been reaped are its children sure to be the spawner's.
         os.waitpid(between, 0)
         numbers = [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
         if len(numbers) != len(workers) + 1:
-            return {"cold": f"forking failed: {os.strerror(numbers[0] if numbers else errno.EIO)}"}
+            code = numbers[0] if numbers else errno.EIO
+            return {"cold": _not_forked(OSError(code, os.strerror(code)))}
         return {"pids": numbers[1:]}
 
     def _fork_from_between(
@@ -246,6 +252,10 @@ def _import(name: str) -> str | None:
     except BaseException as error:
         return _raised(name, error)
     return None
+
+
+def _not_forked(error: OSError) -> str:
+    return f"forking failed: {error.strerror}"
 
 
 def _raised(name: str, error: BaseException) -> str:

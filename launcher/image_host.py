@@ -17,6 +17,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from .frames import Incoming, send
+from .limits import no_process
+from .process_tree import descendants
 from .worker_process import fork_worker
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "image_main.py")
@@ -72,10 +74,15 @@ class ImageHost:
         self.channel: socket.socket | None = None
         self._start()
 
-    @property
-    def spared(self) -> int | None:
-        """The process id that is none of the workers'; None: everything is theirs, or may be."""
-        return None if self.state is ImageState.FORKING else self.pid
+    def spared(self) -> set[int]:
+        """Return the processes that are none of the workers'.
+
+        While it forks, what descends from it may be a worker, and none is spared. Else it is the
+        image and what the modules start while they are imported, such as a compiler.
+        """
+        if self.state is ImageState.FORKING or not self.pid:
+            return set()
+        return {self.pid, *descendants(self.pid)}
 
     # --- what the spawner orders -------------------------------------------------------------
 
@@ -140,24 +147,32 @@ class ImageHost:
     # --- the image ---------------------------------------------------------------------------
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        argv = [self._python, "-u", _MAIN, str(theirs.fileno())]
-        process = {**self._order, "argv": argv, "cpus": None}
         self._started = time.monotonic()
         try:
-            self.pid, errors_from = self._fork_image(process, theirs.fileno())
+            self.channel = self._start_process()
         except OSError as error:
-            ours.close()
-            self._give_up(f"no process for the preload: {error.strerror}")
+            self._give_up(no_process(error))
             return
-        finally:
-            theirs.close()
-        os.close(errors_from)  # what cannot be executed exits, and that is noticed
-        self.channel, self._incoming = ours, Incoming(ours)
+        self._incoming = Incoming(self.channel)
         self.state = ImageState.LOADING
         self._tell("loading")
         keys = ("modules", "argv", "secluded")
         self._send({"do": "preload", **{key: self._order[key] for key in keys}})
+
+    def _start_process(self) -> socket.socket:
+        """Start the process; return the socket to it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        argv = [self._python, "-u", _MAIN, str(theirs.fileno())]
+        process = {**self._order, "argv": argv, "cpus": None}
+        try:
+            self.pid, errors_from = self._fork_image(process, theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        os.close(errors_from)  # what cannot be executed exits, and that is noticed
+        return ours
 
     def _fork_image(self, process: Request, keep: int) -> tuple[int, int]:
         if not self._order["secluded"]:
@@ -194,9 +209,12 @@ class ImageHost:
     def _fork(self) -> None:
         assert self._waiting is not None
         request, fds = self._waiting
+        try:
+            (go_from, self._go), (self._errors, errors_to) = _two_pipes()
+        except OSError as error:
+            self._give_up(no_process(error))
+            return
         self.state = ImageState.FORKING
-        go_from, self._go = os.pipe2(os.O_CLOEXEC)
-        self._errors, errors_to = os.pipe2(os.O_CLOEXEC)
         self._send({"do": "fork", "workers": request["workers"]}, [go_from, errors_to, *fds])
         os.close(go_from)
         os.close(errors_to)
@@ -256,6 +274,15 @@ def _is_program(argv: list[str], python: str) -> bool:
     if len(argv) < 3 or argv[:2] != [python, "-u"]:
         return False
     return len(argv) > 3 if argv[2] in ("-m", "-c") else not argv[2].startswith("-")
+
+
+def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    first = os.pipe2(os.O_CLOEXEC)
+    try:
+        return first, os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        _close([*first])
+        raise
 
 
 def _close(fds: list[int]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import exit_codes
-from ..errors import UsageError
+from ..errors import NoProcessError, UsageError
 from .display import Display
 from .log_dir import LogDir
 from .options import LaunchOptions, ScriptMode
@@ -51,13 +51,17 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
-    spawner = SpawnerClient()
-    check_spawner = SpawnerClient() if options.checks is not None else None
-    relay = (
-        start_relay(lambda text: display.event(text, logging.WARNING))
-        if (log_dir.needs_relay)
-        else None
-    )
+    try:
+        spawner = SpawnerClient()
+        check_spawner = SpawnerClient() if options.checks is not None else None
+        relay = (
+            start_relay(lambda text: display.event(text, logging.WARNING))
+            if (log_dir.needs_relay)
+            else None
+        )
+    except NoProcessError:
+        log_dir.remove_if_unused()
+        raise
     status = exit_codes.WORKERS_FAILED
     try:
         remark = start_preload(options, commands, environ, spawner)

@@ -1,8 +1,8 @@
-"""Runs a module of this package in a process of its own: ``python [-u] own_main.py MODULE [ARGS]``.
+"""Runs a module of this folder in a process of its own: ``python own_main.py MODULE [ARGS]...``.
 
-As ``python -m ft_run.launcher.MODULE``, but that puts the present folder first on ``sys.path``: there
-a user's ``json.py`` or ``click.py`` would stand in for the library. And it is this package that
-runs, whatever else the path calls ft_run.
+As ``python -m ft_run.launcher.MODULE``, but that puts the present folder first on ``sys.path``,
+where a user's ``json.py`` or ``click.py`` would stand in for the library. And it is this package
+that is run, whatever else the path calls ft_run.
 """
 
 import sys

@@ -5,6 +5,7 @@ psutil would do it too, but its import costs more memory and time than the spawn
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 
 
@@ -64,12 +65,12 @@ def signal_session(leader: int, number: int, root: int) -> None:
                 os.kill(pid, number)
 
 
-def kill_all(root: int, *, spare: int | None = None) -> list[int]:
-    """SIGKILL every descendant of ``root`` but ``spare``; return those that were not yet dead.
+def kill_all(pids: Iterable[int]) -> list[int]:
+    """SIGKILL processes; return those that were not yet dead.
 
-    A process can fork while this walks the tree: call it again until nothing is left.
+    Of a tree, one can fork while this walks over it: call it again until nothing is left.
     """
-    alive = [pid for pid in descendants(root) if pid != spare and not is_zombie(pid)]
+    alive = [pid for pid in pids if not is_zombie(pid)]
     for pid in alive:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

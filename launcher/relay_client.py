@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ..errors import NoProcessError
 from . import relay
+from .limits import no_process
 from .log_dir import open_log
 from .relay_stream import StreamOrder
 
@@ -41,18 +43,21 @@ def start_relay(on_warning: Callable[[str], None]) -> "RelayClient":
     """Fork the relay, with this process's standard output and error as its console.
 
     ``on_warning`` is called with one sentence when a log file had to end (disk full) or the
-    relay itself was lost. Raises ``OSError`` if no process can be started.
+    relay itself was lost. Raises ``NoProcessError`` if no process can be started.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise NoProcessError(f"{no_process(error)}.") from error
     # No signal may reach the child while it still has the agent's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
             relay.run_in_child(theirs)
-    except OSError:
+    except OSError as error:
         ours.close()
-        raise
+        raise NoProcessError(f"{no_process(error)}.") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()

@@ -9,7 +9,7 @@ what they started is adopted, and ended, by the agent.
 Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
 
     agent → spawner                              spawner → agent
-    {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", "errors"}
+    {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", …}
     {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status"}
     {"do": "stop", "signal"}
     {"do": "terminate"}                          {"event": "empty"}
@@ -26,13 +26,12 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NoReturn
 
 from .frames import Incoming, send
 from .image_host import ImageHost
 from .process_tree import descendants, is_zombie, kill_all, signal_session
-from .worker_process import fork_worker
+from .worker_process import Started, start_workers
 
 _KILL_AGAIN_MS = 20
 """While killed processes are still going away, how often their number is looked at."""
@@ -58,6 +57,8 @@ class Spawner:
         self._services: set[int] = set()
         """Those of them that only ``terminate`` and ``kill`` are meant for."""
         self._image: ImageHost | None = None
+        self._beside = Started()
+        """The services of workers that wait for the image."""
         self._killing = False
         self._watching = False
         """The agent waits to hear that nothing is left."""
@@ -132,29 +133,27 @@ class Spawner:
     # --- workers -----------------------------------------------------------------------------
 
     def _spawn(self, request: dict[str, Any]) -> None:
-        fds = self._incoming.take_fds(sum(worker["fds"] for worker in request["workers"]))
-        if self._image is not None and self._image.takes(request):
-            self._image.spawn(request, fds)
+        number, all_workers = request["round"], request["workers"]
+        try:
+            fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
+        except OSError as error:
+            self._tell_spawned(number, Started.none(all_workers, error))
+            return
+        workers = [worker for worker in all_workers if not worker["service"]]
+        services = all_workers[len(workers) :]
+        of_workers = {"round": number, "workers": workers}
+        count = sum(worker["fds"] for worker in workers)
+        if self._image is not None and self._image.takes(of_workers):
+            # A service is as it is with or without an image, and need not wait for one.
+            self._beside = self._start(number, services, fds[count:])
+            self._image.spawn(of_workers, fds[:count])
         else:
             self.spawn_cold(request, fds)
 
     def spawn_cold(self, request: dict[str, Any], fds: list[int]) -> None:
         """Start workers by executing their programs."""
-        pids: list[int] = []
-        errors: list[tuple[int, int]] = []
-        pipes: list[int] = []
-        streams = iter(fds)
-        for worker in request["workers"]:
-            pid, errors_from = fork_worker(worker, list(islice(streams, worker["fds"])))
-            pids.append(pid)
-            pipes.append(errors_from)
-        for index, pipe in enumerate(pipes):
-            # End-of-file means that the program was started; four bytes are the errno why not.
-            with os.fdopen(pipe, "rb") as file:
-                data = file.read(4)
-            if data:
-                errors.append((index, int.from_bytes(data, "little")))
-        self.spawned(request, pids, errors, fds)
+        number = request["round"]
+        self._tell_spawned(number, self._start(number, request["workers"], fds))
 
     def spawned(
         self,
@@ -163,15 +162,31 @@ class Spawner:
         errors: list[tuple[int, int]],
         fds: list[int],
     ) -> None:
-        """Look after workers that have been started, and tell the agent of them."""
-        number = request["round"]
-        for pid, worker in zip(pids, request["workers"], strict=True):
-            self._workers[pid] = (number, worker["index"])
-            if worker["service"]:
-                self._services.add(pid)
-        for fd in fds:
-            os.close(fd)
-        self.send({"event": "spawned", "round": number, "pids": pids, "errors": errors})
+        """Look after workers that have been forked from the image, and tell the agent of them."""
+        _close(fds)
+        started = Started(pids, errors)
+        self._look_after(request["round"], request["workers"], started)
+        self._tell_spawned(request["round"], started)
+
+    def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
+        started = start_workers(workers, fds)
+        _close(fds)
+        self._look_after(number, workers, started)
+        return started
+
+    def _look_after(self, number: int, workers: list[dict[str, Any]], started: Started) -> None:
+        for pid, worker in zip(started.pids, workers, strict=True):
+            if pid:
+                self._workers[pid] = (number, worker["index"])
+                if worker["service"]:
+                    self._services.add(pid)
+
+    def _tell_spawned(self, number: int, started: Started) -> None:
+        whole = started.together(self._beside)
+        self._beside = Started()
+        self.send({"event": "spawned", "round": number, **whole._asdict()})
+        for index, _ in whole.unforked:
+            self._send_exit(number, index, 127)
 
     def _signal(self, number: int) -> None:
         for pid in self._workers.keys() - self._services:
@@ -183,6 +198,7 @@ class Spawner:
         if request is not None:
             for worker in request["workers"]:
                 self._send_exit(request["round"], worker["index"], -number)
+            self._beside = Started()
 
     def _send_exit(self, number: int, index: int, status: int) -> None:
         self.send({"event": "exited", "round": number, "index": index, "status": status})
@@ -204,12 +220,14 @@ class Spawner:
 
     def _left(self) -> list[int]:
         """Return what descends from workers, or is one."""
-        spared = self._image.spared if self._image is not None else None
-        return [pid for pid in descendants(os.getpid()) if pid != spared]
+        found = descendants(os.getpid())
+        # Asked after that, so that what the image has just started is known to be its own.
+        spared = self._image.spared() if self._image is not None else ()
+        return [pid for pid in found if pid not in spared]
 
     def _clear(self) -> None:
         if self._killing:
-            kill_all(os.getpid(), spare=self._image.spared if self._image is not None else None)
+            kill_all(self._left())
             self._reap()
         if not self._left():
             self._killing = self._watching = False
@@ -221,7 +239,7 @@ class Spawner:
 
         deadline = time.monotonic() + _ORPHANS_S
         while time.monotonic() < deadline:
-            kill_all(os.getpid())
+            kill_all(descendants(os.getpid()))
             self._reap()
             if all(is_zombie(pid) for pid in descendants(os.getpid())):
                 break
@@ -229,6 +247,11 @@ class Spawner:
         if self._last_words:
             with suppress(OSError):
                 os.write(2, self._last_words)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def spawner_main(channel: socket.socket) -> NoReturn:

@@ -8,8 +8,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+from ..errors import NoProcessError
 from .frames import Incoming, send
+from .limits import no_process
 from .process_tree import descendants, is_zombie
 from .spawner import spawner_main
 
@@ -40,7 +43,21 @@ class Spawned:
     pids: tuple[int, ...]
     """Process ids, by local rank."""
     errors: Mapping[int, int] = field(default_factory=dict)
-    """The errno of each worker, by local rank, that could not be started; it exits with 127."""
+    """The errno of each worker, by local rank, whose program could not be executed; it exits with
+    127."""
+    unforked: Mapping[int, int] = field(default_factory=dict)
+    """The errno of each for which there was no process, likewise; its process id is 0."""
+
+    def why_not(self, programs: Sequence[str]) -> dict[int, str]:
+        """Return why each worker, by local rank, that could not be started could not be.
+
+        Args:
+            programs: of the workers, by local rank.
+        """
+        why = {rank: f"{programs[rank]}: {os.strerror(code)}" for rank, code in self.errors.items()}
+        for rank, code in self.unforked.items():
+            why[rank] = no_process(OSError(code, os.strerror(code)))
+        return why
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +115,24 @@ class SpawnerClient:
         """Fork the spawner.
 
         Raises:
-            OSError: the process could not be created.
+            NoProcessError: the process could not be created.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise NoProcessError(f"{no_process(error)}.") from error
         self._default_signals = [
             int(number)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
             if signal.getsignal(number) is not signal.SIG_IGN
         ]
         self._blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            raise NoProcessError(f"{no_process(error)}.") from error
         if self.pid == 0:
             ours.close()
             spawner_main(theirs)
@@ -208,8 +233,10 @@ class SpawnerClient:
 
     def left(self) -> list[int]:
         """Return the living processes that are workers or descend from one."""
-        pids = descendants(self.pid)
-        return [pid for pid in pids if pid != self._image_pid and not is_zombie(pid)]
+        found = descendants(self.pid)
+        image = self._image_pid
+        spared = {image, *descendants(image)} if image else set()
+        return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
     def _signals(self) -> dict[str, object]:
         return {"default_signals": self._default_signals, "blocked_signals": self._blocked}
@@ -244,8 +271,10 @@ class SpawnerClient:
 
 def _parse(event: dict[str, object]) -> SpawnerEvent:
     match event:
-        case {"event": "spawned", "round": int(number), "pids": list(pids), "errors": list(errors)}:
-            return Spawned(number, tuple(pids), dict(errors))
+        case {"event": "spawned", "round": int(number), "pids": list(pids), **rest}:
+            unforked: Any = rest["unforked"]
+            errors: Any = rest["errors"]
+            return Spawned(number, tuple(pids), dict(errors), dict(unforked))
         case {"event": "exited", "round": int(number), "index": int(index), "status": int(status)}:
             return Exited(number, index, status)
         case {"event": "empty"}:

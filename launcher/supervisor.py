@@ -6,7 +6,6 @@ left. What follows from it for the job is not its business: it tells its listene
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from .. import defaults
 from ..rendezvous.failure import Evidence, Failure, evidence
 from ..rendezvous.messages import NodeSpec, Place
 from . import events_text as say
+from . import limits
 from .event_log import EventLog
 from .failure_record import start_failure, store_failure, stuck_failure, worker_failure
 from .log_dir import LogDir
@@ -139,7 +139,11 @@ class Supervisor:
         self._not_started.clear()
         self._is_settling = False
         self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
-        self._programs = self._group.start(self._commands, self._cpus)
+        try:
+            self._programs = self._group.start(self._commands, self._cpus)
+        except OSError as error:
+            self._failed_to_open(self._group, error)
+            return
         if self._spawner.preloading:
             self._note(say.waiting_for_preload(place), logging.INFO)
 
@@ -205,22 +209,15 @@ class Supervisor:
             return
         group.spawned(event)
         self._event_log.started(group.place, group.pids)
-        if not event.errors:
+        reasons = event.why_not(self._programs)
+        if not reasons:
             self._note(say.started(group.place, group.pids, group.store_pid), logging.INFO)
-        self._not_started.update(event.errors)
-        for local_rank, code in event.errors.items():
+        self._not_started.update(reasons)
+        for local_rank, why in reasons.items():
             if group.is_store(local_rank):
-                self._store_failed(group, 127, f"{self._programs[local_rank]}: {os.strerror(code)}")
+                self._store_failed(group, 127, why)
                 continue
-            failure = start_failure(
-                group.place,
-                local_rank,
-                host=self._node.host,
-                role=self._node.role,
-                program=self._programs[local_rank],
-                error=os.strerror(code),
-            )
-            self._failed(group, failure)
+            self._failed(group, self._start_failure(group, local_rank, why))
 
     async def exited(self, event: Exited) -> None:
         """Take note of a worker's exit."""
@@ -303,6 +300,19 @@ class Supervisor:
             after_stop=after_stop,
         )
         self._failed(group, failure)
+
+    def _failed_to_open(self, group: WorkerGroup, error: OSError) -> None:
+        """No worker was started, as there was nothing to write to."""
+        self._programs = ()
+        why = f"its output cannot be opened: {limits.explained(error)}"
+        group.kill()  # the spawner has nothing to stop, and says so
+        self._arm(group, SURVIVES_KILL_S)
+        self._failed(group, self._start_failure(group, 0, why))
+
+    def _start_failure(self, group: WorkerGroup, local_rank: int, why: str) -> Failure:
+        return start_failure(
+            group.place, local_rank, host=self._node.host, role=self._node.role, why=why
+        )
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
         if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):

@@ -69,27 +69,30 @@ class WorkerGroup:
     def start(
         self, commands: WorkerCommands, cpus: Sequence[frozenset[int]] | None
     ) -> tuple[str, ...]:
-        """Ask the spawner for all workers at once; return the program of each."""
+        """Ask the spawner for all workers at once; return the program of each.
+
+        Raises:
+            OSError: what they write to cannot be opened; none is started.
+        """
         requests: list[WorkerCommand] = []
         fds: list[int] = []
-        for local_rank, logs in enumerate(self.logs.workers):
-            stdout = self._open(local_rank, Stream.STDOUT, logs.streams[Stream.STDOUT])
-            stderr = self._open(local_rank, Stream.STDERR, logs.streams[Stream.STDERR])
-            fds += [fd for fd in (stdout, stderr) if fd is not None]
-            requests.append(
-                WorkerCommand(
-                    argv=commands.argv(local_rank),
-                    env=commands.env(self.place, local_rank, logs.error_file),
-                    stdout=stdout,
-                    stderr=stderr,
-                    cpus=cpus[local_rank] if cpus else None,
+        try:
+            for local_rank, logs in enumerate(self.logs.workers):
+                requests.append(
+                    WorkerCommand(
+                        argv=commands.argv(local_rank),
+                        env=commands.env(self.place, local_rank, logs.error_file),
+                        stdout=self._open(local_rank, Stream.STDOUT, fds),
+                        stderr=self._open(local_rank, Stream.STDERR, fds),
+                        cpus=cpus[local_rank] if cpus else None,
+                    )
                 )
-            )
-        if commands.separate_store and self.place.node_rank == 0:
-            requests.append(self._store_request(commands, fds))
-        self._spawner.spawn(self.place.round, requests)
-        for fd in fds:
-            os.close(fd)
+            if commands.separate_store and self.place.node_rank == 0:
+                requests.append(self._store_request(commands, fds))
+            self._spawner.spawn(self.place.round, requests)
+        finally:
+            for fd in fds:
+                os.close(fd)
         return tuple(request.argv[0] for request in requests)
 
     @property
@@ -191,18 +194,21 @@ class WorkerGroup:
             service=True,
         )
 
-    def _open(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int | None:
-        """Return the descriptor for a worker's stream; None: the agent's own."""
+    def _open(self, local_rank: int, stream: Stream, fds: list[int]) -> int | None:
+        """Return the descriptor for a worker's stream, also added to ``fds``; None: the agent's."""
+        plan = self.logs.workers[local_rank].streams[stream]
         match plan.route:
             case Route.INHERIT:
                 return None
             case Route.DISCARD:
-                return os.open(os.devnull, os.O_WRONLY)
+                fd = os.open(os.devnull, os.O_WRONLY)
             case Route.FILE:
                 assert plan.path is not None
-                return open_log(plan.path)
+                fd = open_log(plan.path)
             case Route.RELAY:
-                return self._open_relayed(local_rank, stream, plan)
+                fd = self._open_relayed(local_rank, stream, plan)
+        fds.append(fd)
+        return fd
 
     def _open_relayed(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int:
         assert self._relay is not None

@@ -4,7 +4,62 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from itertools import islice
+from typing import Any, NamedTuple, NoReturn
+
+
+class Started(NamedTuple):
+    """What became of workers that were to be started."""
+
+    pids: Sequence[int] = ()
+    """In their order; 0: there was no process for it."""
+    errors: Sequence[tuple[int, int]] = ()
+    """Index and errno of each whose program could not be executed; it exits with 127."""
+    unforked: Sequence[tuple[int, int]] = ()
+    """Index and errno of each for which there was no process."""
+
+    @classmethod
+    def none(cls, workers: Sequence[dict[str, Any]], error: OSError) -> "Started":
+        """Return that there was no process for any of them."""
+        unforked = [(worker["index"], error.errno or errno.EIO) for worker in workers]
+        return cls([0] * len(workers), (), unforked)
+
+    def together(self, other: "Started") -> "Started":
+        """Return what became of these and of others, which come after them."""
+        return Started(
+            [*self.pids, *other.pids],
+            [*self.errors, *other.errors],
+            [*self.unforked, *other.unforked],
+        )
+
+
+def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Started:
+    """Start workers by executing their programs.
+
+    Args:
+        workers: what ``SpawnerClient.spawn`` says of each.
+        fds: what become their standard streams, one worker's after the other's.
+    """
+    pids: list[int] = []
+    errors: list[tuple[int, int]] = []
+    unforked: list[tuple[int, int]] = []
+    pipes: list[tuple[int, int]] = []
+    streams = iter(fds)
+    for worker in workers:
+        pid, mine = 0, list(islice(streams, worker["fds"]))
+        try:
+            pid, errors_from = fork_worker(worker, mine)
+            pipes.append((worker["index"], errors_from))
+        except OSError as error:
+            unforked.append((worker["index"], error.errno or errno.EIO))
+        pids.append(pid)
+    for index, pipe in pipes:
+        # End-of-file means that the program was started; four bytes are the errno why not.
+        with os.fdopen(pipe, "rb") as file:
+            data = file.read(4)
+        if data:
+            errors.append((index, int.from_bytes(data, "little")))
+    return Started(pids, errors, unforked)
 
 
 def fork_worker(
@@ -20,17 +75,38 @@ def fork_worker(
     Returns:
         Its process id, and a pipe: end-of-file means that the program was started; four bytes
         are the errno why not.
+
+    Raises:
+        OSError: there is no process for it, or no descriptor for the pipe.
     """
     parent = os.getpid()
-    errors_from, errors_to = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    pid, pipe = fork_with_pipe()
     if pid == 0:
-        os.close(errors_from)
         for fd in keep:
             os.set_inheritable(fd, True)
-        _become_worker(worker, fds, parent, errors_to)
-    os.close(errors_to)
-    return pid, errors_from
+        _become_worker(worker, fds, parent, pipe)
+    return pid, pipe
+
+
+def fork_with_pipe() -> tuple[int, int]:
+    """Fork, with a pipe from the child to its parent.
+
+    Returns:
+        As ``os.fork``, and the end of the pipe that is this process's.
+
+    Raises:
+        OSError: there is no process, or no descriptor for the pipe; nothing is left of it.
+    """
+    read_from, write_to = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read_from)
+        os.close(write_to)
+        raise
+    mine, other = (write_to, read_from) if pid == 0 else (read_from, write_to)
+    os.close(other)
+    return pid, mine
 
 
 def set_up(worker: dict[str, Any], fds: Sequence[int]) -> None:

@@ -201,10 +201,7 @@ class TestAnImage:
             "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8', line_buffering=True)",
             "sys.stdout = open(1, 'w', closefd=False)",
             "sys.stdout = codecs.getwriter('utf-8')(sys.stdout.buffer)",
-            "class Both:\n"
-            "    old = sys.stdout\n"
-            "    write = old.write\n"
-            "sys.stdout = Both()",
+            "class Both:\n    old = sys.stdout\n    write = old.write\nsys.stdout = Both()",
             "sys.__stdout__ = None",
             "sys.stdout = sys.stderr = io.StringIO()",
             "sys.stdout.close()",

@@ -187,6 +187,58 @@ def test_a_stop_does_not_wait_for_the_preload(ft):
     assert not ft.processes()
 
 
+# Says how far it is, has another program do something, as modules do that compile, and needs it.
+COMPILING = """
+import os, subprocess
+os.write(1, b"importing\\n")
+subprocess.run(["sh", "-c", "while ! [ -e gate ]; do sleep 0.02; done"], check=True)
+"""
+
+# The node that has no image fails, when the test lets it.
+OF_TWO_NODES = """
+import os, sys
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if sys.argv[1:] and attempt == "0":
+    open(sys.argv[1]).read()
+    sys.exit(3)
+print("attempt", attempt, "warm", "slow" in sys.modules, flush=True)
+"""
+
+
+def test_a_stop_leaves_what_the_preload_has_started_alone(ft, free_port):
+    """And the store, which does not wait for the preload, is that of the round."""
+    ft.script(COMPILING, "slow.py")
+    fail = ft.folder / "fail"
+    os.mkfifo(fail)
+    args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", "stop",
+            "--max-restarts", 1, "--store", "separate")  # fmt: skip
+    script = ft.script(OF_TWO_NODES)
+    first = ft.start(*args, "--preload", "slow", script)
+    first.expect("hosted here")
+    second = ft.start(*args, script, fail)
+    first.expect("waits for the preload")
+    first.expect("^importing")
+    fail.write_text("")
+    first.expect("round=1 .* waits for the preload")
+    (ft.folder / "gate").touch()
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert first.stdout.splitlines()[-1] == "attempt 1 warm True"
+    assert first.stdout.count("importing") == 1
+    assert first.stderr.count("preload: imported slow in") == 1
+
+
+def test_a_store_of_its_own_is_started_beside_workers_that_are_forked(ft):
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, "--preload", "colorsys"),
+        *("--store", "separate", *failing(ft, 1)),
+        env={"OMP_NUM_THREADS": "2"},
+    )
+    assert command.process.returncode == 0
+    assert command.stdout.count(" warm True ") == 4
+    assert len(command.expect(r" in process (\d+)$", 2)) == 2
+    assert command.stderr.count("preload:") == 1
+
+
 def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft):
     gate = ft.folder / "gate"
     os.mkfifo(gate)
@@ -215,7 +267,7 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
     ],
 )
 def test_without_an_image_one_sentence_says_so(ft, options, sentence):
-    script = ft.script(f"#!{sys.executable}\nprint('ran')\n")
+    script = ft.script(f"#!{sys.executable}\nimport os\nos.write(1, b'ran\\n')\n")
     script.chmod(0o755)
     command = ft.run("--standalone", "--nproc-per-node", 2, *options, script)
     assert command.process.returncode == 0

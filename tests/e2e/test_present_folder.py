@@ -19,11 +19,10 @@ with open(os.environ["NOTES"], "a") as notes:
     notes.write(f"{__name__} {'worker' if 'RANK' in os.environ else 'launcher'}\\n")
 """
 
-# `run_path` and `-c` do without the folder of the script, torch's function workers without any.
 SCRIPT = """
-import click, grpc, json, psutil, random
+import click, grpc, json, psutil, random, os
 names = {module.name for module in (click, grpc, json, psutil, random)}
-print(*names)
+os.write(1, (" ".join(names) + "\\n").encode())  # whole, beside the other worker
 """
 
 # In another folder, as an installed program is.

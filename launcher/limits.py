@@ -1,0 +1,63 @@
+"""Why the kernel gives no process or file here: which limit was met, and what to raise."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+from .cgroups import own_directory, read_text
+
+
+def no_process(error: OSError, root: Path = Path("/")) -> str:
+    """Return one clause for people.
+
+    Args:
+        error: of ``fork(2)``, or of what is needed before it (pipes, sockets).
+        root: where ``/proc`` and ``/sys`` are.
+    """
+    return f"no process can be made: {explained(error, root)}"
+
+
+def explained(error: OSError, root: Path = Path("/")) -> str:
+    """Return what an error of the kernel says, and what to raise where a limit was met."""
+    return f"{error.strerror}{_remedy(error, root)}"
+
+
+def _remedy(error: OSError, root: Path) -> str:
+    match error.errno:
+        case errno.EMFILE:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return f"; a process may have {limit} open files here: raise ulimit -n"
+        case errno.ENFILE:
+            return "; all processes of this host together have too many: raise fs.file-max"
+        case errno.EAGAIN:
+            return _processes(root)
+        case errno.ENOMEM:
+            return "; raise the memory limit of the container, or start fewer workers"
+    return ""
+
+
+def _processes(root: Path) -> str:
+    """Say which limits on processes there are; which one was met, the kernel does not tell."""
+    limits = [*_of_user(), *_of_cgroups(root)]
+    if not limits:
+        return "; raise kernel.pid_max and kernel.threads-max of this host"
+    return f"; processes and threads are limited to {', '.join(limits)}: raise what is used up"
+
+
+def _of_user() -> list[str]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    # The kernel asks nothing of root.
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
+        return []
+    return [f"{limit} for user {os.getuid()} (ulimit -u)"]
+
+
+def _of_cgroups(root: Path) -> list[str]:
+    own = own_directory(root, "pids")
+    found = []
+    for folder in (own, *own.parents) if own is not None else ():
+        most, used = (read_text(folder / name).strip() for name in ("pids.max", "pids.current"))
+        if most.isdecimal():
+            found.append(f"{most} for the container, of which {used} are used (pids.max)")
+    return found
