@@ -180,9 +180,11 @@ class Group(Joining):
         self.phase = GroupPhase.RUNNING
         self._formed_at = None
         self._rank0_is_done = self.policy.rank0_decides and adoption.rank0_is_done
-        self._members = {claim.node_rank: name for name, claim in adoption.members().items()}
-        self._lobby.close()
         members = adoption.members()
+        # Also those who are not there: the policy may want one of them replaced.
+        self._members = adoption.absent()
+        self._members |= {claim.node_rank: name for name, claim in members.items()}
+        self._lobby.close()
         self.world_nodes = len(members) + adoption.missing()
         self._note(
             f"round={self.round} taken over nodes={len(members)}/{self.world_nodes} "
@@ -207,9 +209,12 @@ class Group(Joining):
 
     def _not_back(self, adoption: Adoption) -> Failure:
         """Return the failure record of members that have not come back, the first by name."""
-        missing, absent = adoption.missing(), adoption.absent()
-        rank = min(absent, default=None)
-        name = "unknown" if rank is None else absent[rank]
+        absent = adoption.absent()
+        # Who was started again has lost its workers, but is there.
+        away = {rank: name for rank, name in absent.items() if not self._is_there(name)}
+        missing = adoption.missing() - len(absent) + len(away)
+        rank = min(away, default=None)
+        name = "unknown" if rank is None else away[rank]
         others = f", nor did {missing - 1} other(s)" if missing > 1 else ""
         grace = f"{self.settings.adoption_grace_s:g} s"
         why = f"it did not come back to the new master within {grace}{others}"

@@ -274,26 +274,53 @@ _SLIP_WORDS = re.compile(
 )
 
 
+_RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ?")
+"""What torch puts before each line of an uncaught exception once its process group is there."""
+
+
 def is_slip(failure: Failure) -> bool:
     """Return whether a failure is a usage or import error: one that a new start meets again."""
+    return look_for_slip(failure).matches
+
+
+def look_for_slip(failure: Failure) -> Look:
+    """Return whether a failure is a usage or import error, and why it is taken for none.
+
+    An import error ends Python with 1, as everything else does: only its words tell it apart, so
+    that one without words is taken for none.
+    """
     if failure.kind is FailureKind.START:
-        return True
+        return Look(True, "the program could not be started")
     if failure.kind is not FailureKind.WORKER:
-        return False
+        return Look(False, "it is no usage or import error")
     if failure.exit_code in _USAGE_STATUSES:
-        return True
-    return failure.exit_code > 0 and _SLIP_WORDS.search(failure.message) is not None
+        return Look(True, f"the exit status {failure.exit_code} is that of a usage error")
+    if failure.exit_code > 0 and _SLIP_WORDS.search(_words(failure)):
+        return Look(True, "the error says so")
+    if failure.exit_code == 1 and not failure.message.strip():
+        return Look(
+            False,
+            "nothing is known of the error: no @record, and stderr is captured by --tee 2 or "
+            "--redirects 2 only",
+        )
+    return Look(False, "it is no usage or import error")
 
 
 def same_slip(one: Failure, other: Failure) -> bool:
-    """Return whether two failures hit the same rank in the same way."""
-    return (one.kind, one.rank, one.exit_code, _first_line(one)) == (
+    """Return whether two failures are one in kind, exit status and words, at whichever rank.
+
+    All ranks meet the same slip at about the same time: which of them is heard first is chance.
+    """
+    return (one.kind, one.exit_code, _first_line(one)) == (
         other.kind,
-        other.rank,
         other.exit_code,
         _first_line(other),
     )
 
 
+def _words(failure: Failure) -> str:
+    return _RANK_PREFIX.sub("", failure.message.strip())
+
+
 def _first_line(failure: Failure) -> str:
-    return failure.message.strip().partition("\n")[0]
+    return _words(failure).partition("\n")[0]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .failure import Failure, FailureKind
-from .matches import BadMatch, Match, is_slip, parse_match, same_slip
+from .matches import BadMatch, Match, is_slip, look_for_slip, parse_match, same_slip
 
 SLIP_S = 10.0
 """A usage or import error this soon after the start, twice running, is a typo, not a fault."""
@@ -146,13 +146,14 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
 
 
 def _repeated_slip(failure: Failure, context: Context) -> tuple[bool, str]:
-    if not is_slip(failure):
-        return False, "it is no usage or import error"
+    look = look_for_slip(failure)
+    if not look.matches:
+        return False, look.words
     if not context.is_slip(failure):
         return False, f"it did not come within {SLIP_S:g} s of the start"
     if context.previous is None or not same_slip(failure, context.previous):
-        return False, "it is the first time that this rank fails in this way"
+        return False, "it is the first time that a worker fails in this way"
     return True, (
-        f"rank {failure.rank} failed in the same way twice running within {SLIP_S:g} s of the "
-        "start, by a usage or import error"
+        f"workers failed in the same way twice running within {SLIP_S:g} s of the start, by a "
+        "usage or import error"
     )

@@ -377,8 +377,34 @@ BREAKS = (
     Break(
         "the second typo must be that of the first",
         "matches",
-        "return (one.kind, one.rank, one.exit_code, _first_line(one)) == (",
-        "return (one.kind, other.rank, one.exit_code, _first_line(one)) == (",
+        "return (one.kind, one.exit_code, _first_line(one)) == (",
+        "return (one.kind, one.exit_code, _first_line(other)) == (",
+    ),
+    Break(
+        "the second typo may be at another rank",
+        "matches",
+        "return (one.kind, one.exit_code, _first_line(one)) == (",
+        "return one.rank == other.rank and (one.kind, one.exit_code, _first_line(one)) == (",
+    ),
+    Break(
+        "an error without words is no typo",
+        "matches",
+        "if failure.exit_code == 1 and not failure.message.strip():",
+        "if failure.exit_code == 1 and not failure.message.strip():\n"
+        '        return Look(True, "")\n'
+        "    if False:",
+    ),
+    Break(
+        "a new master can replace who does not come back to it",
+        "group",
+        "self._members = adoption.absent()",
+        "self._members = {}",
+    ),
+    Break(
+        "who was started again is not taken for away",
+        "group",
+        "for rank, name in absent.items() if not self._is_there(name)}",
+        "for rank, name in absent.items()}",
     ),
     Break(
         "a typo comes soon after the start",

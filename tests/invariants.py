@@ -136,15 +136,22 @@ class Invariants:
         """Check all that must hold now."""
         if isinstance(event, Received) and isinstance(event.message, Attend):
             self._hear_attend(group, event.link, event.message, now)
-        self._how_the_policy_saw_it(group, commands, now)
+        claim = _claim_in(event)
+        if claim is not None:
+            # What it brings is learned before it leads to anything, also where the node has to go.
+            self._restarts = max(self._restarts, min(claim.restarts, group.restarts))
+        self._how_the_policy_saw_it(group, commands, now, claim)
         self._who_was_given_up(group, now)
         self._how_the_round_ended(group, event)
         self._what_was_sent(group, commands, now)
         self._all_were_stopped(group)
 
-    def _how_the_policy_saw_it(self, group: Group, commands: Sequence[Command], now: float) -> None:
+    def _how_the_policy_saw_it(
+        self, group: Group, commands: Sequence[Command], now: float, claim: Claim | None
+    ) -> None:
         # A round of one node is taken over with the very message that tells of it.
-        is_adopted = self._round < 0 <= group.round and self._heard_of >= 0
+        is_heard_of = self._heard_of >= 0 or claim is not None
+        is_adopted = self._round < 0 <= group.round and is_heard_of
         if is_adopted:
             self._policy.adopted()
         was_live = self._phase in (GroupPhase.RUNNING, GroupPhase.ADOPTING) or is_adopted
@@ -549,6 +556,11 @@ def snapshot(group: Group) -> tuple[object, ...]:
         group.deadline(),
         nodes,
     )
+
+
+def _claim_in(event: Event) -> Claim | None:
+    message = event.message if isinstance(event, Received) else None
+    return message.claim if isinstance(message, Attend) else None
 
 
 def _world_of(of: Claim | Place) -> _World:

@@ -55,7 +55,8 @@ class PolicyWatch:
         self._over_at = 0.0
         self._used_before = 0
         self._was_counted = False
-        self._slip_rank: int | None = None
+        self._was_slip: bool | None = False
+        """Whether the root cause before was a slip; None where a regroup may lie between."""
         self._in_succession = 0
 
     # --- what is seen ------------------------------------------------------------------------
@@ -70,9 +71,12 @@ class PolicyWatch:
 
     def look(self, group: Group) -> None:
         """See what the group counts; a count that nobody's failure explains was learned."""
-        if group.restarts > self._total:
-            self._total = group.restarts
-            self._times = list(self._told.get(self._total, ()))
+        self._learn(group.restarts)
+
+    def _learn(self, restarts: int) -> None:
+        if restarts > self._total:
+            self._total = restarts
+            self._times = list(self._told.get(restarts, ()))
 
     def adopted(self) -> None:
         """The present round was formed by an earlier master."""
@@ -85,6 +89,7 @@ class PolicyWatch:
     def over(self, group: Group, restarts_before: int, now: float) -> None:
         """All workers of the round are dead; the group has answered."""
         self._over_at = now
+        self._learn(restarts_before)
         self._used_before = self._in_window(now, -_ROUNDED_S)
         self._was_counted = group.restarts > restarts_before
         if self._was_counted:
@@ -120,6 +125,8 @@ class PolicyWatch:
                 raise PolicyError(f"a round that is free: {place.is_free}, by {action}")
             if cause.host in self._members.values() or self._formed_at is None:
                 justified |= self._blame(action, cause, cause.host, now_excluded)
+        elif self._was_slip:
+            self._was_slip = None
         if now_excluded - justified:
             raise PolicyError(f"{now_excluded - justified} excluded for no reason")
         if now_excluded & set(members.values()):
@@ -143,21 +150,24 @@ class PolicyWatch:
         if action != "restart-free" and self._used_before >= self._job.max_restarts:
             raise PolicyError(f"{self._used_before} restarts were used and one more was made")
 
-    def _is_second_slip(self, action: str, cause: Failure) -> bool:
+    def _is_second_slip(self, action: str, cause: Failure) -> bool | None:
+        """Return whether this is the second running; None where that is open."""
         is_slip = (
             cause.kind is FailureKind.WORKER
             and cause.exit_code == _SLIP_CODE
             and self._ran_s is not None
             and self._ran_s < _SLIP_S
         )
-        was, self._slip_rank = self._slip_rank, cause.rank if is_slip else None
-        return is_slip and action == "restart" and was == cause.rank
+        was, self._was_slip = self._was_slip, is_slip
+        return was if is_slip and action == "restart" else False
 
     def _blame(self, action: str, cause: Failure, suspect: str, now_excluded: set[str]) -> set[str]:
         """Return whom the failure of a suspect may exclude."""
         policy = self._policy
         if action == "replace-node":
-            if suspect not in now_excluded and self._formed_at is not None:
+            # Of a round that was taken over, the root cause may be a node that nobody can name.
+            is_named = self._formed_at is not None or cause.node_rank >= 0
+            if suspect not in now_excluded and is_named:
                 raise PolicyError(f"{suspect} was not excluded by a rule that replaces it")
             return {suspect}
         if cause.kind is FailureKind.PREEMPTED:
@@ -185,9 +195,8 @@ class PolicyWatch:
         """The job is over."""
         cause = verdict.cause
         action = action_for(self._policy, cause) if cause is not None else ""
-        is_second_slip = cause is not None and self._is_second_slip(action, cause)
-        ends = action == "fail" or is_second_slip
-        if verdict.outcome is Outcome.POLICY_ENDED and not ends:
+        ends = action == "fail" or (cause is not None and self._is_second_slip(action, cause))
+        if verdict.outcome is Outcome.POLICY_ENDED and ends is False:
             raise PolicyError(f"the policy does not end the job: {verdict.sentence}")
         if verdict.outcome is Outcome.WORKERS_FAILED and not is_stuck:
             if ends:

@@ -244,6 +244,19 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["action"], told["counted"]) == ("fail", False)
 
 
+def test_explain_says_why_an_error_without_words_is_no_typo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    again = ("--after", "2s", "--again")
+    told = explain(capsys, "--explain", "exit:1", *again)
+    assert (
+        "passed over  repeated usage or import error=fail: nothing is known of the error: no "
+        "@record, and stderr is captured by --tee 2 or --redirects 2 only"
+    ) in told
+    assert "is answered by restart" in told
+    assert "is answered by fail" in explain(capsys, "--explain", "exit:2", *again)
+
+
 def test_explain_reads_the_same_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(FILE)
     told = explain(capsys, "--explain", "exit:70", "--failure-policy", "policy.toml")

@@ -24,7 +24,7 @@ from ft_run.rendezvous.messages import (
     Waiting,
 )
 from ft_run.rendezvous.wire import encode_master
-from ft_run.tests.scene import Scene, claim_of, running, worker_failure
+from ft_run.tests.scene import SPARE, Scene, claim_of, running, worker_failure
 
 
 def rules(*texts: str, **more: object) -> PolicySpec:
@@ -212,16 +212,25 @@ def test_a_round_that_ran_well_lies_between_two_usage_errors() -> None:
     assert scene.group.verdict is None
 
 
-def test_a_usage_error_later_or_at_another_rank_is_a_fault_like_any_other() -> None:
+def test_a_usage_error_later_or_of_another_kind_is_a_fault_like_any_other() -> None:
     scene = running(2, restarts=9)
     fail_and_stop(scene, "b", worker_failure(1, code=1), "a")
     fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
     scene.wait(10)
     fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
-    fail_and_stop(scene, "a", worker_failure(0, code=2), "b")
-    fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
+    fail_and_stop(scene, "b", worker_failure(1, code=2, message="other words"), "a")
+    fail_and_stop(scene, "b", worker_failure(1, code=127), "a")
     assert scene.group.restarts == 5
     assert scene.group.verdict is None
+
+
+def test_a_usage_error_ends_the_job_whichever_rank_is_heard_first() -> None:
+    scene = running(2, restarts=9)
+    fail_and_stop(scene, "b", worker_failure(1, code=7), "a")  # after a minute
+    for name, rank in (("a", 0), ("b", 1)):
+        assert scene.group.verdict is None
+        fail_and_stop(scene, name, worker_failure(rank, code=2), "b" if rank == 0 else "a")
+    assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
 
 
 # --- the budget ------------------------------------------------------------------------------
@@ -391,6 +400,32 @@ def test_a_job_without_a_past_tells_none() -> None:
     scene = running(2)
     fail_and_stop(scene, "a", None, "b")
     assert scene.place("a").past is None
+
+
+def test_a_later_master_can_replace_a_node_that_does_not_come_back_to_it() -> None:
+    scene = Scene(2, policy=rules("node-lost=replace-node"))
+    scene.attend("a", claim=claim_of(5, 0, successor="b"))
+    scene.attend("s", claim=SPARE)
+    scene.wait(10)
+    scene.stopped("a")
+    assert scene.ranks("a", "s") == [0, 1]
+    assert scene.place("s").past == Past(excluded=("b",))
+    scene.attend("b", claim=claim_of(5, 1))
+    assert scene.last("b", Excluded)
+
+
+def test_a_later_master_replaces_who_is_away_and_not_who_was_started_again() -> None:
+    scene = Scene(3, 4, policy=rules("node-lost=replace-node"))
+    scene.attend("a", claim=claim_of(5, 0, nodes=4, successor="b"))
+    scene.attend("c", claim=claim_of(5, 2, nodes=4, successor="d"))
+    scene.attend("b", incarnation="again")
+    scene.wait(10)
+    scene.stopped("a", "c")
+    place = scene.place("b")
+    assert place.past == Past(excluded=("d",))
+    assert place.reason == (
+        "node 3 (d) was lost: it did not come back to the new master within 10 s"
+    )
 
 
 def refused(job: JobSpec) -> str:
