@@ -1,14 +1,15 @@
 """Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import PortInUseError
+from ..errors import PortInUseError, UsageError
 from ..rendezvous.checking import Examination
 from ..rendezvous.endpoint import Endpoint
 from ..rendezvous.events import GroupSettings
-from ..rendezvous.link import LocalLink, MasterLink
+from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink, MasterLink
 from ..rendezvous.master import Master
 from ..rendezvous.messages import CheckSpec
 from .address import any_address, listen_address
@@ -31,7 +32,10 @@ class Hosting:
     def __init__(self, options: RendezvousOptions, note: Note) -> None:
         self._options = options
         self._note = note
+        self._address: Endpoint | None = None
+        """Where the master would listen, if it belongs in this process; None if it does not."""
         self._port_is_taken = False
+        self._retry: asyncio.Task[None] | None = None
         self._server: MasterServer | None = None
         self.master: Master | None = None
         self.where = "standalone"
@@ -56,6 +60,7 @@ class Hosting:
                 return
             # The name is that of a service or a translated address in front of this host.
             address = Endpoint(any_address(), endpoint.port)
+        self._address = address
         await self._serve(address)
 
     def connect(self, agent: "Agent") -> MasterLink:
@@ -74,7 +79,7 @@ class Hosting:
         return GrpcLink(
             endpoint,
             agent.attend,
-            agent.post,
+            self._watched(agent.post) if self._port_is_taken else agent.post,
             node_timeout_s=self._options.node_timeout_s,
             connect_timeout_s=connect_timeout_s,
             master_timeout_s=self._options.master_timeout_s,
@@ -92,6 +97,8 @@ class Hosting:
         Args:
             wait: until every node has heard the verdict.
         """
+        if self._retry is not None:
+            await self._retry  # it takes a moment, and what it may have begun must be ended
         if self.master is None:
             return
         if wait:
@@ -109,12 +116,45 @@ class Hosting:
         try:
             await server.start(address)
         except PortInUseError:
-            # Another agent of this host was first; or it is something else, as we shall see.
+            # Another agent of this host was first, or the master of the job before this one is
+            # about to end; or it is something else, as we shall see.
             await server.stop()
             self._port_is_taken = True
             return
         self.master, self._server = master, server
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
+
+    def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
+        """Take over the port, should it become free before a master there has said a word.
+
+        Then it was that of the job before this one, which says nothing to a node that is new to
+        it. One that has spoken is waited for: the scheduler starts it again where it was.
+        """
+        has_spoken = False
+
+        def on_event(event: LinkEvent) -> None:
+            nonlocal has_spoken
+            is_of_the_link = isinstance(event, LinkUp | LinkDown | LinkLost)
+            has_spoken |= not is_of_the_link
+            if isinstance(event, LinkDown) and not has_spoken:
+                self._try_again()
+            post(event)
+
+        return on_event
+
+    def _try_again(self) -> None:
+        if self.master is None and (self._retry is None or self._retry.done()):
+            self._retry = asyncio.create_task(self._serve_after_all())
+
+    async def _serve_after_all(self) -> None:
+        assert self._address is not None
+        try:
+            await self._serve(self._address)
+        except UsageError as error:  # an address that this host has no more
+            self._note(f"cannot host the master: {error.sentence}", logging.DEBUG)
+        if self.master is not None:
+            text = f"the port of the endpoint is free now: master hosted here, {self._address}"
+            self._note(text, logging.INFO)
 
     def _new_master(self) -> Master:
         options = self._options

@@ -30,12 +30,16 @@ class Joining(Checking):
     ) -> None:
         super().__init__(settings, master_id, examiner)
         self._contest = Contest()
+        self._admitted: set[str] = set()
+        """By incarnation, all that have been in this job."""
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
         sentence = refusal(attend, self.job)
-        if sentence is not None and self._ending is not None:
+        if self._ending is not None and (sentence is not None or self._is_new(attend)):
             # For the job after this one, on the same endpoint, while a node of this one is slow to
             # hear of its end: the stream ends with this master, and the node finds the next one.
+            # With the same id it cannot be told from a late spare, which then waits in vain: that
+            # is better than a job that is said to have succeeded and was never run.
             return
         if sentence is not None:
             self._refuse(link, attend, sentence)
@@ -59,6 +63,10 @@ class Joining(Checking):
             self._rival_leaves(rival)
         elif rival.link is not None:
             self._challenge(rival, now)
+
+    def _is_new(self, attend: Attend) -> bool:
+        """Whether neither the node nor this master knows of it ever having been in this job."""
+        return attend.claim is None and attend.node.incarnation not in self._admitted
 
     def _refuse(self, link: int, attend: Attend, sentence: str) -> None:
         self._note(f"node {attend.node.node_id} was refused: {sentence}")
@@ -109,6 +117,7 @@ class Joining(Checking):
         if self._turn_away(link, spec.node_id):
             return
         node = self.roster.add(spec, attend.offer, link, NodePhase.READY)
+        self._admitted.add(spec.incarnation)
         former = self._former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
         node.passed = self._has_passed(spec.node_id, claim)

@@ -249,6 +249,24 @@ BREAKS = (
         "        if self._ending is not None:\n            return\n        rival",
     ),
     Break(
+        "a node of the next job is not told the verdict",
+        "joining",
+        "(sentence is not None or self._is_new(attend))",
+        "sentence is not None",
+    ),
+    Break(
+        "who was in the job is told its verdict",
+        "joining",
+        "attend.claim is None and attend.node.incarnation not in self._admitted",
+        "True",
+    ),
+    Break(
+        "who was in the job before its first round is told its verdict",
+        "joining",
+        "attend.claim is None and attend.node.incarnation not in self._admitted",
+        "attend.claim is None",
+    ),
+    Break(
         "newcomers in a contest hear the verdict",
         "group",
         "newcomers = self._contest.dissolve()",
@@ -669,7 +687,7 @@ def copy_package(to: Path) -> Path:
     package.mkdir()
     for name in ("__init__.py", "defaults.py", "exit_codes.py", "errors.py", "pyproject.toml"):
         shutil.copy(ROOT / name, package)
-    for folder in ("rendezvous", "checks", "tests"):
+    for folder in ("protos", "rendezvous", "checks", "tests"):
         shutil.copytree(
             ROOT / folder, package / folder, ignore=shutil.ignore_patterns("e2e", "__pycache__")
         )

@@ -85,6 +85,10 @@ class Invariants:
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
         self._policy.new_master()
+        self._came: set[str] = set()
+        """By incarnation: who has been in the job."""
+        self._of_the_next_job: dict[int, str] = {}
+        """Who came to a job that was over and had never been in it: incarnations by stream."""
         self._worlds: dict[int, dict[str, Place]] = {}
         self._heard_of = -1
         self._restarts_heard_of = 0
@@ -104,9 +108,19 @@ class Invariants:
         """Take note of how things stand."""
         self._phase, self._round, self._restarts = group.phase, group.round, group.restarts
         self._roster = {n.spec.incarnation: n for n in group.roster}
+        self._came |= self._roster.keys()
         self._node_phases = {n.spec.incarnation: n.phase for n in group.roster}
         if isinstance(event, Received) and not isinstance(event.message, Attend):
             self._hear(group, event)
+        if isinstance(event, Received) and isinstance(event.message, Attend):
+            self._who_comes(group, event.link, event.message)
+
+    def _who_comes(self, group: Group, link: int, attend: Attend) -> None:
+        """A node that comes to a job that is over, and knows nothing of it, is of the next one."""
+        incarnation = attend.node.incarnation
+        is_new = attend.claim is None and incarnation not in self._came
+        if group.verdict is not None and is_new:
+            self._of_the_next_job[link] = incarnation
 
     def _hear(self, group: Group, event: Received) -> None:
         node = group.roster.by_link(event.link)
@@ -271,6 +285,8 @@ class Invariants:
                         self._found(who.incarnation, who.node_id, exit_code)
                 case Verdict():
                     self._one_verdict(group, command.message, now)
+                    if command.link in self._of_the_next_job:
+                        raise InvariantError("I5: the verdict is told to a node of the next job")
         for round_number, places in new.items():
             self._agreed(group, round_number, places, now)
 
@@ -537,7 +553,8 @@ class Invariants:
         if group.verdict is None or not has_finished:
             raise InvariantError(f"I5: no verdict, but {group.phase.value}")
         for agent in self._agents:
-            if agent.is_there:
+            is_of_it = agent.spec.incarnation not in self._of_the_next_job.values()
+            if agent.is_there and is_of_it:
                 raise InvariantError(f"I5: {agent.name} never heard the verdict")
 
 

@@ -7,16 +7,17 @@ from ft_run import exit_codes
 from ft_run.rendezvous.messages import (
     ClaimState,
     Done,
+    Excluded,
     Heard,
     Leave,
     Outcome,
-    Refused,
+    PolicySpec,
     Stop,
     Stopped,
     Verdict,
     Waiting,
 )
-from ft_run.tests.scene import Scene, claim_of, running
+from ft_run.tests.scene import SPARE, Scene, claim_of, running, worker_failure
 
 # --- the first world -------------------------------------------------------------------------
 
@@ -352,10 +353,11 @@ def test_a_node_that_is_away_hears_it_when_it_comes_back():
     assert len(scene.finished) == 1
 
 
-def test_a_newcomer_to_a_job_that_is_over_hears_the_verdict():
+def test_a_node_that_knows_of_a_job_that_is_over_hears_the_verdict():
+    """One that was away for so long that the master has forgotten it, as a spare or a member."""
     scene = running(2, names="ab")
     scene.done("a", "b")
-    scene.attend("z")
+    scene.attend("z", claim=SPARE)
     assert scene.last("z", Verdict) == scene.last("a", Verdict)
     for name in "ab":
         scene.say(name, Heard())
@@ -364,15 +366,39 @@ def test_a_newcomer_to_a_job_that_is_over_hears_the_verdict():
     assert len(scene.finished) == 1
 
 
-def test_a_newcomer_of_the_next_job_is_neither_refused_nor_told():
+def test_a_node_that_the_master_has_forgotten_hears_the_verdict():
+    scene = Scene(3, join_timeout_s=10)
+    for name in "az":
+        scene.attend(name)
+    scene.detach("a")
+    scene.wait(10)
+    scene.attend("a")
+    assert scene.last("a", Verdict).outcome is Outcome.RENDEZVOUS_FAILED
+
+
+@pytest.mark.parametrize("job_id", ["job", "next"])
+@pytest.mark.parametrize("node_id", ["z", "b"])
+def test_a_newcomer_of_the_next_job_is_neither_refused_nor_told(node_id, job_id):
+    """Also where it has the same id and options, and where its node is one that is slow to hear."""
     scene = running(2, names="ab")
     scene.done("a", "b")
-    scene.attend("z", job=replace(scene.job, job_id="next"))
-    assert not scene.all_told("z", Refused)
-    assert not scene.all_told("z", Verdict)
+    scene.attend("new", node_id=node_id, job=replace(scene.job, job_id=job_id))
+    scene.wait(1)
+    assert scene.told["new"] == []
     for name in "ab":
         scene.say(name, Heard())
     assert len(scene.finished) == 1  # it is not waited for
+
+
+def test_an_excluded_node_can_be_in_the_next_job():
+    scene = running(2, names="abc", policy=PolicySpec(rules=("exit:9=replace-node",)))
+    scene.fail("b", worker_failure(1, code=9))
+    scene.stopped("a", "b")
+    scene.attend("b", incarnation="again")
+    assert scene.last("b", Excluded)
+    scene.done("a", "c")
+    scene.attend("new", node_id="b")
+    assert scene.told["new"] == []
 
 
 def test_a_node_that_never_hears_is_given_up():

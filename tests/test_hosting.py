@@ -4,8 +4,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from ft_run.errors import UsageError
@@ -13,16 +14,22 @@ from ft_run.launcher.agent import Agent
 from ft_run.launcher.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.endpoint import Endpoint
-from ft_run.rendezvous.link import LinkEvent, LocalLink
+from ft_run.rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink
 from ft_run.rendezvous.messages import (
     PROTOCOL_VERSION,
     Attend,
+    Done,
+    Heard,
     JobSpec,
     NodeSpec,
     Offer,
     Start,
+    Verdict,
+    Waiting,
 )
 from ft_run.tests.ports import free_port
+
+_E = TypeVar("_E")
 
 TIMEOUT_S = 60.0
 FOREIGN = "198.51.100.1"  # of a block for documentation: no host has it
@@ -118,6 +125,80 @@ def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
         assert isinstance(await events.get(), Start)
         await link.close()
         await here.stop(wait=False)
+
+    run(test)
+
+
+def first_word(incarnation: str) -> Attend:
+    return Attend(
+        protocol=PROTOCOL_VERSION,
+        version="1",
+        job=JobSpec("j", 1, 1, 1, 0),
+        node=NodeSpec(f"{incarnation}/0", incarnation, "h", "127.0.0.1", "r", 1, None),
+        offer=Offer("127.0.0.1", 1000),
+        claim=None,
+    )
+
+
+async def next_of(events: "asyncio.Queue[LinkEvent]", kind: type[_E]) -> _E:
+    while not isinstance(event := await events.get(), kind):
+        assert not isinstance(event, LinkLost), event.sentence
+    return event
+
+
+def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port: int) -> None:
+    """With the same id: it must not be told the verdict on the job before it."""
+
+    async def test() -> None:
+        last, coming = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))
+        await last.start()
+        heard, events = asyncio.Queue[LinkEvent](), asyncio.Queue[LinkEvent]()
+        agent = SimpleNamespace(attend=lambda: first_word("old"), post=heard.put_nowait)
+        old = last.connect(cast(Agent, agent))
+        await next_of(heard, Start)
+        old.send(Done(0))
+        await next_of(heard, Verdict)
+
+        await coming.start()
+        assert coming.master is None
+        agent = SimpleNamespace(attend=lambda: first_word("new"), post=events.put_nowait)
+        link = coming.connect(cast(Agent, agent))
+        await next_of(events, LinkUp)
+        old.send(Heard())
+        await last.stop(wait=True)  # which waits for nobody else
+        place = (await next_of(events, Start)).place
+        assert coming.serves_others
+        assert place.formed_by != ""
+        link.send(Done(0))
+        await next_of(events, Verdict)
+        link.send(Heard())
+        await link.close()
+        await coming.stop(wait=True)
+        assert not listens(port)
+
+    run(test)
+
+
+def test_a_master_that_has_spoken_is_waited_for(port: int) -> None:
+    """Whoever started it will start it again; it would find its port taken."""
+
+    async def test() -> None:
+        first, second = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))
+        await first.start()
+        await second.start()
+        events = asyncio.Queue[LinkEvent]()
+        word = first_word("i")
+        word = replace(word, job=replace(word.job, min_nodes=2, max_nodes=2))
+        agent = SimpleNamespace(attend=lambda: word, post=events.put_nowait)
+        link = second.connect(cast(Agent, agent))
+        await next_of(events, Waiting)
+        await first.stop(wait=False)
+        for _ in range(3):
+            await next_of(events, LinkDown)
+        assert second.master is None
+        assert not listens(port)
+        await link.close()
+        await second.stop(wait=False)
 
     run(test)
 
