@@ -130,15 +130,17 @@ class Checking(Rounds):
         count = super()._could_join()
         return count - len(self._kept_out()) if self._bad_links else count
 
-    def _candidates(self) -> list[Node]:
-        nodes = super()._candidates()
+    def _candidates(self, without: str = "") -> list[Node]:
+        nodes = super()._candidates(without)
         if self.job is None or self.job.checks is None:
             return nodes
-        out = self._kept_out()
+        out = self._kept_out(without)
         return [node for node in nodes if node.passed and node.spec.node_id not in out]
 
-    def _kept_out(self) -> set[str]:
+    def _kept_out(self, without: str = "") -> set[str]:
         """Return which ready nodes cannot be in a world because of one who is or will be in it.
+
+        One node may be left out of account.
 
         Of the two ends of a bad link that are both ready, the one that was in no world; then the
         one that came later.
@@ -148,7 +150,7 @@ class Checking(Rounds):
             for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
         }
         out: set[str] = set()
-        ready = super()._candidates() if self._bad_links else ()
+        ready = super()._candidates(without) if self._bad_links else ()
         for node in sorted(ready, key=lambda node: (node.rank is None, node.arrival)):
             name = node.spec.node_id
             ends = {end for link in self._bad_links if name in link for end in link}

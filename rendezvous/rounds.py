@@ -161,12 +161,9 @@ class Rounds(GroupState):
             self._newly_ready += self.roster.in_phase(NodePhase.READY)
 
     def _has_stand_in(self, node_id: str) -> bool:
-        """Return whether a world of the same size can be formed without a node."""
+        """Return whether a world of the same size can be formed without a node, as things stand."""
         assert self.job is not None
-        node = self.roster.get(node_id)
-        is_ready = node is not None and node.phase is NodePhase.READY and node.link is not None
-        others = self.roster.ready_attached() - is_ready
-        job = self.job
+        job, others = self.job, len(self._candidates(without=node_id))
         size = usable_size(others, job.min_nodes, job.max_nodes, job.node_unit)
         return size >= self.world_nodes
 
@@ -242,9 +239,10 @@ class Rounds(GroupState):
         """Return how many nodes may turn out to be fit for a world now."""
         return self.roster.ready_attached()
 
-    def _candidates(self) -> list[Node]:
-        """Return who is fit for the next world."""
-        return [node for node in self.roster.in_phase(NodePhase.READY) if node.link is not None]
+    def _candidates(self, without: str = "") -> list[Node]:
+        """Return who is fit for the next world, of all or of all but one."""
+        ready = self.roster.in_phase(NodePhase.READY)
+        return [node for node in ready if node.link is not None and node.spec.node_id != without]
 
     def _give_up(self, node: Node) -> None:
         if node.link is not None:

@@ -455,6 +455,24 @@ BREAKS = (
         ":",
     ),
     Break(
+        "who is not fit does not stand in",
+        "rounds",
+        "len(self._candidates(without=node_id))",
+        "len(Rounds._candidates(self, without=node_id))",
+    ),
+    Break(
+        "the node that is to go is not in its own way",
+        "checking",
+        "out = self._kept_out(without)",
+        "out = self._kept_out()",
+    ),
+    Break(
+        "a node does not stand in for itself",
+        "rounds",
+        "len(self._candidates(without=node_id))",
+        "len(self._candidates())",
+    ),
+    Break(
         "an excluded node is sent away",
         "rounds",
         "                self._forget(node)\n            if node is None",

@@ -480,6 +480,38 @@ def test_a_spare_behind_a_bad_link_takes_no_survivors_place():
         assert scene.rounds("d") == []
 
 
+def fail_thrice(scene: CheckScene, name: str) -> None:
+    for _ in range(3):
+        assert not scene.all_told(name, Excluded)
+        restart(scene, name, worker_failure(scene.place(name).node_rank, code=7))
+
+
+@pytest.mark.parametrize(("name", "is_replaced"), [("b", False), ("a", True)])
+def test_a_spare_behind_a_bad_link_stands_in_only_for_the_other_end(name: str, is_replaced: bool):
+    world = World((), bad_links=frozenset({frozenset("ad")}))
+    scene = checked("abcd", 3, 4, world=world, restarts=9)
+    scene.check_all()
+    fail_thrice(scene, name)
+    assert bool(scene.all_told(name, Excluded)) is is_replaced
+    assert scene.rounds("d") == ([3] if is_replaced else [])
+    assert scene.place("c").nodes == 3
+
+
+def test_a_spare_that_has_not_passed_does_not_stand_in():
+    scene = running("ab", 2, restarts=9)
+    scene.attend("c")
+    fail_thrice(scene, "b")
+    assert not scene.all_told("b", Excluded)
+    assert scene.place("b").round == 3
+    # A restart that casts doubt on a node has all who are there checked.
+    restart(scene, "b", worker_failure(1, code=-11))
+    assert scene.verdict_on("c").exit_code == 0
+    assert scene.place("b").round == 4
+    restart(scene, "b", worker_failure(1, code=7))
+    assert scene.all_told("b", Excluded)
+    assert scene.rounds("c") == [5]
+
+
 def test_an_exception_in_the_script_costs_no_check():
     scene = running("ab", 2)
     assert restart(scene, "a", worker_failure(0, message="ValueError: no")) == []
