@@ -119,6 +119,8 @@ class Checking(Rounds):
         self._checks: _Checks | None = None
         self._order_number = 0
         self._bad_links: tuple[tuple[str, str], ...] = ()
+        self._examined: frozenset[str] = frozenset()
+        """Who was in the last examination."""
         self._doubted: set[str] = set()
         """Who was lost since it passed: what it claims to have passed counts no more."""
         self._told: dict[tuple[str, str], CheckVerdict] = {}
@@ -135,7 +137,12 @@ class Checking(Rounds):
         if self.job is None or self.job.checks is None:
             return nodes
         out = self._kept_out(without)
-        return [node for node in nodes if node.passed and node.spec.node_id not in out]
+        fit = [node for node in nodes if node.passed and node.spec.node_id not in out]
+        # Who has passed alone, beside others that did so another time, is not known to be good
+        # company: they have to meet first.
+        company = [node for node in fit if node.has_met]
+        recent = [node for node in fit if node.spec.node_id in self._examined]
+        return max(company, recent, fit[:1], key=len)
 
     def _kept_out(self, without: str = "") -> set[str]:
         """Return which ready nodes cannot be in a world because of one who is or will be in it.
@@ -321,6 +328,7 @@ class Checking(Rounds):
         assert self.job is not None
         assert self.job.checks is not None
         self.phase = GroupPhase.GATHERING
+        self._examined = checks.nodes
         self._bad_links += conclusion.bad_links
         self._note(f"checks: {conclusion.sentence}")
         went = self._tell_findings(self.job.checks, checks, conclusion)

@@ -671,6 +671,12 @@ BREAKS = (
         "True",
     ),
     Break(
+        "who passed alone at different times must meet",
+        "checking",
+        "return max(company, recent, fit[:1], key=len)",
+        "return fit",
+    ),
+    Break(
         "a world of the fit grows when others turn out to be",
         "checking",
         "        super()._form(size, now)\n        self._plan_rescale(now)",

@@ -45,6 +45,9 @@ class PolicyWatch:
         """Another master: what the one before has seen is known from claims only."""
         self.excluded: set[str] = set()
         self._learned: set[str] = set()
+        """Who is excluded, as nodes said that were admitted."""
+        self._rumoured: set[str] = set()
+        """The same, also as those said who were not, or went with the same message."""
         self._blamed: defaultdict[str, list[float]] = defaultdict(list)
         self._times: list[float] = []
         self._total = 0
@@ -66,6 +69,7 @@ class PolicyWatch:
         past = claim.past or Past()
         times = [now - age - past.since_s for age in past.restart_ages_s]
         self._told.setdefault(claim.restarts, times)
+        self._rumoured.update(past.excluded)
         if is_admitted:
             self._learned.update(past.excluded)
 
@@ -112,7 +116,7 @@ class PolicyWatch:
         is_counted: bool | None = None
         before = self.excluded | self._learned
         now_excluded = set(place.past.excluded) if place.past else set()
-        justified = set(before)
+        justified = before | self._rumoured
         if before - now_excluded:
             raise PolicyError(
                 f"{before - now_excluded} excluded, and a later master would not know"

@@ -222,6 +222,23 @@ def test_one_end_of_a_bad_link_stays_out_until_the_other_is_gone():
     assert scene.open_orders() == {}  # it had passed
 
 
+def test_nodes_that_passed_alone_at_different_times_meet_before_they_are_in_one_world():
+    """Each was all that was left of its examination; together they fail."""
+    scene = checked("ax", 2, world=World((), bad_alone=frozenset("y"), bad=frozenset("a")))
+    scene.detach("x")
+    scene.wait(1)
+    scene.check_all()
+    assert scene.verdict_on("a").exit_code == 0
+    scene.detach("a")
+    for name in "by":
+        scene.attend(name)
+    scene.attend("a")
+    phases = scene.check_all()
+    assert scene.verdict_on("y").exit_code == 30
+    assert scene.rounds("a") == scene.rounds("b") == []
+    assert "all" in phases
+
+
 def test_warn_mode_starts_all_the_same_and_says_what_it_found():
     scene = checked("ab", 2, world=World((), bad_alone=frozenset("a")), spec={"is_binding": False})
     scene.check_all()
