@@ -7,22 +7,18 @@ It never imports torch.
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .. import exit_codes
 from ..errors import (
     NodeExcludedError,
-    NodeUnfitError,
     RefusedError,
     RendezvousError,
     SpawnerLostError,
 )
 from ..rendezvous.failure import Failure, FailureKind, signal_name
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
-from ..rendezvous.matches import exit_status
 from ..rendezvous.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -31,13 +27,11 @@ from ..rendezvous.messages import (
     CheckOrder,
     CheckResult,
     CheckVerdict,
-    Claim,
     ClaimState,
     Done,
     Excluded,
     Failed,
     Heard,
-    JobSpec,
     Leave,
     NodeSpec,
     Outcome,
@@ -51,35 +45,28 @@ from ..rendezvous.messages import (
 )
 from . import events_text as say
 from .address import PortReservation
-from .check_report import show_finding
+from .check_report import show_finding, unfit
 from .check_session import CheckSession, Crew
 from .claim import OwnClaim
-from .display import Display
 from .event_log import EventLog
 from .identity import NodeIdentity
-from .log_dir import LogDir
-from .options import LaunchOptions
-from .process_tree import descendants, kill_all
-from .relay_client import RelayClient
-from .report import final_report
-from .spawner import become_subreaper
+from .node_end import NodeEnd, show_verdict
+from .node_parts import NodeParts
+from .orphans import adopt_orphans, kill_orphans
 from .spawner_client import (
     Empty,
     Exited,
     ImageEvent,
     Spawned,
-    SpawnerClient,
     SpawnerEvent,
     SpawnerGone,
 )
-from .supervisor import SURVIVES_KILL_S, Supervisor, TimeOver
+from .supervisor import Supervisor, TimeOver
 from .version import VERSION
-from .worker_command import WorkerCommands
 from .worker_group import GroupState
 
-_KILL_AGAIN_S = 0.02
-
 _DRAIN_S = 10.0
+"""How long what workers have written may take to be shown, before the last word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,66 +82,48 @@ class Agent:
 
     def __init__(
         self,
-        options: LaunchOptions,
+        parts: NodeParts,
         *,
         identity: NodeIdentity,
         address: str,
         port: PortReservation,
-        commands: WorkerCommands,
-        local_world_size: int,
-        cpus: tuple[frozenset[int], ...] | None,
-        log_dir: LogDir,
-        spawner: SpawnerClient,
-        relay: RelayClient | None,
-        display: Display,
-        crew: Crew | None = None,
+        crew: Crew | None,
     ) -> None:
-        self._options = options
-        self._identity = identity
+        """Create an agent.
+
+        Args:
+            parts: what the node was given before its event loop.
+            identity: who this node is.
+            address: where other nodes reach it.
+            port: where it would host the store.
+            crew: its check workers; None without checks.
+        """
+        self._parts = parts
+        self._options = options = parts.options
         self._port = port
-        self._log_dir = log_dir
-        self._spawner = spawner
-        self._relay = relay
-        self._display = display
+        self._event = parts.display.event
         self._node = NodeSpec(
             node_id=identity.node_id,
             incarnation=identity.incarnation,
             host=identity.host,
             address=address,
             role=options.role,
-            local_world_size=local_world_size,
+            local_world_size=parts.count.count,
             wanted_rank=options.rendezvous.node_rank,
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
-        self._event_log = EventLog(options, identity.host, commands.argv(0)[0])
+        self._event_log = EventLog(options, identity.host, parts.commands.argv(0)[0])
         self._workers = Supervisor(
-            self._node,
-            commands=commands,
-            cpus=cpus,
-            log_dir=log_dir,
-            spawner=spawner,
-            relay=relay,
-            shutdown_timeout_s=options.shutdown_timeout_s,
-            note=self._event,
-            post=self.post,
-            listener=self,
-            event_log=self._event_log,
+            self._node, parts, post=self.post, listener=self, event_log=self._event_log
         )
-        self._checks = None
-        if crew is not None:
-            is_all = options.checks is not None and options.checks.spec.only
-            self._checks = CheckSession(crew, port.renew, self._send, is_all=is_all)
-        self._has_passed = False
-        """The master has found this node fit for the job."""
+        is_all = options.checks is not None and options.checks.spec.only
+        self._checks = CheckSession(crew, port.renew, self._send, is_all=is_all)
         self._claim = OwnClaim()
         self._started: int | None = None
         """The last round whose workers were started here."""
         self._told_to_stop = -1
-        self._leaving: int | None = None
-        self._exit_code: int | None = None
-        self._verdict: Verdict | None = None
-        self._error: Exception | None = None
+        self._end = NodeEnd(options)
         self._last_down = ""
         self.status = say.LiveStatus(options)
 
@@ -162,28 +131,14 @@ class Agent:
 
     def attend(self) -> Attend:
         """Return what this node says first on every stream, as of now."""
-        rendezvous = self._options.rendezvous
         return Attend(
             protocol=PROTOCOL_VERSION,
             version=VERSION,
-            job=JobSpec(
-                job_id=rendezvous.job_id,
-                min_nodes=rendezvous.min_nodes,
-                max_nodes=rendezvous.max_nodes,
-                node_unit=rendezvous.node_unit,
-                max_restarts=rendezvous.max_restarts,
-                policy=self._options.policy,
-                checks=self._options.checks.spec if self._options.checks is not None else None,
-                separate_store=self._options.separate_store,
-            ),
+            job=self._options.job_spec(),
             node=self._node,
             offer=self._port.offer,
-            claim=self._present_claim(),
+            claim=self._claim.present(),
         )
-
-    def _present_claim(self) -> Claim | None:
-        claim = self._claim.present()
-        return replace(claim, checked=True) if claim is not None and self._has_passed else claim
 
     def post(self, event: _Event) -> None:
         """Take an event; it is handled in its turn."""
@@ -202,31 +157,27 @@ class Agent:
         """
         loop = asyncio.get_running_loop()
         self._handle_signals(loop)
-        self._spawner.listen(self.post)
-        if self._relay is not None:
-            self._relay.attach(loop)
+        self._parts.spawner.listen(self.post)
+        relay = self._parts.relay
+        if relay is not None:
+            relay.attach(loop)
         self._link = connect(self)
-        if self._checks is not None:
-            self._checks.prepare()
-        loop.call_soon(self._adopt_orphans, loop)
+        self._checks.prepare()
+        loop.call_soon(adopt_orphans, loop)
         while not self._is_over():
             await self._handle(await self._events.get())
         self._workers.close()
-        if self._checks is not None:
-            await self._checks.rest()  # or what ends the crew would be answered by a new one
+        await self._checks.rest()  # or what ends the crew would be answered by a new one
         await self._link.close()
-        await self._drain()
-        if self._error is not None:
-            raise self._error
-        assert self._exit_code is not None
-        return self._exit_code
+        if relay is not None:
+            await relay.aclose(_DRAIN_S)
+        return self._end.status()
 
     def _is_over(self) -> bool:
         """Whether the outcome is known and nothing of the workers is left."""
-        known = self._exit_code is not None or self._error is not None
-        return known and self._workers.group is None
+        return self._end.is_known and self._workers.group is None
 
-    # --- signals and orphans -----------------------------------------------------------------
+    # --- signals -----------------------------------------------------------------------------
 
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in self._options.signals:
@@ -235,25 +186,20 @@ class Agent:
                 loop.add_signal_handler(number, self.post, _Signalled(number))
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             if number not in self._options.signals:
-                loop.add_signal_handler(number, self._spawner.signal, number)
-
-    def _adopt_orphans(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Should the spawner be killed, what it looked after becomes this process's."""
-        become_subreaper()
-        loop.add_signal_handler(signal.SIGCHLD, _reap)
+                loop.add_signal_handler(number, self._parts.spawner.signal, number)
 
     async def _signalled(self, event: _Signalled) -> None:
         name, group = signal_name(event.number), self._workers.group
-        if self._leaving is not None or self._exit_code is not None:
+        if not self._end.is_ahead:
             if event.number == signal.SIGINT and group is not None:
                 self._event("a second Ctrl-C: killing what is left", logging.WARNING)
                 group.kill()
             return
-        self._leaving = event.number
+        self._end.signal = event.number
         self._event(say.leaving(name, group.alive if group is not None else 0), logging.WARNING)
         self._send(Leave(name))
         if group is None:
-            self._exit_code = exit_codes.SIGNAL_BASE + event.number
+            self._end.left()
         else:
             self._workers.stop(event.number)
 
@@ -275,9 +221,9 @@ class Agent:
             case Verdict():
                 self._take_verdict(event)
             case Refused(sentence):
-                self._end(RefusedError(sentence))
+                self._give_up(RefusedError(sentence))
             case Excluded(sentence):
-                self._end(NodeExcludedError(sentence))
+                self._give_up(NodeExcludedError(sentence))
             case Challenge():
                 self._send(Answer())
             case LinkUp(again):
@@ -285,7 +231,7 @@ class Agent:
             case LinkDown(reason):
                 self._link_down(reason)
             case LinkLost(sentence):
-                self._end(RendezvousError(sentence))
+                self._give_up(RendezvousError(sentence))
             case Spawned():
                 await self._workers.spawned(event)
             case Exited():
@@ -302,38 +248,30 @@ class Agent:
                 await self._signalled(event)
 
     def _take_order(self, order: CheckOrder) -> None:
-        assert self._checks is not None
-        if self._leaving is None and self._exit_code is None and self._checks.take(order):
+        if self._end.is_ahead and self._checks.take(order):
             self.status.checking = order.progress
             self._event(say.checking(order), logging.DEBUG)
 
     async def _take_finding(self, found: CheckVerdict) -> None:
         """Go on, or go: the checks of this node are over."""
-        assert self._checks is not None
         if not self._checks.hear(found):
             return  # said twice
         await self._rest_from_checks()
-        self._has_passed = not found.exit_code
-        options = self._options.checks
-        if options is not None:
-            show_finding(found, self._display, options)
+        self._claim.is_checked = not found.exit_code
+        if self._options.checks is not None:
+            show_finding(found, self._parts.display, self._options.checks)
         if found.exit_code:
-            is_warning = found.exit_code == exit_codes.CHECKS_WARNED
-            what = "has passed with a warning" if is_warning else "is not fit for the job"
-            sentence = f"this node {what}: {found.sentence}."
-            self._end(NodeUnfitError(sentence, found.exit_code))
+            self._give_up(unfit(found))
 
     async def _rest_from_checks(self) -> None:
-        if self._checks is not None:
-            await self._checks.rest()
-            self.status.checking = ""
+        await self._checks.rest()
+        self.status.checking = ""
 
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
-        if self._checks is not None:
-            self._checks.connected()
-        if self._leaving is not None:
-            self._send(Leave(signal_name(self._leaving)))  # the first may be lost
+        self._checks.connected()
+        if self._end.signal is not None:
+            self._send(Leave(signal_name(self._end.signal)))  # the first may be lost
         if again or self._last_down:
             self._event("connected to the master" + (" again" if again else ""))
         self._last_down = ""
@@ -353,7 +291,7 @@ class Agent:
         self._event(say.waiting(waiting))
 
     def _start(self, place: Place) -> None:
-        if self._leaving is not None or self._exit_code is not None:
+        if not self._end.is_ahead:
             return
         if self._started is not None and place.round <= self._started:
             return  # said twice
@@ -380,27 +318,13 @@ class Agent:
             self._workers.stop(lets_settle=stop.lets_settle)
 
     def _take_verdict(self, verdict: Verdict) -> None:
-        self._verdict = verdict
         self._send(Heard())
-        if self._checks is not None and (missed := self._checks.missed(verdict)):
-            self._end(missed)
-        elif self._leaving is None:
-            self._exit_code = self._exit_code_of(verdict)
+        self._end.judged(verdict, self._checks.missed(verdict))
         self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
 
-    def _exit_code_of(self, verdict: Verdict) -> int:
-        """Return the verdict's exit status, or with --propagate-exit-code the root cause's."""
-        if not self._options.propagate_exit_code or verdict.outcome is not Outcome.WORKERS_FAILED:
-            return verdict.exit_code
-        status = exit_status(verdict.cause) if verdict.cause is not None else None
-        return status or verdict.exit_code
-
-    def _end(self, error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         """End this node for a reason of its own."""
-        if self._leaving is None and self._exit_code is None:
-            self._error = error
-        elif self._exit_code is None:
-            self._exit_code = exit_codes.SIGNAL_BASE + (self._leaving or 0)
+        self._end.failed(error)
         self._workers.end(gently=False)
 
     # --- workers -----------------------------------------------------------------------------
@@ -428,13 +352,12 @@ class Agent:
 
     def workers_gone(self, place: Place) -> None:
         """Tell the master that nothing of the round is left here."""
-        if self._has_won() and self._told_to_stop != place.round and self._leaving is None:
+        if self._has_won() and self._told_to_stop != place.round and self._end.signal is None:
             return  # the verdict is on its way, from this master or a new one
         self._claim.stopped(place.round)
-        if self._verdict is None:
+        if self._end.verdict is None:
             self._send(Stopped(place.round, self._port.renew()))
-        if self._leaving is not None and self._exit_code is None:
-            self._exit_code = exit_codes.SIGNAL_BASE + self._leaving
+        self._end.left()
 
     def _has_won(self) -> bool:
         """Whether the job has succeeded by what happened here, rank 0 deciding."""
@@ -442,13 +365,10 @@ class Agent:
 
     async def _spawner_gone(self) -> None:
         """The kernel has killed the workers; what they had started was left to this process."""
-        relay = self._relay.pid if self._relay is not None else None
-        for _ in range(round(SURVIVES_KILL_S / _KILL_AGAIN_S)):
-            if not kill_all(pid for pid in descendants(os.getpid()) if pid != relay):
-                break
-            await asyncio.sleep(_KILL_AGAIN_S)
+        relay = self._parts.relay
+        await kill_orphans(spare=relay.pid if relay is not None else None)
         self._workers.forget()
-        self._end(
+        self._give_up(
             SpawnerLostError(
                 "the spawner process was killed, and the workers with it; nothing was left "
                 "running on this node."
@@ -457,28 +377,16 @@ class Agent:
 
     # --- the end -----------------------------------------------------------------------------
 
-    async def _drain(self) -> None:
-        """Show all that workers have written before the last word."""
-        if self._relay is not None:
-            await self._relay.aclose(_DRAIN_S)
-
     def last_word(self) -> None:
-        """Print how it ended, once, after everything else."""
-        verdict = self._verdict
-        if verdict is None:
-            return
-        self._event_log.ended(verdict)
-        if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
-            self._display.report(final_report(verdict, self._options.name or self._options.script))
-            if self._log_dir.keeps_files:
-                self._display.event(f"logs of this node: {self._log_dir.path}")
-        level = logging.INFO if verdict.exit_code == 0 else logging.ERROR
-        self._display.event(say.verdict(verdict), level)
+        """Print how the job ended, once, after everything else."""
+        if self.verdict is not None:
+            self._event_log.ended(self.verdict)
+            show_verdict(self.verdict, self._parts)
 
     @property
     def verdict(self) -> Verdict | None:
         """How the job ended; None while it has not, or where this node left before."""
-        return self._verdict
+        return self._end.verdict
 
     @property
     def last_workers(self) -> dict[int, int]:
@@ -486,24 +394,8 @@ class Agent:
         first = self._claim.first_rank
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
-    # --- output ------------------------------------------------------------------------------
-
     def _send(
         self, message: Failed | Done | Stopped | Leave | Answer | Heard | CheckResult
     ) -> None:
         assert self._link is not None
         self._link.send(message)
-
-    def _event(self, text: str, level: int = logging.INFO) -> None:
-        self._display.event(text, level)
-
-
-def _reap() -> None:
-    """Reap whatever was adopted: as a subreaper, or as PID 1 of a container."""
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return

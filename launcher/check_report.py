@@ -2,7 +2,8 @@
 
 import logging
 
-from ..errors import UsageError
+from .. import exit_codes
+from ..errors import NodeUnfitError, UsageError
 from ..rendezvous.messages import CheckVerdict
 from .display import Display
 from .options import LadderOptions
@@ -28,6 +29,13 @@ def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) 
     if found.sentence:
         display.event(f"checks: this node passed, but {found.sentence}", logging.WARNING)
     display.event(f"checks: {found.conclusion}")
+
+
+def unfit(found: CheckVerdict) -> NodeUnfitError:
+    """Return what a node ends by that the checks have not let in."""
+    is_warning = found.exit_code == exit_codes.CHECKS_WARNED
+    what = "has passed with a warning" if is_warning else "is not fit for the job"
+    return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
 
 
 def _print(report: str, *, as_json: bool) -> None:

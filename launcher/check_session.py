@@ -33,7 +33,7 @@ class CheckSession:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: Crew | None,
         renew: Callable[[], Offer],
         post: Callable[[CheckResult], None],
         *,
@@ -42,7 +42,7 @@ class CheckSession:
         """Create a session; nothing is started.
 
         Args:
-            crew: the check workers.
+            crew: the check workers; None: there are none, and no order comes.
             renew: reserves another port for a store and returns where.
             post: takes each answer.
             is_all: nothing comes after the checks: they are the job.
@@ -64,7 +64,8 @@ class CheckSession:
 
     def prepare(self) -> None:
         """Start the check workers before the first order."""
-        self._crew.start()
+        if self._crew is not None:
+            self._crew.start()
 
     def connected(self) -> None:
         """There is a new stream, perhaps to another master, which counts its orders anew."""
@@ -109,9 +110,11 @@ class CheckSession:
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
-        await self._crew.rest()
+        if self._crew is not None:
+            await self._crew.rest()
 
     async def _work(self) -> None:
+        assert self._crew is not None
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
             record = await self._crew.run(_for_crew(order))

@@ -13,11 +13,15 @@ class OwnClaim:
     def __init__(self) -> None:
         self._claim: Claim | None = None
         self._since = 0.0
+        self.is_checked = False
+        """The master has found this node fit for the job."""
 
     def present(self) -> Claim | None:
         """Return the claim as of now; None before the node's first round."""
-        claim = self._claim
-        if claim is None or claim.past is None:
+        if self._claim is None:
+            return None
+        claim = replace(self._claim, checked=self.is_checked)
+        if claim.past is None:
             return claim
         since_s = int(time.monotonic() - self._since)
         return replace(claim, past=replace(claim.past, since_s=since_s))

@@ -11,9 +11,10 @@ from .. import exit_codes
 from ..errors import NoProcessError, UsageError
 from .display import Display
 from .log_dir import LogDir
+from .node_parts import NodeParts
 from .options import LaunchOptions, ScriptMode
 from .preload import start_preload
-from .relay_client import RelayClient, start_relay
+from .relay_client import start_relay
 from .spawner_client import SpawnerClient
 from .worker_command import WorkerCommands
 from .worker_count import WorkerCount, omp_num_threads, resolve_worker_count
@@ -36,6 +37,17 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         from .check_command import check_report_path
 
         check_report_path(options.checks.report)
+    parts = _parts(options)
+    status = exit_codes.WORKERS_FAILED
+    try:
+        status = _run(_preloaded(parts), conclude)
+    finally:
+        _close(parts, status)
+    return status
+
+
+def _parts(options: LaunchOptions) -> NodeParts:
+    """Find out what to start, and fork what must be forked before the event loop."""
     display = Display()
     environ = dict(os.environ)
     count = resolve_worker_count(
@@ -56,72 +68,52 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         check_spawner = SpawnerClient() if options.checks is not None else None
         relay = (
             start_relay(lambda text: display.event(text, logging.WARNING))
-            if (log_dir.needs_relay)
+            if log_dir.needs_relay
             else None
         )
     except NoProcessError:
         log_dir.remove_if_unused()
         raise
-    status = exit_codes.WORKERS_FAILED
-    try:
-        remark = start_preload(options, commands, environ, spawner)
-        if remark is not None:
-            display.event(remark, logging.WARNING)
-            options = replace(options, preload=())
-        status = _run(
-            options,
-            count,
-            commands,
-            cpus,
-            log_dir,
-            spawner,
-            check_spawner,
-            relay,
-            display,
-            conclude,
-        )
-    finally:
-        display.close()
-        if check_spawner is not None:
-            check_spawner.close()
-        spawner.close()
-        if status == exit_codes.SUCCESS:
-            log_dir.remove_if_temporary()
-        log_dir.remove_if_unused()
-    return status
+    return NodeParts(
+        options=options,
+        count=count,
+        commands=commands,
+        cpus=cpus,
+        log_dir=log_dir,
+        spawner=spawner,
+        check_spawner=check_spawner,
+        relay=relay,
+        display=display,
+    )
 
 
-def _run(
-    options: LaunchOptions,
-    count: WorkerCount,
-    commands: WorkerCommands,
-    cpus: tuple[frozenset[int], ...] | None,
-    log_dir: LogDir,
-    spawner: SpawnerClient,
-    check_spawner: SpawnerClient | None,
-    relay: RelayClient | None,
-    display: Display,
-    conclude: "Callable[[Agent], None] | None",
-) -> int:
+def _preloaded(parts: NodeParts) -> NodeParts:
+    """Have an image made if one was asked for; return the parts without it if it is of no use."""
+    remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
+    if remark is None:
+        return parts
+    parts.display.event(remark, logging.WARNING)
+    return replace(parts, options=replace(parts.options, preload=()))
+
+
+def _close(parts: NodeParts, status: int) -> None:
+    """End what was forked; keep log files where they may be looked for."""
+    parts.display.close()
+    if parts.check_spawner is not None:
+        parts.check_spawner.close()
+    parts.spawner.close()
+    if status == exit_codes.SUCCESS:
+        parts.log_dir.remove_if_temporary()
+    parts.log_dir.remove_if_unused()
+
+
+def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
     from . import event_loop
     from .node import run_node
 
     # gRPC reports what we report better; it reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    return event_loop.run(
-        run_node(
-            options,
-            count,
-            commands=commands,
-            cpus=cpus,
-            log_dir=log_dir,
-            spawner=spawner,
-            check_spawner=check_spawner,
-            relay=relay,
-            display=display,
-            conclude=conclude,
-        )
-    )
+    return event_loop.run(run_node(parts, conclude))
 
 
 def _check_interpreter(options: LaunchOptions, environ: Mapping[str, str]) -> None:

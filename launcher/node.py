@@ -17,33 +17,18 @@ from .agent import Agent
 from .display import Display
 from .hosting import Hosting
 from .identity import NodeIdentity
-from .log_dir import LogDir
-from .options import LaunchOptions, ScriptMode
-from .relay_client import RelayClient
+from .node_parts import NodeParts
+from .options import LaunchOptions, RendezvousOptions, ScriptMode
 from .spawner_client import ImageEvent, SpawnerClient
-from .worker_command import WorkerCommands
-from .worker_count import WorkerCount
 
 if TYPE_CHECKING:
-    from .check_crew import CrewPlan
+    from .check_crew import CheckCrew, CrewPlan
 
 _WITH_FILE = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
 _REDRAW_S = 1.0
 
 
-async def run_node(
-    options: LaunchOptions,
-    count: WorkerCount,
-    *,
-    commands: WorkerCommands,
-    cpus: tuple[frozenset[int], ...] | None,
-    log_dir: LogDir,
-    spawner: SpawnerClient,
-    check_spawner: SpawnerClient | None = None,
-    relay: RelayClient | None,
-    display: Display,
-    conclude: Callable[[Agent], None] | None = None,
-) -> int:
+async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = None) -> int:
     """Attend the job until it is over for this node; return the exit status.
 
     ``conclude`` is called with the agent then.
@@ -51,60 +36,27 @@ async def run_node(
     Raises:
         FtRunError: as ``Agent.run`` and ``Hosting.start``.
     """
-    rendezvous = options.rendezvous
-    for remark in options.remarks:
+    rendezvous, display = parts.options.rendezvous, parts.display
+    for remark in parts.options.remarks:
         display.event(remark)
     identity = NodeIdentity(rendezvous.job_id)
-    address = advertised_address(rendezvous.endpoint, rendezvous.local_addr)
-    if rendezvous.local_addr is not None and not is_local_address(address):
-        display.event(
-            f"--local-addr: {address} is not an address of this host; workers of other nodes "
-            "will use it all the same (right for a translated address only)",
-            logging.WARNING,
-        )
+    address = _address(rendezvous, display)
     port = PortReservation(address, rendezvous.worker_ports)
     hosting = Hosting(rendezvous, display.event)
-    crew = None
-    if check_spawner is not None:
-        # The agent of a job without checks does not load what it takes to have them.
-        from .check_crew import CheckCrew
-
-        assert options.checks is not None
-        # A preload that fails does so for the workers that train as well: that is said once.
-        says_all = options.checks.spec.only
-
-        def image_changed(event: ImageEvent) -> None:
-            text, level = say.image(event, options.preload, "check workers")
-            display.event(text, level if says_all else logging.DEBUG)
-
-        plan = _crew_plan(options, identity, commands, count, cpus)
-        crew = CheckCrew(check_spawner, plan, image_changed)
-    agent = Agent(
-        options,
-        identity=identity,
-        address=address,
-        port=port,
-        commands=commands,
-        local_world_size=count.count,
-        cpus=cpus,
-        log_dir=log_dir,
-        spawner=spawner,
-        relay=relay,
-        display=display,
-        crew=crew,
-    )
+    crew = _crew(parts, identity) if parts.check_spawner is not None else None
+    agent = Agent(parts, identity=identity, address=address, port=port, crew=crew)
     try:
         await hosting.start()
-        where = hosting.where
+        count, where = parts.count, hosting.where
         display.event(
             say.hello(identity.node_id, rendezvous.job_id, count.count, count.source, where)
         )
-        async with _live_line(agent, display, spawner):
+        async with _live_line(agent, display, parts.spawner):
             status = await agent.run(hosting.connect)
         await hosting.stop(wait=agent.verdict is not None)
     except NodeExcludedError:
         # The job goes on without this node's workers, but not without the master.
-        await _host_on(hosting, options, display)
+        await _host_on(hosting, parts.options, display)
         raise
     except BaseException:
         await hosting.stop(wait=False)
@@ -121,6 +73,36 @@ async def run_node(
     if status != exit_codes.SUCCESS:
         _pass_on_error_file(agent)
     return status
+
+
+def _address(rendezvous: RendezvousOptions, display: Display) -> str:
+    """Return the address that this node advertises."""
+    address = advertised_address(rendezvous.endpoint, rendezvous.local_addr)
+    if rendezvous.local_addr is not None and not is_local_address(address):
+        display.event(
+            f"--local-addr: {address} is not an address of this host; workers of other nodes "
+            "will use it all the same (right for a translated address only)",
+            logging.WARNING,
+        )
+    return address
+
+
+def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
+    """Return the check workers of this node, of which none is started yet."""
+    # The agent of a job without checks does not load what it takes to have them.
+    from .check_crew import CheckCrew
+
+    options = parts.options
+    assert options.checks is not None
+    assert parts.check_spawner is not None
+    # A preload that fails does so for the workers that train as well: that is said once.
+    says_all = options.checks.spec.only
+
+    def image_changed(event: ImageEvent) -> None:
+        text, level = say.image(event, options.preload, "check workers")
+        parts.display.event(text, level if says_all else logging.DEBUG)
+
+    return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), image_changed)
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
@@ -142,24 +124,19 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
     await hosting.stop(wait=False)
 
 
-def _crew_plan(
-    options: LaunchOptions,
-    identity: NodeIdentity,
-    commands: WorkerCommands,
-    count: WorkerCount,
-    cpus: tuple[frozenset[int], ...] | None,
-) -> "CrewPlan":
+def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
     """Return what the check workers are: like those that will train."""
     from .check_crew import CrewPlan
 
+    options = parts.options
     only_checked = options.checks.log_dir if options.checks is not None else None
     return CrewPlan(
         node=identity.node_id,
-        local_world_size=count.count,
+        local_world_size=parts.count.count,
         accelerator=options.accelerator,
-        visible_devices=commands.devices,
-        env=commands.omp_threads,
-        cpus=cpus,
+        visible_devices=parts.commands.devices,
+        env=parts.commands.omp_threads,
+        cpus=parts.cpus,
         log_dir=options.logs.log_dir or only_checked,
         script=(options.script or None) if options.mode in _WITH_FILE else None,
         preload=options.preload,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from .. import defaults
 from ..rendezvous.endpoint import Endpoint
-from ..rendezvous.messages import CheckSpec, PolicySpec
+from ..rendezvous.messages import CheckSpec, JobSpec, PolicySpec
 
 
 class ScriptMode(enum.Enum):
@@ -139,6 +139,19 @@ class LaunchOptions:
     """What the user should be told once, before the job starts: ignored keys, a missing id."""
     name: str = ""
     """What the report calls the script; empty: as it was given."""
+
+    def job_spec(self) -> JobSpec:
+        """Return what all nodes of the job must have been given alike."""
+        return JobSpec(
+            job_id=self.rendezvous.job_id,
+            min_nodes=self.rendezvous.min_nodes,
+            max_nodes=self.rendezvous.max_nodes,
+            node_unit=self.rendezvous.node_unit,
+            max_restarts=self.rendezvous.max_restarts,
+            policy=self.policy,
+            checks=self.checks.spec if self.checks is not None else None,
+            separate_store=self.separate_store,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,9 @@ from . import events_text as say
 from . import limits
 from .event_log import EventLog
 from .failure_record import start_failure, store_failure, stuck_failure, worker_failure
-from .log_dir import LogDir
+from .node_parts import NodeParts
 from .oom import OomWatch
-from .relay_client import RelayClient
-from .spawner_client import Exited, Spawned, SpawnerClient
-from .worker_command import WorkerCommands
+from .spawner_client import Exited, Spawned
 from .worker_group import GroupState, WorkerGroup
 
 STDERR_WAIT_S = 0.2
@@ -69,14 +67,8 @@ class Supervisor:
     def __init__(
         self,
         node: NodeSpec,
+        parts: NodeParts,
         *,
-        commands: WorkerCommands,
-        cpus: tuple[frozenset[int], ...] | None,
-        log_dir: LogDir,
-        spawner: SpawnerClient,
-        relay: RelayClient | None,
-        shutdown_timeout_s: float,
-        note: Callable[[str, int], None],
         post: Callable[[TimeOver], None],
         listener: Listener,
         event_log: EventLog,
@@ -85,25 +77,19 @@ class Supervisor:
 
         Args:
             node: what this node is.
-            commands: programs and environments of the workers.
-            cpus: the CPUs that each worker is bound to, by local rank; None: not bound.
-            log_dir: where their output goes.
-            spawner: starts and signals them.
-            relay: carries their output where it must be prefixed, filtered or copied.
-            shutdown_timeout_s: how long workers may take to end after SIGTERM.
-            note: takes an event for people with its level.
+            parts: what the workers are started with.
             post: takes timers that ran out, which come back through ``time_over``.
             listener: is told what becomes of the workers.
             event_log: is told of their starts and exits.
         """
         self._node = node
-        self._commands = commands
-        self._cpus = cpus
-        self._log_dir = log_dir
-        self._spawner = spawner
-        self._relay = relay
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._note = note
+        self._commands = parts.commands
+        self._cpus = parts.cpus
+        self._log_dir = parts.log_dir
+        self._spawner = parts.spawner
+        self._relay = parts.relay
+        self._shutdown_timeout_s = parts.options.shutdown_timeout_s
+        self._note = parts.display.event
         self._post = post
         self._listener = listener
         self._event_log = event_log

@@ -8,8 +8,8 @@ import pytest
 from ft_run.launcher import check_together, node
 from ft_run.launcher.cli import parse
 from ft_run.launcher.identity import NodeIdentity
+from ft_run.launcher.node_parts import NodeParts
 from ft_run.launcher.options import CheckOptions, LaunchOptions
-from ft_run.launcher.worker_command import WorkerCommands
 from ft_run.launcher.worker_count import WorkerCount
 
 
@@ -33,11 +33,12 @@ def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created
     assert check_together.check_together(options, options.rendezvous) == 0
     (job,) = launched
     assert job.logs.log_dir is None
-    plan = node._crew_plan(
-        job,
-        cast(NodeIdentity, SimpleNamespace(node_id="a/0")),
-        cast(WorkerCommands, SimpleNamespace(devices=(), omp_threads={})),
-        WorkerCount(1, "given"),
-        None,
+    parts = SimpleNamespace(
+        options=job,
+        count=WorkerCount(1, "given"),
+        commands=SimpleNamespace(devices=(), omp_threads={}),
+        cpus=None,
     )
+    identity = SimpleNamespace(node_id="a/0")
+    plan = node._crew_plan(cast(NodeParts, parts), cast(NodeIdentity, identity))
     assert plan.log_dir == logs
