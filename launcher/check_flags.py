@@ -7,9 +7,9 @@ from .. import defaults
 from ..checks.records import Level
 from ..errors import UsageError
 from . import values
-from .flags import address_flags, rendezvous_flags
 from .options import CheckOptions, RendezvousOptions
 from .params import CommandLine, Flag, Given, HelpText
+from .rendezvous_flags import address_flags, rendezvous_flags
 from .values import BadValue, shown
 
 _CHECK: Final = "Checks"

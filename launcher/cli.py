@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from .. import defaults
 from ..errors import UsageError
 from ..rendezvous.endpoint import Endpoint
-from . import flags
+from . import flags, master_flags
 from .conf import RendezvousConf, parse_conf
 from .ladder_flags import ladder_options
 from .options import (
@@ -56,7 +56,7 @@ def parse(
 
 
 def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
-    given, rest = flags.master_command().read(argv, environ)
+    given, rest = master_flags.master_command().read(argv, environ)
     if rest:
         raise UsageError(
             f"ft-run master takes no arguments, but was given {shown(rest[0])};"
@@ -75,7 +75,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
 
 
 def _status(argv: Sequence[str], environ: Mapping[str, str]) -> StatusOptions:
-    command = flags.status_command()
+    command = master_flags.status_command()
     given, rest = command.read(argv, environ)
     where = given["rdzv_endpoint"]
     if rest:

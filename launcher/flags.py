@@ -1,13 +1,13 @@
-"""Every flag of ``ft-run`` and its commands, with its words of help."""
+"""Every flag of ``ft-run [OPTIONS] SCRIPT [ARGS]...``, with its words of help."""
 
 from .. import defaults, exit_codes
 from . import streams, values
 from .ladder_flags import ladder_flags
 from .params import CommandLine, Flag, HelpText
 from .policy_flags import policy_flags, propagate_flag
+from .rendezvous_flags import address_flags, rendezvous_flags
 
 _WORKERS = "Workers"
-_RENDEZVOUS = "Rendezvous"
 _FAILURE = "Failure"
 _LOGS = "Logs"
 _SCRIPT = "Script"
@@ -48,10 +48,6 @@ Exit codes:
   {exit_codes.SIGNAL_BASE}+n  ended by signal n after an orderly stop
 """
 
-_CONF_KEYS = (
-    "join_timeout, last_call_timeout, node_grace, node_timeout, rescale_delay (seconds, or never)"
-)
-
 
 def launch_command() -> CommandLine:
     """Return the flags of ``ft-run [OPTIONS] SCRIPT [ARGS]...``."""
@@ -66,71 +62,6 @@ def launch_command() -> CommandLine:
         *_compatibility_flags(),
     ]
     return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER))
-
-
-def master_command() -> CommandLine:
-    """Return the flags of ``ft-run master``."""
-    flags = [
-        Flag(
-            "--bind",
-            "--rdzv-endpoint",
-            "bind",
-            group="Options",
-            metavar="[HOST]:PORT",
-            read=values.bind_address,
-            help=f"Where to listen; default :{defaults.ENDPOINT_PORT}, on all addresses.",
-        ),
-        Flag(
-            "--rdzv-conf",
-            group="Options",
-            metavar="K=V,...",
-            read=values.string,
-            help=f"Times: {_CONF_KEYS}.",
-        ),
-    ]
-    before = """\
-Usage: ft-run master [OPTIONS]
-
-Run the master of a job by itself, away from the nodes that train. The nodes
-reach it by --rdzv-endpoint HOST:PORT. It ends with the job.
-
-Example:
-  ft-run master --bind :29400 --rdzv-conf join_timeout=900
-"""
-    after = "Every option can be set by PET_<NAME>, such as PET_BIND=:29400.\n"
-    return CommandLine("ft-run master", flags, HelpText(before, after))
-
-
-def status_command() -> CommandLine:
-    """Return the flags of ``ft-run status``."""
-    flags = [
-        Flag(
-            "--rdzv-endpoint",
-            group="Options",
-            metavar="HOST[:PORT]",
-            read=values.endpoint,
-            help="The master, where it is not given as an argument;"
-            f" default localhost:{defaults.ENDPOINT_PORT}.",
-        ),
-        Flag("--json", group="Options", help="Print JSON instead of text."),
-        Flag(
-            "--timeout",
-            group="Options",
-            metavar="SECONDS",
-            read=values.seconds_above_zero,
-            help="How long to wait for the master's answer; default 5.",
-        ),
-    ]
-    before = """\
-Usage: ft-run status [OPTIONS] [HOST[:PORT]]
-
-Ask the master of a job for its state: the round, the nodes and the restarts.
-
-Example:
-  ft-run status node0:29400 --json
-"""
-    after = "Every option can be set by PET_<NAME>, such as PET_RDZV_ENDPOINT=node0:29400.\n"
-    return CommandLine("ft-run status", flags, HelpText(before, after))
 
 
 def _worker_flags() -> list[Flag]:
@@ -169,114 +100,6 @@ def _worker_flags() -> list[Flag]:
             metavar="MODE",
             read=values.one_of("node", "socket", "exclusive", "core-complex"),
             help="Bind workers to the CPUs near their GPU: node, socket, exclusive, core-complex.",
-        ),
-    ]
-
-
-def rendezvous_flags() -> list[Flag]:
-    """Return how nodes find each other."""
-    return [
-        Flag(
-            "--nnodes",
-            group=_RENDEZVOUS,
-            metavar="N|MIN:MAX",
-            read=values.nnodes,
-            help="Nodes of the job; default 1. With MIN:MAX the job grows and shrinks.",
-        ),
-        Flag(
-            "--node-unit",
-            group=_RENDEZVOUS,
-            metavar="N",
-            read=values.whole(1),
-            ours=True,
-            help="Only multiples of N nodes make a world; default 1.",
-        ),
-        Flag(
-            "--rdzv-endpoint",
-            group=_RENDEZVOUS,
-            metavar="HOST[:PORT]",
-            read=values.endpoint,
-            help=f"Where the master is or shall be; default port {defaults.ENDPOINT_PORT}.",
-        ),
-        Flag(
-            "--rdzv-id",
-            group=_RENDEZVOUS,
-            metavar="ID",
-            read=values.string,
-            help="The id of the job, the same on every node.",
-        ),
-        Flag(
-            "--standalone",
-            group=_RENDEZVOUS,
-            help="One node by itself: no endpoint, no open port.",
-        ),
-        Flag(
-            "--rdzv-conf",
-            group=_RENDEZVOUS,
-            metavar="K=V,...",
-            read=values.string,
-            help=f"Times and more: {_CONF_KEYS}, master_timeout, connect_timeout, is_host.",
-        ),
-        Flag(
-            "--rescale-delay",
-            group=_RENDEZVOUS,
-            metavar="SECONDS|never",
-            read=lambda text: (values.seconds_or_never(text),),
-            ours=True,
-            help="How long a new node waits for more before the world grows; default"
-            f" {defaults.RESCALE_DELAY_S:g}. never: it enters at the next restart.",
-        ),
-    ]
-
-
-def address_flags() -> list[Flag]:
-    """Return the addresses and ports of nodes."""
-    return [
-        Flag(
-            "--node-rank",
-            group=_RENDEZVOUS,
-            metavar="N",
-            read=values.whole(0),
-            help="Pin the rank of this node. With --master-addr, node 0 hosts the master.",
-        ),
-        Flag(
-            "--master-addr",
-            group=_RENDEZVOUS,
-            metavar="HOST",
-            read=values.host,
-            help=f"Instead of --rdzv-endpoint: the host of node 0; default {defaults.MASTER_ADDR}.",
-        ),
-        Flag(
-            "--master-port",
-            group=_RENDEZVOUS,
-            metavar="PORT",
-            read=values.whole(0, values.MAX_PORT),
-            help=f"The port with --master-addr; default {defaults.MASTER_PORT}.",
-        ),
-        Flag(
-            "--local-addr",
-            group=_RENDEZVOUS,
-            metavar="ADDR",
-            read=values.host,
-            help="The address other nodes reach this one by; default: the one that routes to"
-            " the master.",
-        ),
-        Flag(
-            "--worker-port",
-            group=_RENDEZVOUS,
-            metavar="PORT|LO-HI",
-            read=values.ports,
-            ours=True,
-            help="The port, or the range to take it from, for MASTER_PORT; default: any.",
-        ),
-        Flag(
-            "--store",
-            group=_RENDEZVOUS,
-            metavar="worker|separate",
-            read=values.one_of("worker", "separate"),
-            ours=True,
-            help=f"Who hosts the store of a round: rank 0 ({defaults.STORE}, the default), or a"
-            " process beside it that outlives it (separate).",
         ),
     ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ft_run import exit_codes
 from ft_run.errors import UsageError
-from ft_run.launcher import cli, flags
+from ft_run.launcher import cli, flags, master_flags
 from ft_run.launcher.options import LaunchOptions, MasterOptions, StatusOptions
 from ft_run.launcher.params import Flag
 from hypothesis import HealthCheck, example, given, settings
@@ -22,8 +22,8 @@ EXAMPLES = 20_000 if os.environ.get("FT_RUN_SLOW") else 1_200
 LAUNCH = tuple(flags.launch_command().flags)
 COMMANDS = {
     "": LAUNCH,
-    "master": tuple(flags.master_command().flags),
-    "status": tuple(flags.status_command().flags),
+    "master": tuple(master_flags.master_command().flags),
+    "status": tuple(master_flags.status_command().flags),
 }
 
 # What each flag takes, and what it nearly takes. Of no text here a part can be taken for the end

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     Act = Callable[[Launcher, "Sequence[Command]"], None]
 
+PAIR: Final = "--standalone --nproc-per-node 2 "
+"""The flags of most rows: two workers, one node."""
+
 
 @dataclass(frozen=True)
 class Row:
