@@ -236,6 +236,9 @@ def test_an_unknown_flag() -> None:
     assert sentence("--nporc-per-node=4", "train.py") == (
         "there is no flag '--nporc-per-node'; did you mean --nproc-per-node?"
     )
+    assert sentence("--nprocs", "4", "train.py") == (
+        "there is no flag '--nprocs'; did you mean --nproc-per-node?"
+    )
 
 
 # The group.
