@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher import flags, values
+from ft_run.launcher import flags, master_flags, values
 from ft_run.launcher.accelerators import ACCELERATOR_CHOICES
 from ft_run.launcher.params import CommandLine, Flag, HelpText
 from ft_run.launcher.values import BadValue
@@ -193,7 +193,11 @@ def test_help_has_the_flags_under_their_headings(
 
 
 def test_every_flag_has_help_and_a_heading_and_a_variable_of_its_own() -> None:
-    for line in (flags.launch_command(), flags.master_command(), flags.status_command()):
+    for line in (
+        flags.launch_command(),
+        master_flags.master_command(),
+        master_flags.status_command(),
+    ):
         variables = [flag.variable for flag in line.flags]
         assert len(set(variables)) == len(variables)
         for flag in line.flags:
