@@ -17,6 +17,9 @@ from .values import BadValue, boolean, nearest, refuse, shown
 
 ENVIRONMENT_PREFIX = "PET_"
 
+_STEM = len("--nnod")
+"""A shorter beginning of a name is no sign of what was meant."""
+
 
 class FromVariable(str):
     """A text that a ``PET_*`` variable gave.
@@ -260,7 +263,8 @@ class CommandLine(click.Command):
 
     def _unknown(self, word: str) -> UsageError:
         known = [word for word in self._by_word if word.startswith("--")]
-        guess = nearest("--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower(), known)
+        name = "--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower()
+        guess = nearest(name, known) or _cut_short(name, known)
         advice = f"did you mean {guess}?" if guess else f"{self.name} --help lists the flags."
         return UsageError(f"there is no flag {shown(word)}; {advice}")
 
@@ -305,6 +309,15 @@ class CommandLine(click.Command):
 def _is_negative_or_spaced(value: str) -> bool:
     """Tell whether argparse would take ``value`` for a value although it begins with a dash."""
     return value[1:2] in "0123456789." or " " in value
+
+
+def _cut_short(word: str, known: Sequence[str]) -> str | None:
+    """Return the one name that ``word`` is cut short from but for its end, as ``--nprocs`` is."""
+    for stem in (word[:-1], word[:-2]):
+        longer = [name for name in known if name.startswith(stem)]
+        if len(longer) == 1 and len(stem) >= _STEM:
+            return longer[0]
+    return None
 
 
 def _either(words: Sequence[str]) -> str:

@@ -26,9 +26,6 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
-_STEM = 4
-"""So many letters of a name say which is meant, if only one begins so."""
-
 _TRUE = ("1", "true", "yes", "t", "y")
 _FALSE = ("0", "false", "no", "f", "n")
 
@@ -60,14 +57,7 @@ def nearest(word: str, known: list[str]) -> str | None:
     """Return the one of ``known`` that ``word`` is most likely a slip of, or None."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, n=1, cutoff=0.7)
-    if close:
-        return close[0]
-    for stem in (word[:-1], word[:-2]):  # --nprocs: a letter too many after a name cut short
-        longer = [name for name in known if name.startswith(stem)]
-        if len(stem.lstrip("-")) >= _STEM and len(longer) == 1:
-            return longer[0]
-    return None
+    return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), None)
 
 
 def string(text: str) -> str:
