@@ -117,8 +117,7 @@ class Agent:
         self._workers = Supervisor(
             self._node, parts, post=self.post, listener=self, event_log=self._event_log
         )
-        is_all = options.checks is not None and options.checks.spec.only
-        self._checks = CheckSession(crew, port.renew, self._send, is_all=is_all)
+        self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
         self._claim = OwnClaim()
         self._started: int | None = None
         """The last round whose workers were started here."""

@@ -93,14 +93,12 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
     from .check_crew import CheckCrew
 
     options = parts.options
-    assert options.checks is not None
     assert parts.check_spawner is not None
-    # A preload that fails does so for the workers that train as well: that is said once.
-    says_all = options.checks.spec.only
 
     def image_changed(event: ImageEvent) -> None:
         text, level = say.image(event, options.preload, "check workers")
-        parts.display.event(text, level if says_all else logging.DEBUG)
+        # A preload that fails does so for the workers that train as well: that is said once.
+        parts.display.event(text, level if options.only_checks else logging.DEBUG)
 
     return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), image_changed)
 

@@ -140,6 +140,11 @@ class LaunchOptions:
     name: str = ""
     """What the report calls the script; empty: as it was given."""
 
+    @property
+    def only_checks(self) -> bool:
+        """Whether nothing comes after the checks: no worker trains."""
+        return self.checks is not None and self.checks.spec.only
+
     def job_spec(self) -> JobSpec:
         """Return what all nodes of the job must have been given alike."""
         return JobSpec(

@@ -21,7 +21,7 @@ def start_preload(
     Returns:
         Why none is made although it was asked for; None otherwise.
     """
-    if not options.preload or (options.checks is not None and options.checks.spec.only):
+    if not options.preload or options.only_checks:
         return None  # of the second, no workers are started but those that check
     if options.mode is ScriptMode.COMMAND:
         return "--preload is ignored with --no-python: the program is started as it is"
