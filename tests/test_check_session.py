@@ -14,9 +14,11 @@ from ft_run.launcher.check_session import CheckSession
 from ft_run.launcher.display import Display
 from ft_run.launcher.identity import NodeIdentity
 from ft_run.launcher.log_dir import LogDir
+from ft_run.launcher.node_parts import NodeParts
 from ft_run.launcher.options import LadderOptions, LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner_client import SpawnerClient
 from ft_run.launcher.worker_command import WorkerCommands
+from ft_run.launcher.worker_count import WorkerCount
 from ft_run.rendezvous.link import MasterLink
 from ft_run.rendezvous.messages import (
     CheckOrder,
@@ -80,19 +82,19 @@ class Node:
         self.crew, self.link = FakeCrew(), FakeLink()
         self.port = PortReservation("127.0.0.1", None)
         self.identity = NodeIdentity("job")
-        self.agent = Agent(
-            options,
-            identity=self.identity,
-            address="127.0.0.1",
-            port=self.port,
+        parts = NodeParts(
+            options=options,
+            count=WorkerCount(1, "given"),
             commands=WorkerCommands(options, 1, {}),
-            local_world_size=1,
             cpus=None,
             log_dir=LogDir(options.logs, None, None),
             spawner=cast(SpawnerClient, None),
+            check_spawner=None,
             relay=None,
             display=Display(live=False),
-            crew=self.crew,
+        )
+        self.agent = Agent(
+            parts, identity=self.identity, address="127.0.0.1", port=self.port, crew=self.crew
         )
         self.agent._link = cast(MasterLink, self.link)
 
@@ -101,6 +103,10 @@ class Node:
         for message in messages:
             await self.agent._handle(message)
             await asyncio.sleep(0)
+
+    def status(self) -> int:
+        """Return the exit status; raise what the agent ends by."""
+        return self.agent._end.status()
 
     def close(self) -> None:
         self.port.close()
@@ -127,10 +133,10 @@ def node(capfd: pytest.CaptureFixture[str]) -> Callable[..., None]:
 def test_who_was_never_checked_ends_with_20_and_one_sentence(node):
     async def test(node: Node) -> None:
         await node.hear(OVER)
-        error = node.agent._error
-        assert isinstance(error, NodeUnfitError)
-        assert error.exit_code == exit_codes.CHECKS_FAILED
-        assert error.sentence == (
+        with pytest.raises(NodeUnfitError) as caught:
+            node.status()
+        assert caught.value.exit_code == exit_codes.CHECKS_FAILED
+        assert caught.value.sentence == (
             "this node was not checked: it came, or came back, when the others were being checked"
             " already (the checks are over: 2 of 2 nodes pass); right would be to check it again."
         )
@@ -142,7 +148,8 @@ def test_who_was_never_checked_ends_with_20_and_one_sentence(node):
 def test_who_was_lost_in_the_middle_of_its_checks_was_not_checked(node):
     async def test(node: Node) -> None:
         await node.hear(order(1), OVER)
-        assert isinstance(node.agent._error, NodeUnfitError)
+        with pytest.raises(NodeUnfitError):
+            node.status()
 
     node(test)
 
@@ -150,8 +157,7 @@ def test_who_was_lost_in_the_middle_of_its_checks_was_not_checked(node):
 def test_who_has_passed_ends_with_0(node):
     async def test(node: Node) -> None:
         await node.hear(order(1), PASSED, OVER)
-        assert node.agent._error is None
-        assert node.agent._exit_code == 0
+        assert node.status() == 0
 
     node(test)
 
@@ -160,7 +166,7 @@ def test_a_verdict_on_nodes_without_this_one_is_told_as_it_is(node):
     async def test(node: Node) -> None:
         failed = Verdict(Outcome.RENDEZVOUS_FAILED, 40, "too few", 0, 0, None, (), 0)
         await node.hear(failed)
-        assert (node.agent._error, node.agent._exit_code) == (None, 40)
+        assert node.status() == 40
 
     node(test)
 
@@ -168,7 +174,7 @@ def test_a_verdict_on_nodes_without_this_one_is_told_as_it_is(node):
 def test_a_job_that_goes_on_after_its_checks_ends_as_it_ends(node):
     async def test(node: Node) -> None:
         await node.hear(OVER)
-        assert (node.agent._error, node.agent._exit_code) == (None, 0)
+        assert node.status() == 0
 
     node(test, only=False)
 
