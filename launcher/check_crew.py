@@ -7,7 +7,6 @@ all of them are forked from an image (``image``), which takes the time of an imp
 """
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
