@@ -91,7 +91,8 @@ class CheckCrew:
         self._image_changed = image_changed
         spawner.listen(self._heard_from_spawner)
         if plan.preload:
-            spawner.preload(plan.preload, _HEAD, plan.env, secluded=True)
+            own = ("CUDA_VISIBLE_DEVICES",) if plan.visible_devices else ()
+            spawner.preload(plan.preload, _HEAD, plan.env, differing=own, secluded=True)
 
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order."""

@@ -26,11 +26,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import warm_worker
 from .frames import Incoming, send
+from .image_environ import EnvironmentWatch
 from .image_files import ImportedFiles
 from .process_tree import children
 from .warm_worker import Program, WorkerPlace
@@ -78,8 +78,7 @@ class Image:
         self._bare = bare
         self._environ: dict[str, str] = {}
         """What the preload found."""
-        self._reads: set[str] = set()
-        """The variables that it looked up."""
+        self._watch = EnvironmentWatch()
         self._path0: str | None = None
         self._is_secluded = False
         self._files: ImportedFiles | None = None
@@ -109,14 +108,16 @@ class Image:
             del sys.modules[name]
         for path in set(sys.path_importer_cache) - self._bare.importer_paths:
             del sys.path_importer_cache[path]
+        for name in order["differing"]:
+            os.environ.pop(name, None)  # that of the agent is none of the workers'
         self._environ = dict(os.environ)
-        record = _record_environment(self._reads)
+        self._watch.start()
         reason = None
         for name in order["modules"]:
-            reason = _import(name) or _unfit(name)
+            reason = _import(name) or _unfit(name) or self._keeps(name)
             if reason is not None:
                 break
-        record()
+        self._watch.stop()
         if reason is not None:
             send(self._channel, {"failed": reason})
             os._exit(0)
@@ -125,6 +126,11 @@ class Image:
         gc.collect()
         gc.freeze()  # a worker's collections do not touch, and so do not copy, what it shares
         send(self._channel, {"ready": True, "files": len(self._files)})
+
+    def _keeps(self, name: str) -> str | None:
+        if self._watch.is_kept():
+            return f"importing {name} keeps a copy of the environment, which is that of no worker"
+        return None
 
     # --- fork --------------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class Image:
         env = worker["env"]
         for name, value in env.items():
             if self._environ.get(name) != value and (
-                name in self._reads or READ_BY_LIBRARIES.fullmatch(name)
+                name in self._watch.reads or READ_BY_LIBRARIES.fullmatch(name)
             ):
                 return f"importing reads {name}, which is different for the workers"
         stream = warm_worker.detoured(worker["targets"])
@@ -321,34 +327,3 @@ def shared_memory(maps: str = "/proc/self/maps") -> list[str]:
             if words[1].startswith("rw") and words[1].endswith("s"):
                 found.append(words[5].strip() if len(words) == 6 else "anonymous")
     return found
-
-
-class _Recording(dict):  # type: ignore[type-arg]
-    """The content of ``os.environ``, which takes note of what is looked up."""
-
-    def __init__(self, content: dict[bytes, bytes], reads: set[str]) -> None:
-        super().__init__(content)
-        self._reads = reads
-
-    def __getitem__(self, key: bytes) -> Any:
-        self._reads.add(os.fsdecode(key))
-        return super().__getitem__(key)
-
-
-def _record_environment(reads: set[str]) -> Callable[[], None]:
-    """Note every variable that is looked up in ``os.environ`` until the result is called."""
-    environments: tuple[Any, ...] = (os.environ, os.environb)
-    content = getattr(os.environ, "_data", None)
-    if not isinstance(content, dict):  # another Python: then the list of names must do
-        return lambda: None
-    recording = _Recording(content, reads)
-    for environment in environments:
-        environment._data = recording
-
-    def stop() -> None:
-        content.clear()
-        content.update(recording)
-        for environment in environments:
-            environment._data = content
-
-    return stop

@@ -156,7 +156,7 @@ class ImageHost:
         self._incoming = Incoming(self.channel)
         self.state = ImageState.LOADING
         self._tell("loading")
-        keys = ("modules", "argv", "secluded")
+        keys = ("modules", "argv", "secluded", "differing")
         self._send({"do": "preload", **{key: self._order[key] for key in keys}})
 
     def _start_process(self) -> socket.socket:

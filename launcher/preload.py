@@ -33,7 +33,9 @@ def start_preload(
         )
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; workers start the ordinary way"
-    spawner.preload(options.preload, commands.argv(0), commands.job_env())
+    spawner.preload(
+        options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
+    )
     return None
 
 

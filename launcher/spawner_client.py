@@ -158,6 +158,7 @@ class SpawnerClient:
         argv: Sequence[str],
         env: Mapping[str, str],
         *,
+        differing: Sequence[str] = (),
         secluded: bool = False,
     ) -> None:
         """Import modules once, and fork from then on every worker that can be forked from there.
@@ -171,13 +172,16 @@ class SpawnerClient:
             argv: the command line of a worker, as the modules shall find it.
             env: what is set on top of the agent's own environment; a worker may have more, unless
                 the modules read it when they are imported.
+            differing: variables that each worker has, with a value of its own; the modules find
+                none of them, also where the agent has one of that name.
             secluded: the program of the workers takes its own folder off ``sys.path`` first of
                 all, so that nothing is imported from there, and what the modules read and write
                 when they are imported is nothing.
         """
         order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
+        more = {"differing": list(differing), "secluded": secluded}
         self.preloading = True
-        self._send({"do": "preload", **order, "secluded": secluded, **self._signals()})
+        self._send({"do": "preload", **order, **more, **self._signals()})
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""

@@ -14,6 +14,12 @@ _RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 
+_OF_WORKER = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+    *("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+)
+
 
 class WorkerCommands:
     """Builds the command line and the environment of every worker of this node."""
@@ -80,6 +86,11 @@ class WorkerCommands:
         if "OMP_NUM_THREADS" in self._environ:
             given["OMP_NUM_THREADS"] = self._environ["OMP_NUM_THREADS"]
         return {name: str(value) for name, value in given.items()}
+
+    @property
+    def own_variables(self) -> tuple[str, ...]:
+        """The variables that ``env`` adds to ``job_env``."""
+        return (*_OF_WORKER, "CUDA_VISIBLE_DEVICES") if self._devices else _OF_WORKER
 
     def env(self, place: Place, local_rank: int, error_file: str) -> dict[str, str]:
         """Return what is set for a worker on top of the agent's own environment."""

@@ -28,7 +28,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
     client = SpawnerClient()
     modules, workers = order["modules"], order["workers"]
     if warm:
-        client.preload(modules, workers[0]["argv"], {})
+        client.preload(modules, workers[0]["argv"], {}, differing=["RANK"])
     results: list[dict[str, Any]] = [{} for _ in workers]
     images: list[list[str]] = []
 

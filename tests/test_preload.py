@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 from ft_run.launcher import image, image_files
+from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.values import BadValue, modules
+from ft_run.launcher.worker_command import WorkerCommands
+from ft_run.rendezvous.messages import Place
 from ft_run.tests import preload_probes as probes
 
 DRIVER = Path(__file__).with_name("preload_driver.py")
@@ -179,6 +182,17 @@ class TestAnImage:
                 "import os; os.environ.get('PROBE')",
                 "importing reads PROBE, which is different for the workers",
             ),
+            *(
+                (f"import os; {source}", "importing culprit keeps a copy of the environment, which")
+                for source in (
+                    "kept = dict(os.environ)",
+                    "kept = os.environ.copy()",
+                    "kept = list(os.environ)",
+                    "kept = {k.lower(): v for k, v in os.environ.items()}",
+                    "kept = dict(os.environb)",
+                    "kept = os.environ | {}",
+                )
+            ),
         ],
     )
     def test_of_no_use_is_given_up(
@@ -237,6 +251,46 @@ class TestAnImage:
             "importing opens sys.stdout anew, and it would not write to the workers' files",
         ]
         assert came_out["warm"][0]["out"] == "said\n"
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "for k, v in os.environ.items(): pass",
+            "kept = {k: v for k, v in os.environ.items() if k.startswith('TQDM_')}",
+            "kept = len(dict(os.environ))",
+            "kept = []; kept.append((kept, [dict(os.environ)])); del kept",
+            "import subprocess; subprocess.run(['true'], env=os.environ.copy(), check=True)",
+        ],
+    )
+    def test_does_not_mind_who_walks_over_the_environment(
+        self, both_ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+    ) -> None:
+        """Although the agent has a ``RANK``, as in a pod of Kubeflow."""
+        monkeypatch.setenv("RANK", "7")
+        (tmp_path / "culprit.py").write_text(f"import os; before = len(os.environ)\n{source}\n")
+        (tmp_path / "work.py").write_text(
+            "import culprit, os, subprocess\n"
+            "print(os.environ['RANK'], flush=True)\n"
+            "print([name for name in dict(os.environ) if name.startswith('FT_RUN_PRELOAD')])\n"
+            "print(os.environ.copy() == dict(os.environ.items()), len(os.environb), flush=True)\n"
+            "subprocess.run(['sh', '-c', 'echo $RANK'])\n"
+        )
+        came_out = both_ways("culprit", ["work.py"], env=[{"RANK": "1"}])
+        assert was_warm(came_out)
+        assert came_out["warm"][0] | {"pid": 0} == came_out["cold"][0] | {"pid": 0}
+
+    def test_finds_no_variable_that_is_the_workers_own(
+        self, both_ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "7")
+        (tmp_path / "culprit.py").write_text("import os; found = os.environ.get('RANK')")
+        (tmp_path / "work.py").write_text("import culprit; print(culprit.found)")
+        came_out = both_ways("culprit", ["work.py"], env=[{"RANK": "1"}])
+        assert came_out["images"][-1] == [
+            "failed",
+            "importing reads RANK, which is different for the workers",
+        ]
+        assert came_out["warm"][0]["out"] == "1\n"
 
     def test_without_such_a_module_is_given_up(self, both_ways: Ways, tmp_path: Path) -> None:
         (tmp_path / "work.py").write_text("print('ran')")
@@ -342,6 +396,30 @@ def load(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_the_variables_that_each_worker_has_are_known(virtual: bool) -> None:
+    options = LaunchOptions("", RendezvousOptions("job", 1, 1), virtual_local_rank=virtual)
+    commands = WorkerCommands(options, 2, {})
+    place = Place(
+        round=0,
+        formed_by="",
+        restarts=0,
+        node_rank=0,
+        nodes=1,
+        rank_offset=0,
+        world_size=2,
+        role_rank_offset=0,
+        role_world_size=2,
+        successor="",
+        master_addr="127.0.0.1",
+        master_port=1,
+        reason="",
+        cause=None,
+    )
+    own = commands.env(place, 0, "").keys() - commands.job_env().keys()
+    assert sorted(commands.own_variables) == sorted(own)
 
 
 class TestTheOption:
