@@ -113,3 +113,28 @@ def test_wrong_usage(ft):
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
     assert "which cannot be written; right would be a file in a folder" in command.stderr
+
+
+# Notes every interpreter of a check worker.
+STARTED = """
+import sys
+if "-c" in sys.orig_argv:
+    open({!r}, "a").write("started\\n")
+"""
+
+
+def test_a_signal_ends_checks_before_training_and_nothing_is_started_after_it(ft):
+    noted = ft.folder / "noted"
+    ft.script(STARTED.format(str(noted)), "sitecustomize.py")
+    hang = {"FT_RUN_CHECK_FAULT": "hang@phase=solo", "LOGLEVEL": "DEBUG"}
+    command = ft.start(
+        *("--standalone", "--nproc-per-node", 2, "--network-check", "--accelerator", "cpu"),
+        ft.script("print('ran')"),
+        env={"PYTHONPATH": str(ft.folder), **hang},
+    )
+    command.expect("checks: .*solo")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert not ft.processes()
+    assert command.stdout == ""
+    assert noted.read_text() == "started\n" * 2

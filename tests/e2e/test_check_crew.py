@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from ft_run.tests import ports
 
 # gRPC must not be loaded before a spawner is forked, and pytest's process may have loaded it: the
 # crews live in a process of their own, which takes what to do as JSON and prints records.
@@ -162,3 +163,42 @@ def test_an_import_that_hangs_ends_at_the_deadline_and_says_nothing_of_the_node(
     assert [record["failure"] for record in records] == [
         "the check could not be carried out: no answer within 1 s (waiting for the preload)"
     ] * 2
+
+
+# Rank 0, which hosts the store, is gone when rank 1 takes its leave.
+FAREWELL = """
+import os, sys
+wait_for, let_go = os.pipe()
+peer = os.fork()
+import torch, torch.distributed as dist
+from ft_run.checks.faults import ActiveFaults
+from ft_run.checks.measure import BUDGETS
+from ft_run.checks.measure_group import GroupProbe, Meeting
+from ft_run.checks.records import Level, Phase
+
+def group(number, rank, size, port):
+    meeting = Meeting(number, rank, size, "127.0.0.1", port, 60.0)
+    faults = ActiveFaults((), "node", 0, Phase.PAIR)
+    return GroupProbe(meeting, torch.device("cpu"), BUDGETS[Level.LIGHT], faults)
+
+with group(1, 1 if peer else 0, 2, int(sys.argv[1])) as first:
+    first.latency_us()
+    if not peer:
+        os.read(wait_for, 1)
+        os._exit(0)
+    os.write(let_go, b"!")
+    os.waitpid(peer, 0)
+print("left", dist.is_initialized())
+with group(2, 0, 1, int(sys.argv[2])) as second:
+    print("alone", second.latency_us() > 0)
+"""
+
+
+def test_who_cannot_take_leave_leaves_and_meets_again(ft):
+    command = ft.run(
+        *(ft.script(FAREWELL), ports.free_port(), ports.free_port()),
+        program=(sys.executable,),
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert command.process.returncode == 0, command.stderr
+    assert command.stdout.splitlines() == ["left False", "alone True"]

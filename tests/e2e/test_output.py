@@ -1,6 +1,7 @@
 """What workers write arrives whole, in order, and where it was asked for."""
 
 import re
+import sys
 from pathlib import Path
 
 WORKERS, LINES = 8, 20_000
@@ -121,3 +122,28 @@ def test_an_out_of_memory_kill_is_called_one(ft):
         assert "was killed by the kernel's OOM killer (out of memory)" in command.stderr
     finally:
         group.rmdir()
+
+
+# Becomes a program that has a standard error which nobody will ever read.
+UNREAD = """
+import os, sys
+read_from, write_to = os.pipe()
+os.close(read_from)
+os.dup2(write_to, 2)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_standard_error_that_nobody_reads_ends_no_job(ft):
+    script = ft.script(
+        "import os, sys\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt', attempt, flush=True)\n"
+        "sys.exit(attempt == '0')\n"
+    )
+    command = ft.run(
+        *("--standalone", "--max-restarts", 1, "--event-log-handler", "console", script),
+        program=(sys.executable, ft.script(UNREAD, "unread.py"), *ft.program),
+    )
+    assert command.process.returncode == 0
+    assert command.stdout == "attempt 0\nattempt 1\n"

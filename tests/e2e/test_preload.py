@@ -19,6 +19,11 @@ def is_image(pid):
     return b"image_main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+def state_of(pid):
+    """Return the letter of a process's state."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def image_of(ft, command):
     """Return the pid of the process that has the modules; waits until there is one."""
     found: list[int] = []
@@ -321,3 +326,33 @@ def test_training_gives_the_same_bits_with_and_without_a_restart(ft):
     assert "imported torch, sklearn" in command.stderr
     assert "restart 1/1" in command.stderr
     assert warm == cold
+
+
+# The second process that imports it waits.
+ONCE = """
+import os
+os.write(1, b"importing\\n")
+if os.path.exists("imported"):
+    open("gate").read()
+open("imported", "w").close()
+"""
+
+
+def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
+    """The image that replaces it may get the number of its socket, and has nothing to say yet."""
+    ft.script(ONCE, "once.py")
+    os.mkfifo(ft.folder / "gate")
+    script = ft.script("import os, threading\nos.write(1, b'runs\\n')\nthreading.Event().wait()\n")
+    command = ft.start("--standalone", "--preload", "once", script)
+    command.expect("^runs")
+    image = image_of(ft, command)
+    (spawner,) = children(command.pid)
+    os.kill(spawner, signal.SIGSTOP)
+    os.kill(image, signal.SIGKILL)
+    ft.wait_until(lambda: state_of(image) == "Z", "the image is dead")
+    os.kill(spawner, signal.SIGCONT)
+    command.expect("^importing", 2)
+    command.send(signal.SIGTERM)  # while the import goes on
+    assert command.wait() == 128 + signal.SIGTERM
+    assert "still alive" not in command.stderr
+    assert not ft.processes()
