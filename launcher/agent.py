@@ -283,11 +283,12 @@ class Agent:
         self._last_down = reason
 
     async def _waiting(self, waiting: Waiting) -> None:
-        self.status.waiting = waiting
+        before, self.status.waiting = self.status.waiting, waiting
         if waiting.spare and self._workers.group is None:
             self._claim.became_spare()
             await self._rest_from_checks()  # a spare holds no device
-        self._event(say.waiting(waiting))
+        if say.is_news(waiting, before):
+            self._event(say.waiting(waiting))
 
     def _start(self, place: Place) -> None:
         if not self._end.is_ahead:

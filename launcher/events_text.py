@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..rendezvous.failure import Failure
 from ..rendezvous.messages import CheckOrder, Outcome, Place, Verdict, Waiting
@@ -10,6 +11,7 @@ from .options import LaunchOptions
 from .spawner_client import ImageEvent, ImageState
 
 _PIDS_SHOWN = 8
+_REMINDER_S = 30.0
 
 
 def _at(place: Place) -> str:
@@ -50,6 +52,18 @@ def waiting(message: Waiting) -> str:
         f"waiting for nodes: {message.joined} of {wanted} are here{missing} "
         f"(gives up in {message.timeout_s:.0f} s)"
     )
+
+
+def is_news(message: Waiting, before: Waiting | None) -> bool:
+    """Return whether a node that waits has something to say that it did not just say.
+
+    The master tells a newcomer at once, and soon after all of them who has come; its reminders
+    are a minute apart.
+    """
+    if before is None or message.backoff_s or before.backoff_s:
+        return True
+    is_soon = 0 <= before.timeout_s - message.timeout_s < _REMINDER_S
+    return not (is_soon and replace(message, timeout_s=before.timeout_s) == before)
 
 
 def checking(order: CheckOrder) -> str:
@@ -111,7 +125,8 @@ def leftovers(pids: Sequence[int]) -> str:
 
 def leaving(signal_name: str, workers: int) -> str:
     """Return the line for an agent that was asked to go away."""
-    return f"received {signal_name}: stopping {workers} worker(s) and leaving the job"
+    stopping = f"stopping {workers} worker(s) and " if workers else ""
+    return f"received {signal_name}: {stopping}leaving the job"
 
 
 def link_down(reason: str, has_workers: bool) -> str:
