@@ -9,11 +9,12 @@ import signal
 from dataclasses import dataclass
 from typing import Protocol
 
+from . import expressions
 from .failure import Failure, FailureKind, signal_name
 
 _LINES_LOOKED_AT = 100
 _LINE_LOOKED_AT = 500
-"""Characters. Bounds what a regular expression can cost: it is tried on each line by itself."""
+"""Characters. Bounds what a regular expression can cost: each line is looked at by itself."""
 _REGEX_MAX = 500
 
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
@@ -109,18 +110,18 @@ class OutOfMemory:
 class ErrorWords:
     """``error:REGEX``: somewhere in a line of the error, capital letters as they are."""
 
-    pattern: "re.Pattern[str]"
+    expression: expressions.Expression
 
     @property
     def text(self) -> str:
-        return f"error:{self.pattern.pattern}"
+        return f"error:{self.expression.text}"
 
     def look(self, failure: Failure) -> Look:
         lines = error_lines(failure)
         if not lines:
             return Look(False, "no words of an error are known")
         for line in lines:
-            if self.pattern.search(line):
+            if self.expression.search(line):
                 return Look(True, f"the error says {line.strip()[:200]!r}")
         return Look(False, f"the error does not say that; it ends with {lines[-1].strip()[:80]!r}")
 
@@ -221,46 +222,17 @@ def _error(text: str) -> ErrorWords:
     if not text:
         raise BadMatch("the regular expression is empty", "such as error:CUDA.*memory")
     try:
-        pattern = re.compile(text)
+        return ErrorWords(expressions.read(text))
     except (re.error, OverflowError, RecursionError) as error:
         raise BadMatch(
             f"{text[:80]!r} is no regular expression ({error})",
             "a regular expression of Python, with a backslash before what is meant literally",
         ) from None
-    if repeats_a_repetition(text):
+    except expressions.UnboundedError as error:
         raise BadMatch(
-            f"{text[:80]!r} repeats a repetition, which can take for ever",
-            "one without a repeated group that repeats something itself",
-        )
-    return ErrorWords(pattern)
-
-
-_PIECE = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(|\)|[*+]|\{[0-9]+(?:,[0-9]*)?\}|\{,[0-9]+\}|.", re.DOTALL
-)
-
-
-def repeats_a_repetition(pattern: str) -> bool:
-    """Return whether a group that holds a repetition is repeated itself, as in ``(a+)+``.
-
-    Such an expression can take exponential time on a line that does not match. Alternatives that
-    overlap in a repeated group (``(a|a)*``) can too, and are not found.
-    """
-    holds = [False]
-    was_repeated_group = False
-    for piece in _PIECE.findall(pattern):
-        is_repeat = piece in ("*", "+") or (piece[0] == "{" and len(piece) > 1)
-        if is_repeat and was_repeated_group:
-            return True
-        was_repeated_group = False
-        if piece == "(":
-            holds.append(False)
-        elif piece == ")" and len(holds) > 1:
-            was_repeated_group = holds.pop()
-            holds[-1] |= was_repeated_group
-        elif is_repeat:
-            holds[-1] = True
-    return False
+            f"{text[:80]!r} {error}, and could take for ever on a line",
+            "an expression without that; rules that come before it can take what it leaves out",
+        ) from None
 
 
 # --- slips -----------------------------------------------------------------------------------

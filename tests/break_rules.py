@@ -23,6 +23,7 @@ SCENARIOS = (
     "test_adoption",
     "test_world",
     "test_failure",
+    "test_expressions",
     "test_policy",
     "test_policy_rounds",
     "test_restart_budget",
@@ -369,6 +370,18 @@ BREAKS = (
         "for rule in reversed(rules):",
     ),
     Break(
+        "words are found anywhere in a line",
+        "expressions",
+        "[*places, self._start]",
+        "[*places, *(() if before else (self._start,))]",
+    ),
+    Break(
+        "the boundary of a word depends on both sides",
+        "expressions",
+        'before if self._has_guards else ""',
+        '""',
+    ),
+    Break(
         "fail ends the job",
         "aftermath",
         "if decision.action is Action.FAIL:",
@@ -481,8 +494,8 @@ BREAKS = (
     Break(
         "an excluded node may not rejoin",
         "joining",
-        "        if self._turn_away(link, attend.node.node_id):",
-        "        if False:",
+        "or self._turn_away(link, attend.node.node_id)",
+        "or False",
     ),
     Break(
         "an excluded node may not rejoin by a contest either",
