@@ -92,6 +92,8 @@ class Order:
     master_port: int
     deadline_s: float
     """Seconds, from the moment the order arrives, after which no answer counts."""
+    interface: str = ""
+    """The network interface that leads to the store; empty where it is not known."""
 
 
 def record_to_json(record: Record) -> str:
@@ -151,6 +153,7 @@ def order_from_json(text: str | bytes) -> Order:
         master_addr=_text(parts, "master_addr"),
         master_port=_whole(parts, "master_port"),
         deadline_s=_number(parts, "deadline_s"),
+        interface=_text(parts, "interface"),
     )
 
 

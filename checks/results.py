@@ -18,6 +18,15 @@ Meeting = tuple[str, ...]
 LOWER_IS_BETTER = frozenset({"latency_us"})
 SOLO_METRICS = ("compute_tflops", "memory_gb_per_s", "copy_gb_per_s", "intra_gb_per_s")
 MEETING_METRICS = ("latency_us", "bandwidth_gb_per_s")
+METRIC_WORDS = {
+    "compute_tflops": ("compute", "TFLOP/s"),
+    "memory_gb_per_s": ("memory", "GB/s"),
+    "copy_gb_per_s": ("host-to-device copy", "GB/s"),
+    "intra_gb_per_s": ("intra-node bandwidth", "GB/s"),
+    "latency_us": ("inter-node latency", "µs"),
+    "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
+}
+"""What each metric is called in a sentence, and its unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +83,24 @@ class Results:
         """Who failed alone: the phase and the reason, by node."""
         found: dict[str, tuple[Phase, str]] = {}
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
-            if record.failure:
-                found.setdefault(record.node, (phase, record.failure))
+            failure = record.failure
+            if phase is Phase.SOLO:
+                failure = failure or self._unmeasured(record.metrics)
+            if failure:
+                found.setdefault(record.node, (phase, failure))
         return found
+
+    def _unmeasured(self, metrics: Metrics) -> str:
+        """Return, in words, which metric has a floor and was not measured; empty for none.
+
+        Nothing says that it would reach the floor: fail closed.
+        """
+        for metric in SOLO_METRICS:
+            floor = getattr(self.rules.floors, metric)
+            if floor is not None and getattr(metrics, metric) is None:
+                what, unit = METRIC_WORDS[metric]
+                return f"{what} was not measured, and at least {floor:.3g} {unit} are asked for"
+        return ""
 
     @cached_property
     def sound(self) -> tuple[str, ...]:

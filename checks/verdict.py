@@ -17,6 +17,7 @@ from .records import Fact, Phase
 from .results import (
     LOWER_IS_BETTER,
     MEETING_METRICS,
+    METRIC_WORDS,
     SOLO_METRICS,
     Answered,
     Outcome,
@@ -28,14 +29,6 @@ COMPARED_FACTS = ("ft_run", "python", "torch", "cuda", "nccl", "driver", "script
 """What must be the same everywhere; a node that differs is warned of."""
 
 _NAMED = 4
-_UNITS = {
-    "compute_tflops": ("compute", "TFLOP/s"),
-    "memory_gb_per_s": ("memory", "GB/s"),
-    "copy_gb_per_s": ("host-to-device copy", "GB/s"),
-    "intra_gb_per_s": ("intra-node bandwidth", "GB/s"),
-    "latency_us": ("inter-node latency", "µs"),
-    "bandwidth_gb_per_s": ("inter-node bandwidth", "GB/s"),
-}
 
 
 class Standing(enum.Enum):
@@ -226,7 +219,7 @@ def _stragglers(results: Results, node: str) -> list[str]:
 
 
 def _slow_words(results: Results, node: str, metric: str) -> str:
-    what, unit = _UNITS[metric]
+    what, unit = METRIC_WORDS[metric]
     values = results.best[metric]
     peers = [value for name, value in values.items() if name != node and name in results.sound]
     own = f"{what} {values[node]:.3g} {unit}"
@@ -252,7 +245,7 @@ def _remarks(
     if facts.get(WARNINGS):
         found.append(str(facts[WARNINGS]))
     found += [
-        f"two nodes cannot tell which of them makes their {_UNITS[metric][0]} miss its floor"
+        f"two nodes cannot tell which of them makes their {METRIC_WORDS[metric][0]} miss its floor"
         for metric in MEETING_METRICS
         if len(results.sound) == 2
         and node in results.best[metric]
@@ -275,7 +268,7 @@ def _usual(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> Fact | None:
 
 def metric_words(metric: str, value: float) -> str:
     """Return a value with its unit."""
-    return f"{value:.3g} {_UNITS[metric][1]}"
+    return f"{value:.3g} {METRIC_WORDS[metric][1]}"
 
 
 def _names(names: list[str]) -> str:

@@ -10,12 +10,11 @@ import importlib
 import math
 import os
 import select
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from . import fact_rules
 from .facts import FactSources, collect_facts
@@ -33,6 +32,9 @@ _PATIENCE: Final = 0.85
 """The part of an order's time after which a collective gives up: its reason then still counts."""
 
 _REASON_MAX: Final = 400
+
+_CUDA_KINDS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+"""Values of ``--accelerator`` whose devices are torch's ``cuda`` devices."""
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
@@ -175,14 +177,8 @@ class CheckWorker:
         injected = parse_faults(os.environ.get(VARIABLE, ""))
         faults = ActiveFaults(injected, post.node, post.local_rank, order.phase)
         faults.strike(lambda: os._exit(1))
-        if post.accelerator == "cpu" or not torch.cuda.is_available():
+        if not has_gpu(post, torch.cuda, torch.version.cuda or torch.version.hip):
             return torch.device("cpu"), faults
-        count = torch.cuda.device_count()
-        if post.device_index >= count:
-            raise CheckError(
-                f"there is no GPU for local rank {post.local_rank}: {count} can be seen"
-                " (--accelerator cpu checks CPUs)"
-            )
         device = torch.device("cuda", post.device_index)
         torch.cuda.set_device(device)
         return device, faults
@@ -190,8 +186,8 @@ class CheckWorker:
     def _meeting(self, order: Order) -> "Meeting":
         from .measure_group import Meeting
 
-        if self._binds_gloo and (interface := interface_towards(order.master_addr)):
-            os.environ[_GLOO_INTERFACE] = interface
+        if self._binds_gloo and order.interface:
+            os.environ[_GLOO_INTERFACE] = order.interface
         return Meeting(
             number=order.number,
             rank=order.rank_offset + self._post.local_rank,
@@ -219,6 +215,46 @@ class CheckWorker:
         return f"{self._stage}: {text}"[:_REASON_MAX]
 
 
+class Gpus(Protocol):
+    """What is asked of ``torch.cuda``."""
+
+    def is_available(self) -> bool:
+        """Return whether there is a device that torch can use."""
+
+    def device_count(self) -> int:
+        """Return how many it can see."""
+
+
+def has_gpu(post: Post, gpus: Gpus, built_for: str | None) -> bool:
+    """Return whether a worker checks its GPU; else it checks a CPU.
+
+    Args:
+        post: says which GPU that would be, and what was asked for.
+        gpus: what torch can use.
+        built_for: the version of CUDA or ROCm that torch was built for; None for neither.
+
+    Raises:
+        CheckError: a GPU was asked for, or others are there, and it has none.
+    """
+    if post.accelerator == "cpu":
+        return False
+    if not gpus.is_available():
+        if post.accelerator not in _CUDA_KINDS:
+            return False
+        why = "finds none that works" if built_for else "was built without support for any"
+        raise CheckError(
+            f"--accelerator={post.accelerator} asks for GPUs, and this torch {why}"
+            " (--accelerator=cpu checks CPUs)"
+        )
+    count = gpus.device_count()
+    if post.device_index >= count:
+        raise CheckError(
+            f"there is no GPU for local rank {post.local_rank}: {count} can be seen"
+            " (--accelerator=cpu checks CPUs)"
+        )
+    return True
+
+
 def plausible(metrics: Metrics) -> Metrics:
     """Return ``metrics`` if they are numbers that a measurement can give.
 
@@ -229,27 +265,6 @@ def plausible(metrics: Metrics) -> Metrics:
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise CheckError(f"{name} was measured as {value}")
     return metrics
-
-
-def interface_towards(address: str) -> str | None:
-    """Return the network interface through which ``address`` is reached.
-
-    Without being told, gloo listens where the host's own name points to: on Debian that is
-    127.0.1.1, where no other host gets through.
-    """
-    import psutil
-
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # a datagram socket sends nothing
-            source = probe.getsockname()[0]
-    except OSError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == source for entry in addresses):
-            return str(name)
-    return None
 
 
 def main() -> NoReturn:

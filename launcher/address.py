@@ -108,6 +108,27 @@ def _route_to(address: str) -> str | None:
         return None
 
 
+def interface_towards(address: str) -> str | None:
+    """Return the network interface through which ``address`` is reached.
+
+    Without being told, gloo listens where the host's own name points to: on Debian that is
+    127.0.1.1, where no other host gets through.
+    """
+    import psutil
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # a datagram socket sends nothing
+            source = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == source for entry in addresses):
+            return str(name)
+    return None
+
+
 class PortReservation:
     """Holds a port for the store of a round, without a race.
 

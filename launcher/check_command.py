@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from .. import exit_codes
@@ -19,15 +18,17 @@ from ..checks.records import Level, Metrics, Order, Phase, Record
 from ..checks.report import report_to_json
 from ..checks.results import Answered, Results, Rules
 from ..checks.verdict import NodeVerdict, Standing, Verdicts, verdict
-from ..errors import UsageError
 from ..rendezvous.failure import signal_name
 from . import event_loop
 from . import events_text as say
 from .check_crew import CheckCrew, CrewPlan
 from .display import Display
+from .log_dir import check_log_dir
 from .options import CheckOptions
+from .preload import other_interpreter
+from .report_file import check_report_path, write_report
 from .spawner_client import ImageEvent, SpawnerClient
-from .worker_command import virtual_devices
+from .worker_command import check_interpreter, virtual_devices, worker_python
 from .worker_count import omp_num_threads, resolve_worker_count
 
 _REDRAW_S: Final = 1.0
@@ -42,9 +43,14 @@ def run_check(options: CheckOptions) -> int:
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
-    display = Display()
-    plan_of_crew = _crew_plan(options)
     check_report_path(options.report)
+    check_log_dir(options.log_dir)
+    check_interpreter(os.environ)
+    display = Display()
+    if options.preload and (remark := other_interpreter(os.environ)):
+        display.event(remark, logging.WARNING)
+        options = replace(options, preload=())
+    plan_of_crew = _crew_plan(options)
     spawner = SpawnerClient()  # before anything starts a thread
     try:
         verdicts = event_loop.run(_check(options, plan_of_crew, spawner, display))
@@ -78,6 +84,7 @@ def _crew_plan(options: CheckOptions) -> CrewPlan:
     return CrewPlan(
         node=socket.gethostname(),
         local_world_size=count.count,
+        python=worker_python(environ),
         accelerator=options.accelerator,
         visible_devices=virtual_devices(options.virtual_local_rank, count.count, environ),
         env={} if threads is None else {"OMP_NUM_THREADS": threads},
@@ -217,36 +224,3 @@ def print_table(verdicts: Verdicts) -> None:
     # Into a pipe nothing is folded, so that it can be searched by line.
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
-
-
-def check_report_path(path: str | None) -> None:
-    """Refuse a report that could not be written, before the time of a check is spent.
-
-    Raises:
-        UsageError: its folder is missing or not writable, or it is a folder itself.
-    """
-    if path is None:
-        return
-    folder = Path(path).absolute().parent
-    if not os.access(folder, os.W_OK | os.X_OK) or Path(path).is_dir():
-        raise UsageError(
-            f"--check-report was given {path!r}, which cannot be written; right would be a file"
-            " in a folder that exists and is writable."
-        )
-
-
-def write_report(path: str, report: str) -> None:
-    """Write the report in one step: who waits for it never sees half of it.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        part.write_text(report + "\n", encoding="utf-8")
-        part.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise UsageError(f"--check-report {path!r} cannot be written: {error.strerror}.") from error

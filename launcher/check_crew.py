@@ -7,6 +7,7 @@ all of them are forked from an image (``image``), which takes the time of an imp
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import Final
 from ..checks.merge import merge
 from ..checks.post import NOT_CARRIED_OUT, STARTING, WAITING, Post
 from ..checks.records import Order, Phase, Record
-from .address import PortReservation
+from .address import PortReservation, interface_towards
 from .cgroups import own_directory
 from .check_member import CheckMember
 from .spawner_client import (
@@ -35,7 +36,14 @@ _PROGRAM: Final = (
     # A folder of the user's, which -c puts first on the path, must not stand in for a library.
     "import sys; sys.path[:] = filter(None, sys.path);from ft_run.checks.worker import main; main()"
 )
-_HEAD: Final = (sys.executable, "-u", "-c", _PROGRAM)
+_ELSEWHERE: Final = (
+    # Another interpreter need not know of ft-run, and must not be given the libraries of this one.
+    "import sys; sys.path[:] = filter(None, sys.path); from importlib import util;"
+    "spec = util.spec_from_file_location('ft_run', {0!r} + '/__init__.py',"
+    " submodule_search_locations=[{0!r}]);"
+    "sys.modules['ft_run'] = util.module_from_spec(spec);"
+    "from ft_run.checks.worker import main; main()"
+)
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
 """When one worker has failed, how long the others' reasons are waited for."""
@@ -49,6 +57,8 @@ class CrewPlan:
     node: str
     """Identity of the node, as records have it."""
     local_world_size: int
+    python: str = sys.executable
+    """The interpreter of the workers."""
     accelerator: str = "auto"
     """``--accelerator``; with ``cpu`` the GPUs are left alone."""
     visible_devices: tuple[str, ...] = ()
@@ -92,7 +102,9 @@ class CheckCrew:
         spawner.listen(self._heard_from_spawner)
         if plan.preload:
             own = ("CUDA_VISIBLE_DEVICES",) if plan.visible_devices else ()
-            spawner.preload(plan.preload, _HEAD, plan.env, differing=own, secluded=True)
+            spawner.preload(
+                plan.preload, _head(plan.python), plan.env, differing=own, secluded=True
+            )
 
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order."""
@@ -156,7 +168,7 @@ class CheckCrew:
     def _at_home(self, order: Order) -> Iterator[Order]:
         """Give the order that the workers get; where they meet is reserved meanwhile."""
         if order.phase not in (Phase.FACTS, Phase.SOLO):
-            yield order
+            yield replace(order, interface=interface_towards(order.master_addr) or "")
             return
         port = PortReservation(_LOOPBACK, None)
         try:
@@ -166,6 +178,7 @@ class CheckCrew:
                 world_size=self._plan.local_world_size,
                 master_addr=_LOOPBACK,
                 master_port=port.offer.port,
+                interface=interface_towards(_LOOPBACK) or "",
             )
         finally:
             port.close()
@@ -220,7 +233,7 @@ class CheckCrew:
             local_world_size=plan.local_world_size,
             device_index=0 if plan.visible_devices else local_rank,
             accelerator=plan.accelerator,
-            log_dir=plan.log_dir,
+            log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
             script=plan.script,
             cpu_cgroups=_cgroups("cpu", "cpu.stat"),
             memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
@@ -230,7 +243,7 @@ class CheckCrew:
         if plan.visible_devices:
             env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
         return WorkerCommand(
-            argv=(*_HEAD, post.to_json()),
+            argv=(*_head(plan.python), post.to_json()),
             env=env,
             stdin=member.theirs[0],
             stdout=member.theirs[1],
@@ -256,6 +269,13 @@ class CheckCrew:
             case _:
                 self._spawner_gone = True
         self._changed.set()
+
+
+def _head(python: str) -> tuple[str, ...]:
+    """Return the command of a check worker up to its post."""
+    here = str(Path(__file__).resolve().parent.parent)
+    program = _PROGRAM if python == sys.executable else _ELSEWHERE.format(here)
+    return (python, "-u", "-c", program)
 
 
 def _cgroups(controller: str, *files: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from ..errors import NodeUnfitError, UsageError
 from ..rendezvous.messages import CheckVerdict
 from .display import Display
 from .options import LadderOptions
+from .report_file import write_report
 
 
 def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) -> None:
@@ -59,8 +60,6 @@ def _show_report(report: str, display: Display) -> None:
 
 
 def _write(report: str, path: str, display: Display) -> None:
-    from .check_command import write_report
-
     try:
         write_report(path, report)
     except UsageError as error:

@@ -3,20 +3,20 @@
 import gc
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import exit_codes
-from ..errors import NoProcessError, UsageError
+from ..errors import NoProcessError
 from .display import Display
-from .log_dir import LogDir
+from .log_dir import LogDir, check_log_dir
 from .node_parts import NodeParts
 from .options import LaunchOptions, ScriptMode
 from .preload import start_preload
 from .relay_client import start_relay
 from .spawner_client import SpawnerClient
-from .worker_command import WorkerCommands
+from .worker_command import WorkerCommands, check_interpreter
 from .worker_count import WorkerCount, omp_num_threads, resolve_worker_count
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
         FtRunError: what a user can cause: one sentence and an exit code.
     """
     if options.checks is not None:
-        from .check_command import check_report_path
+        from .report_file import check_report_path
 
         check_report_path(options.checks.report)
+        check_log_dir(options.checks.log_dir)
     parts = _parts(options)
     status = exit_codes.WORKERS_FAILED
     try:
@@ -56,7 +57,8 @@ def _parts(options: LaunchOptions) -> NodeParts:
         environ,
         virtual_local_rank=options.virtual_local_rank,
     )
-    _check_interpreter(options, environ)
+    if options.mode is not ScriptMode.COMMAND:
+        check_interpreter(environ)
     _set_omp_threads(environ, count)
     commands = WorkerCommands(options, count.count, environ)
     cpus = _numa_cpus(options, count)
@@ -114,24 +116,6 @@ def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
     # gRPC reports what we report better; it reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     return event_loop.run(run_node(parts, conclude))
-
-
-def _check_interpreter(options: LaunchOptions, environ: Mapping[str, str]) -> None:
-    """Refuse a ``PYTHON_EXEC`` that no worker could be started with.
-
-    Raises:
-        UsageError: there is no such program.
-    """
-    python = environ.get("PYTHON_EXEC")
-    if not python or options.mode is ScriptMode.COMMAND:
-        return
-    import shutil
-
-    if shutil.which(python) is None:
-        raise UsageError(
-            f"PYTHON_EXEC was given {python!r}, which is not a program on the PATH or not "
-            "executable; right would be the path of a Python interpreter, or no PYTHON_EXEC."
-        )
 
 
 def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:

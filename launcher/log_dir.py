@@ -283,6 +283,26 @@ def _make_random(parent: str, prefix: str) -> str:
             continue
 
 
+def check_log_dir(path: str | None) -> None:
+    """Refuse a log folder that could not be written; nothing is made, and space is not looked at.
+
+    Args:
+        path: the folder, which need not exist yet; None or ``/dev/null``: none is wanted.
+
+    Raises:
+        LogDirError: a file is in its way, or this user may not write there.
+    """
+    if not path or path == os.devnull:
+        return
+    folder = os.path.abspath(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    code = errno.ENOTDIR if not os.path.isdir(folder) else errno.EACCES
+    if code == errno.ENOTDIR or not os.access(folder, os.W_OK | os.X_OK):
+        error = OSError(code, os.strerror(code))
+        raise LogDirError(_cannot_write(path, error)) from error
+
+
 def _make_probed(parent: str, prefix: str) -> str:
     """Make a run's folder and write a probe to it; on failure leave nothing behind."""
     path = _make_random(parent, prefix)

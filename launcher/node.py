@@ -131,6 +131,7 @@ def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
     return CrewPlan(
         node=identity.node_id,
         local_world_size=parts.count.count,
+        python=parts.commands.python,
         accelerator=options.accelerator,
         visible_devices=parts.commands.devices,
         env=parts.commands.omp_threads,

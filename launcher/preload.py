@@ -21,22 +21,30 @@ def start_preload(
     Returns:
         Why none is made although it was asked for; None otherwise.
     """
-    if not options.preload or options.only_checks:
-        return None  # of the second, no workers are started but those that check
+    if not options.preload:
+        return None
     if options.mode is ScriptMode.COMMAND:
         return "--preload is ignored with --no-python: the program is started as it is"
-    python = environ.get("PYTHON_EXEC")
-    if python and not _is_this_interpreter(python):
-        return (
-            f"--preload is ignored: PYTHON_EXEC={python} is another interpreter than that of "
-            f"ft-run, {sys.executable}; workers start the ordinary way"
-        )
+    if remark := other_interpreter(environ):
+        return remark
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; workers start the ordinary way"
-    spawner.preload(
-        options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
-    )
+    if not options.only_checks:  # or only check workers are started
+        spawner.preload(
+            options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
+        )
     return None
+
+
+def other_interpreter(environ: Mapping[str, str]) -> str | None:
+    """Return why workers cannot be forked from an image, if their interpreter is another one."""
+    python = environ.get("PYTHON_EXEC")
+    if not python or _is_this_interpreter(python):
+        return None
+    return (
+        f"--preload is ignored: PYTHON_EXEC={python} is another interpreter than that of "
+        f"ft-run, {sys.executable}; workers start the ordinary way"
+    )
 
 
 def _is_this_interpreter(python: str) -> bool:

@@ -21,6 +21,29 @@ _OF_WORKER = (
 )
 
 
+def worker_python(environ: Mapping[str, str]) -> str:
+    """Return the interpreter of the workers: ``PYTHON_EXEC``, else that of this process."""
+    return environ.get("PYTHON_EXEC") or sys.executable
+
+
+def check_interpreter(environ: Mapping[str, str]) -> None:
+    """Refuse a ``PYTHON_EXEC`` that no worker could be started with.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    python = environ.get("PYTHON_EXEC")
+    if not python:
+        return
+    import shutil
+
+    if shutil.which(python) is None:
+        raise UsageError(
+            f"PYTHON_EXEC was given {python!r}, which is not a program on the PATH or not "
+            "executable; right would be the path of a Python interpreter, or no PYTHON_EXEC."
+        )
+
+
 class WorkerCommands:
     """Builds the command line and the environment of every worker of this node."""
 
@@ -40,7 +63,7 @@ class WorkerCommands:
     def argv(self, local_rank: int) -> tuple[str, ...]:
         """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
         options = self._options
-        python = os.environ.get("PYTHON_EXEC") or sys.executable
+        python = worker_python(os.environ)
         match options.mode:
             case ScriptMode.SCRIPT:
                 head = [python, "-u", options.script]
@@ -63,7 +86,7 @@ class WorkerCommands:
 
     def store_argv(self, place: Place) -> tuple[str, ...]:
         """Return the command line of the store process of a round, for the node of rank 0."""
-        python = os.environ.get("PYTHON_EXEC") or sys.executable
+        python = worker_python(os.environ)
         program = str(Path(__file__).with_name("store_process.py"))
         return (python, "-u", program, place.master_addr, str(place.master_port))
 
@@ -111,6 +134,12 @@ class WorkerCommands:
         if self._devices:
             env["CUDA_VISIBLE_DEVICES"] = self._devices[local_rank]
         return env
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the workers; of a program that is none (``--no-python``), ours."""
+        is_program = self._options.mode is ScriptMode.COMMAND
+        return sys.executable if is_program else worker_python(os.environ)
 
     @property
     def omp_threads(self) -> dict[str, str]:

@@ -8,7 +8,12 @@ from contextlib import closing
 import pytest
 from ft_run.errors import UsageError
 from ft_run.launcher import address
-from ft_run.launcher.address import PortReservation, advertised_address, listen_address
+from ft_run.launcher.address import (
+    PortReservation,
+    advertised_address,
+    interface_towards,
+    listen_address,
+)
 from ft_run.rendezvous.endpoint import Endpoint
 from ft_run.tests.ports import free_port
 
@@ -137,3 +142,8 @@ def test_the_only_port_is_renewed_in_place() -> None:
     first = free_port(2)
     with closing(PortReservation("h", range(first, first + 1))) as reservation:
         assert reservation.renew().port == first
+
+
+def test_the_interface_towards_an_address():
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("127.1.2.3") == "lo"

@@ -36,7 +36,7 @@ def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created
     parts = SimpleNamespace(
         options=job,
         count=WorkerCount(1, "given"),
-        commands=SimpleNamespace(devices=(), omp_threads={}),
+        commands=SimpleNamespace(devices=(), omp_threads={}, python="python"),
         cpus=None,
     )
     identity = SimpleNamespace(node_id="a/0")

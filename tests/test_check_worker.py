@@ -5,7 +5,25 @@ import os
 import pytest
 from ft_run.checks.post import Post
 from ft_run.checks.records import Level, Metrics, Order, Phase, order_to_json, record_from_json
-from ft_run.checks.worker import CheckError, CheckWorker, interface_towards, plausible
+from ft_run.checks.worker import (
+    CheckError,
+    CheckWorker,
+    has_gpu,
+    plausible,
+)
+
+
+class SeenGpus:
+    """A ``torch.cuda`` that sees so many devices."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def is_available(self):
+        return self._count > 0
+
+    def device_count(self):
+        return self._count
 
 
 def facts_order(number):
@@ -50,9 +68,37 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers):
     assert record_from_json(answer[2]).failure.startswith("the disk of the log folder is full")
 
 
-def test_the_interface_towards_an_address():
-    assert interface_towards("127.0.0.1") == "lo"
-    assert interface_towards("127.1.2.3") == "lo"
+@pytest.mark.parametrize(
+    ("accelerator", "seen", "local_rank", "answer"),
+    [
+        ("auto", 0, 0, False),
+        ("auto", 2, 1, True),
+        ("cpu", 2, 0, False),
+        ("nvidia.com/gpu", 2, 1, True),
+        ("ascend-npu", 0, 0, False),
+    ],
+)
+def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer):
+    post = Post("n0", local_rank, 2, local_rank, accelerator)
+    assert has_gpu(post, SeenGpus(seen), "13.0") is answer
+
+
+@pytest.mark.parametrize("kind", ["nvidia.com/gpu", "amd.com/gpu"])
+@pytest.mark.parametrize(
+    ("built_for", "why"),
+    [(None, "was built without support for any"), ("13.0", "finds none that works")],
+)
+def test_a_gpu_that_was_asked_for_by_kind_is_not_replaced_by_a_cpu(kind, built_for, why):
+    with pytest.raises(CheckError) as error:
+        has_gpu(Post("n0", 0, 1, 0, kind), SeenGpus(0), built_for)
+    assert str(error.value) == (
+        f"--accelerator={kind} asks for GPUs, and this torch {why} (--accelerator=cpu checks CPUs)"
+    )
+
+
+def test_fewer_gpus_than_workers():
+    with pytest.raises(CheckError, match="there is no GPU for local rank 1: 1 can be seen"):
+        has_gpu(Post("n0", 1, 2, 1), SeenGpus(1), "13.0")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])

@@ -309,6 +309,21 @@ def test_a_floor_is_missed_by_all_alike():
     )
 
 
+def test_what_has_a_floor_and_was_not_measured_has_failed():
+    verdicts, results = climb(World(names(3)), rules=Rules(floors=Metrics(copy_gb_per_s=20)))
+    assert set(standings(verdicts).values()) == {Standing.FAULTY}
+    assert verdicts.of("n0").reason == (
+        "solo: host-to-device copy was not measured, and at least 20 GB/s are asked for"
+    )
+    assert [answered.step.phase for answered in results.steps] == [Phase.FACTS, Phase.SOLO]
+
+
+def test_a_failure_that_was_told_counts_before_what_was_not_measured():
+    world = World(names(1), bad_alone=frozenset({"n0"}))
+    verdicts, _ = climb(world, rules=Rules(floors=Metrics(copy_gb_per_s=20)))
+    assert verdicts.of("n0").reason == "solo: the matrix product is wrong"
+
+
 def test_one_node_alone_is_held_to_the_floors():
     verdicts, _ = climb(World(names(1)), rules=Rules(floors=Metrics(memory_gb_per_s=11)))
     assert verdicts.of("n0").slow == ("memory_gb_per_s",)

@@ -14,6 +14,7 @@ from ft_run.launcher.log_dir import (
     Route,
     Stream,
     StreamPlan,
+    check_log_dir,
     console_prefix,
     open_log,
     tail_of_file,
@@ -284,6 +285,41 @@ def test_restart_goes_on_without_files_when_they_cannot_be_made(tmp_path: Path) 
     routes = [worker.streams[Stream.STDOUT] for worker in attempt.workers]
     assert routes == [StreamPlan(Route.INHERIT), StreamPlan(Route.RELAY), StreamPlan(Route.DISCARD)]
     assert {worker.error_file for worker in attempt.workers} == {""}
+
+
+@pytest.mark.parametrize("below", ["", "logs", "logs/of/today"])
+def test_a_folder_that_a_job_could_make_is_right_and_is_not_made(
+    tmp_path: Path, below: str
+) -> None:
+    check_log_dir(str(tmp_path / below))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [None, "", "/dev/null"])
+def test_where_no_files_are_wanted_there_is_nothing_to_refuse(path: str | None) -> None:
+    check_log_dir(path)
+
+
+@pytest.mark.parametrize("below", ["file", "file/logs", "dangling/logs"])
+def test_what_no_folder_can_be_made_of_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    path = str(tmp_path / below)
+    with pytest.raises(LogDirError) as error:
+        check_log_dir(path)
+    assert error.value.sentence == (
+        f"Log files cannot be written to {path!r}: there is a file in its place;"
+        " name a directory with --log-dir."
+    )
+
+
+def test_a_folder_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    with pytest.raises(LogDirError) as error:
+        check_log_dir(str(tmp_path / "logs"))
+    assert "Permission denied; name a directory that this user may write" in error.value.sentence
 
 
 def test_removed_run_folder_is_made_again(tmp_path: Path) -> None:

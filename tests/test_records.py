@@ -25,6 +25,7 @@ ORDER = Order(
     master_addr="fd00::1",
     master_port=29500,
     deadline_s=12.5,
+    interface="eth0",
 )
 
 RECORDS = (

@@ -3,6 +3,8 @@
 import json
 import signal
 import sys
+import venv
+from importlib import metadata
 
 import pytest
 
@@ -55,6 +57,51 @@ def test_a_full_disk_is_found_before_torch_is_needed(ft):
     (node,) = json.loads(command.stdout)["nodes"]
     assert node["reason"].startswith("facts: the disk of the log folder is full")
     assert node["metrics"] == {}
+
+
+def test_gpus_that_torch_cannot_use_are_a_fault(ft):
+    env = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    command = ft.run("check", "--accelerator", "nvidia.com/gpu", env=env)
+    assert command.process.returncode == 30
+    assert "--accelerator=nvidia.com/gpu asks for GPUs, and this torch" in command.stdout
+
+
+def test_a_log_folder_that_cannot_be_used_is_wrong_usage_and_no_fault_of_the_node(ft):
+    file = ft.script("", "file")
+    for nodes in ((), ("--nnodes", 2, "--rdzv-endpoint", "127.0.0.1:1")):
+        command = ft.run("check", "--log-dir", file / "logs", *nodes)
+        assert command.process.returncode == 2
+        assert "there is a file in its place; name a directory with --log-dir" in command.stderr
+        assert command.stdout == ""
+
+
+# An environment that has torch and psutil but neither ft-run nor what else ft-run needs; it notes
+# each program that it runs.
+OTHER_SITE = """
+import os, sys
+with open(os.environ["NOTES"], "a") as file:
+    file.write(sys.argv[0] + "\\n")
+"""
+
+
+def test_the_interpreter_of_the_workers_checks_too(ft):
+    other = ft.folder / "other"
+    venv.create(other, symlinks=True, with_pip=False)
+    (site,) = other.glob("lib/python*/site-packages")
+    (site / "sitecustomize.py").write_text(OTHER_SITE)
+    torch = metadata.distribution("torch").locate_file("")
+    (site / "torch.pth").write_text(f"{torch}\n")
+    python, notes = other / "bin" / "python", ft.folder / "notes"
+    env = {"PYTHON_EXEC": str(python), "NOTES": str(notes)}
+    command = ft.run("check", "--json", "--preload", "torch", "--accelerator", "cpu", env=env)
+    assert command.process.returncode == 0, command.stdout + command.stderr
+    (node,) = json.loads(command.stdout)["nodes"]
+    assert "compute_tflops" in node["metrics"]
+    assert notes.read_text() == "-c\n"
+    assert command.stderr.count(f"PYTHON_EXEC={python} is another interpreter") == 1
+    command = ft.run("check", env={"PYTHON_EXEC": "/no/such/python"})
+    assert command.process.returncode == 2
+    assert "PYTHON_EXEC was given '/no/such/python'" in command.stderr
 
 
 def test_a_check_that_has_no_time_is_worth_retrying(ft):
