@@ -42,6 +42,9 @@ ERROR_FILE_MAX_BYTES: Final = 32 * 1024
 STDERR_TAIL_MAX_BYTES: Final = 4 * 1024
 FAILURES_IN_VERDICT: Final = 16
 
+# What one node gets of the report of the checks; with 8 GPUs a node takes about 5 KB of it.
+CHECK_REPORT_MAX_BYTES: Final = 32 * 1024 * 1024
+
 # How long a master that starts from nothing waits for the members of a running round.
 ADOPTION_GRACE_S: Final = 10.0
 

@@ -7,7 +7,7 @@ the time; the plan and the verdict are those of ``plan`` and ``verdict``.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .. import exit_codes
+from .. import defaults, exit_codes
 from ..rendezvous.checking import CheckStep, Conclusion, Finding
 from ..rendezvous.messages import CheckSpec
 from .plan import plan
@@ -99,7 +99,8 @@ class Ladder:
             for found in verdicts.nodes
             if found.standing is not Standing.LOST
         }
-        return Conclusion(findings, links, verdicts.sentence, report_to_json(verdicts))
+        report = report_to_json(verdicts, defaults.CHECK_REPORT_MAX_BYTES)
+        return Conclusion(findings, links, verdicts.sentence, report)
 
     def _take(self, node_id: str, record: Record) -> None:
         if self._step is None:

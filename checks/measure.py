@@ -2,8 +2,8 @@
 
 Work comes in pieces of about a millisecond, less than a scheduler's time slice, and the best
 piece counts: a neighbour that shares a core interrupts some pieces, never all, so that it
-condemns nobody. What is the node's own limit counts: time during which a CPU quota (cgroup) held
-this process back lowers the speed in the measure in which it took time away.
+condemns nobody. What is the node's own limit counts: a CPU quota (cgroup) lowers the speed in the
+measure in which it took time away, or would have, had the process had the CPU for itself.
 """
 
 import time
@@ -41,14 +41,20 @@ BUDGETS: Final = {
 
 
 class QuotaWatch:
-    """Reads how long the CPU quotas of this process's cgroups have held it back.
+    """Knows what the CPU quotas of this process's cgroups allow, and how long they held it back.
 
     Sources: ``throttled_usec`` of cgroup v2's ``cpu.stat``, ``throttled_time`` (ns) of v1's.
     """
 
-    def __init__(self, directories: Sequence[str]) -> None:
-        """Watch the cgroups in ``directories``: this process's own and those above it."""
+    def __init__(self, directories: Sequence[str] = (), share: float = 1.0) -> None:
+        """Watch the cgroups in ``directories``: this process's own and those above it.
+
+        Args:
+            directories: where their files are.
+            share: the part of a CPU that this process gets for long, above 0 and at most 1.
+        """
         self._files = [Path(directory) / "cpu.stat" for directory in directories]
+        self.share = share
 
     def throttled_s(self) -> float:
         """Return the seconds so far, of all CPUs together; 0 where nothing is known."""
@@ -79,6 +85,8 @@ def best_time_s(
     Under a CPU quota the best piece is made longer by the share of time that the quota took away,
     but never beyond the average, which holds every interruption: per-CPU times of a quota add up
     to more than the time that went by. ``time = min(average, best / (1 - throttled / elapsed))``.
+    And never less than what the quota allows for long, ``best / quota.share``: on a busy machine
+    this process may not get as much of a CPU as its quota, which then takes nothing away.
 
     Args:
         run: one piece of work, finished when it returns.
@@ -99,7 +107,8 @@ def best_time_s(
     elapsed_s = max(before - start, 1e-9)
     share = 1.0 - (quota.throttled_s() - throttled_s) / elapsed_s
     best, average = max(min(times), 1e-9), max(elapsed_s / len(times), 1e-9)
-    return best / share if share > best / average else average
+    observed = best / share if share > best / average else average
+    return max(observed, best / quota.share)
 
 
 def largest_within(

@@ -108,7 +108,7 @@ class DeviceProbe:
     def _product_time_s(self, size: int) -> float:
         run = self._computing(_Product(size, self._device).run)
         run()  # the first one loads kernels and starts threads
-        return best_time_s(run, 0.0, self._quota)
+        return best_time_s(run, 0.0, QuotaWatch())  # of a piece, not of what follows from it
 
     def _gpu_memory_gb_per_s(self) -> float:
         source = torch.zeros(_GPU_MEMORY_BYTES, dtype=torch.uint8, device=self._device)

@@ -45,6 +45,8 @@ class Post:
     script: str | None = None
     cpu_cgroups: tuple[str, ...] = ()
     """Directories of this process's cgroups of the CPU controller, from its own upwards."""
+    cpu_share: float = 1.0
+    """The part of a CPU that quotas leave it while all workers of the node are busy, at most 1."""
     memory_cgroups: tuple[str, ...] = ()
     ft_run_version: str = ""
 

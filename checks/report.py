@@ -2,30 +2,74 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from .verdict import NodeVerdict, Standing, Verdicts
 
+_PASSED: Final = Standing.PASSED.value
+_COMMA: Final = ", "
+_FRAME_BYTES: Final = 64
+"""What the names around the nodes and larger counts take."""
 
-def report_to_json(verdicts: Verdicts) -> str:
-    """Return a report; units are in the names of the metrics."""
-    report = {
+
+def report_to_json(verdicts: Verdicts, most_bytes: int | None = None) -> str:
+    """Return a report; units are in the names of the metrics.
+
+    Args:
+        verdicts: what was found.
+        most_bytes: how long it may be. Where it would be longer, the facts of nodes are left out
+            that have passed without a remark, then such nodes, then others, each the last first;
+            the report counts what is left out. None: whatever it takes.
+    """
+    entries = [_entry(found) for found in verdicts.nodes]
+    frame: dict[str, Any] = {
         "conclusion": verdicts.sentence,
         "bad_links": [list(link) for link in verdicts.bad_links],
-        "nodes": [
-            {
-                "node": found.node,
-                "verdict": found.standing.value,
-                "reason": found.reason,
-                "slow": list(found.slow),
-                "remarks": list(found.remarks),
-                "metrics": dict(found.metrics),
-                "facts": dict(found.facts),
-            }
-            for found in verdicts.nodes
-        ],
+        "facts_left_out": 0,
+        "nodes_left_out": verdicts.left_out,
     }
-    return json.dumps(report, allow_nan=False)
+    if most_bytes is not None:
+        _cut(entries, frame, most_bytes)
+    return _dump(frame | {"nodes": [entry for entry in entries if entry]})
+
+
+def _entry(found: NodeVerdict) -> dict[str, Any]:
+    return {
+        "node": found.node,
+        "verdict": found.standing.value,
+        "reason": found.reason,
+        "slow": list(found.slow),
+        "remarks": list(found.remarks),
+        "metrics": dict(found.metrics),
+        "facts": dict(found.facts),
+    }
+
+
+def _cut(entries: list[dict[str, Any]], frame: dict[str, Any], most_bytes: int) -> None:
+    """Make room: take facts out of entries, then empty whole ones."""
+    sizes = [len(_dump(entry)) + len(_COMMA) for entry in entries]
+    excess = sum(sizes) + len(_dump(frame)) + _FRAME_BYTES - most_bytes
+    is_plain = [e["verdict"] == _PASSED and not e["remarks"] for e in entries]
+    last_first = range(len(entries) - 1, -1, -1)
+    without_facts = set()
+    for place in last_first:
+        if excess > 0 and is_plain[place] and entries[place]["facts"]:
+            saved = len(_dump(entries[place]["facts"])) - len(_dump({}))
+            entries[place]["facts"] = {}
+            without_facts.add(place)
+            sizes[place] -= saved
+            excess -= saved
+    for place in sorted(last_first, key=lambda place: not is_plain[place]):
+        if excess > 0:
+            entries[place].clear()
+            without_facts.discard(place)
+            frame["nodes_left_out"] += 1
+            excess -= sizes[place]
+    frame["facts_left_out"] = len(without_facts)
+
+
+def _dump(part: Any) -> str:
+    return json.dumps(part, allow_nan=False)
 
 
 def report_from_json(text: str) -> Verdicts:
@@ -40,6 +84,7 @@ def report_from_json(text: str) -> Verdicts:
             nodes=tuple(_node(entry) for entry in report["nodes"]),
             bad_links=tuple((str(one), str(other)) for one, other in report["bad_links"]),
             sentence=str(report["conclusion"]),
+            left_out=int(report.get("nodes_left_out", 0)),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a report of checks: {error!r}") from error

@@ -1,7 +1,9 @@
 """The verdict on all nodes for people: a table, the reasons, the conclusion."""
 
+import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from .verdict import NodeVerdict, Standing, Verdicts
 
@@ -28,6 +30,8 @@ _STYLES: Final = {
 _WIDE: Final = 120
 """From so many columns on, the reasons have a column of their own."""
 _OUTLIER: Final = "!"
+_MANY: Final = 32
+"""Nodes; more than a person reads one by one before a job starts."""
 
 
 def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
@@ -60,7 +64,31 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
     if not reasons_inside:
         for line in _reason_lines(verdicts.nodes):
             console.print(_text(line))
+    if verdicts.left_out:
+        console.print(_text(f"and {verdicts.left_out} more node(s)"))
     console.print(_text(verdicts.sentence, "bold"))
+
+
+def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
+    """Return what ``print_verdicts`` writes, for a terminal of so many columns."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    system: Literal["standard"] | None = "standard" if colour else None
+    console = Console(
+        file=file, width=width, force_terminal=colour, color_system=system, highlight=False
+    )
+    print_verdicts(verdicts, console)
+    return file.getvalue()
+
+
+def the_telling(verdicts: Verdicts) -> Verdicts:
+    """Return the verdicts without the nodes that have nothing to tell, where there are many."""
+    if len(verdicts.nodes) <= _MANY:
+        return verdicts
+    nodes = tuple(n for n in verdicts.nodes if n.standing is not Standing.PASSED or n.remarks)
+    left_out = verdicts.left_out + len(verdicts.nodes) - len(nodes)
+    return replace(verdicts, nodes=nodes, left_out=left_out)
 
 
 def reasons(node: NodeVerdict) -> str:

@@ -72,6 +72,8 @@ class Verdicts:
     bad_links: tuple[tuple[str, str], ...]
     sentence: str
     """The conclusion."""
+    left_out: int = 0
+    """How many nodes there was no room for."""
 
     def of(self, node: str) -> NodeVerdict:
         """Return what was found of one node."""

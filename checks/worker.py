@@ -51,7 +51,6 @@ class CheckWorker:
         self._orders = os.fdopen(orders_fd, "rb", buffering=0)
         self._answers_fd = answers_fd
         self._binds_gloo = _GLOO_INTERFACE not in os.environ
-        self._quota = QuotaWatch(post.cpu_cgroups)
         self._stage = ""
         self._has_torch = False
         self._must_end = False
@@ -122,7 +121,10 @@ class CheckWorker:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
-        probe = DeviceProbe(device, BUDGETS[order.level], self._quota, faults)
+        # What a GPU does takes next to no time of a CPU.
+        share = self._post.cpu_share if device.type == "cpu" else 1.0
+        quota = QuotaWatch(self._post.cpu_cgroups, share)
+        probe = DeviceProbe(device, BUDGETS[order.level], quota, faults)
         try:
             self._enter("matrix product")
             compute = probe.compute_tflops()

@@ -7,6 +7,7 @@ all of them are forked from an image (``image``), which takes the time of an imp
 """
 
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from ..checks.records import Order, Phase, Record
 from .address import PortReservation, interface_towards
 from .cgroups import own_directory
 from .check_member import CheckMember
+from .cpu_limit import quota_cpus
 from .spawner_client import (
     Empty,
     Exited,
@@ -236,6 +238,7 @@ class CheckCrew:
             log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
             script=plan.script,
             cpu_cgroups=_cgroups("cpu", "cpu.stat"),
+            cpu_share=min(1.0, (quota_cpus() or math.inf) / plan.local_world_size),
             memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
             ft_run_version=VERSION,
         )

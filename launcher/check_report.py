@@ -18,18 +18,22 @@ def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) 
         display: where to; a table or JSON that is the purpose goes to standard output.
         options: what was asked for.
     """
+    has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:
         if options.spec.only:
             _print(found.report, as_json=options.json)
+        elif has_table:
+            _show_table(found.report, display)
         else:
-            _show_report(found.report, display)
+            _show_lines(found.report, display)
         if options.report is not None:
             _write(found.report, options.report, display)
     if found.exit_code:
         return  # the sentence is the last that this agent says
     if found.sentence:
         display.event(f"checks: this node passed, but {found.sentence}", logging.WARNING)
-    display.event(f"checks: {found.conclusion}")
+    if not has_table:  # which ends with it
+        display.event(f"checks: {found.conclusion}")
 
 
 def unfit(found: CheckVerdict) -> NodeUnfitError:
@@ -49,7 +53,15 @@ def _print(report: str, *, as_json: bool) -> None:
         print_table(report_from_json(report))
 
 
-def _show_report(report: str, display: Display) -> None:
+def _show_table(report: str, display: Display) -> None:
+    from ..checks.report import report_from_json
+    from ..checks.table import table_text, the_telling
+
+    verdicts = the_telling(report_from_json(report))
+    display.report(table_text(verdicts, display.columns, colour=display.colour))
+
+
+def _show_lines(report: str, display: Display) -> None:
     from ..checks.report import report_from_json
     from ..checks.verdict import Standing
 

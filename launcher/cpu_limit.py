@@ -83,6 +83,16 @@ def read_cpu_limit(
     return None
 
 
+def quota_cpus(root: Path = _ROOT) -> float | None:
+    """Return how many CPUs the tightest quota on this process is worth; None: there is none.
+
+    Of a quarter of a CPU, 0.25: unlike the limit, which is a number of processes, it is not
+    rounded.
+    """
+    quota = _tightest_quota(root)
+    return None if quota is None else quota.ratio
+
+
 def parse_cpus(text: str) -> frozenset[int]:
     """Return the CPU numbers in the kernel's list format, such as ``0-3,8``.
 

@@ -67,6 +67,16 @@ class Display:
         """Whether there is a live line, or would be in a larger terminal."""
         return self._live
 
+    @property
+    def columns(self) -> int:
+        """How wide the terminal is now; 80 where that is not known."""
+        return _size()[1] or 80
+
+    @property
+    def colour(self) -> bool:
+        """Whether colours may be used."""
+        return self._colour
+
     def event(self, text: str, level: int = logging.INFO) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 

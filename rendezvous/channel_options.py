@@ -1,9 +1,12 @@
 """gRPC settings that both ends must agree on, each with its reason. Measured with grpcio 1.85."""
 
+from .. import defaults
+
 Options = list[tuple[str, int]]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""A claim or a verdict with its bounded failures is far below this."""
+"""A claim or a verdict with its bounded failures is far below this; what a master says may have
+the report of the checks in it besides."""
 
 SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 
@@ -62,5 +65,5 @@ def client_options(node_timeout_s: float) -> Options:
         ("grpc.max_reconnect_backoff_ms", 1000),
         # Each attempt has its own channel and starts at once, whatever the last one met.
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + defaults.CHECK_REPORT_MAX_BYTES),
     ]

@@ -8,14 +8,14 @@ from ft_run.checks.records import Level
 class Machine:
     """A clock, and work that takes given times; the quota's file holds what it is told."""
 
-    def __init__(self, folder, times, throttled=()):
+    def __init__(self, folder, times, throttled=(), share=1.0):
         self.now = 0.0
         self.times = list(times)
         self.throttled = list(throttled)
         self.total_throttled = 0.0
         self.file = folder / "cpu.stat"
         self.write()
-        self.watch = QuotaWatch([str(folder), str(folder / "missing")])
+        self.watch = QuotaWatch([str(folder), str(folder / "missing")], share)
 
     def write(self):
         self.file.write_text(
@@ -47,6 +47,17 @@ def test_a_quota_is_never_charged_with_more_than_was_lost(tmp_path):
     # Two CPUs were held back: their times add up to more than went by.
     machine = Machine(tmp_path, [0.001, 0.003, 0.004], [0, 0.02, 0.02])
     assert machine.best(0.008) == pytest.approx(0.008 / 3)
+
+
+def test_a_quota_counts_also_where_a_busy_machine_leaves_less_than_it(tmp_path):
+    # Others have the CPU for most of the time: the quota of a quarter is never used up.
+    machine = Machine(tmp_path, [0.010, 0.001, 0.010, 0.010], share=0.25)
+    assert machine.best(0.03) == pytest.approx(0.001 / 0.25)
+
+
+def test_what_was_taken_away_and_what_is_allowed_are_not_counted_twice(tmp_path):
+    machine = Machine(tmp_path, [0.001, 0.004] * 4, [0, 0.003] * 4, share=0.25)
+    assert machine.best(0.019) == pytest.approx(0.001 / 0.25)
 
 
 def test_three_repetitions_at_least(tmp_path):

@@ -31,7 +31,7 @@ def facts_order(number):
 
 
 def test_a_post_survives_the_command_line():
-    post = Post("n0", 1, 2, 0, "cpu", "/logs", None, ("/cpu", "/"), ("/memory",), "0.1")
+    post = Post("n0", 1, 2, 0, "cpu", "/logs", None, ("/cpu", "/"), 0.25, ("/memory",), "0.1")
     assert Post.from_json(post.to_json()) == post
 
 

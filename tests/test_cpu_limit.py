@@ -14,6 +14,7 @@ from ft_run.launcher.cpu_limit import (
     allowed_cpus,
     format_cpus,
     parse_cpus,
+    quota_cpus,
     read_cpu_limit,
 )
 from hypothesis import given
@@ -348,6 +349,21 @@ def test_limit_of_a_layout(tree: Tree, tmp_path: Path) -> None:
     else:
         assert limit is not None
         assert (limit.cpus, limit.source[-len(tree.expected[1]) :]) == tree.expected
+
+
+@pytest.mark.parametrize(
+    ("quotas", "cpus"),
+    [
+        ({}, None),
+        ({"/a": "max 100000"}, None),
+        ({"/a/b": "25000 100000"}, 0.25),
+        ({"/a": "350000 100000", "/a/b": "max 100000"}, 3.5),
+        ({"/a": "50000 100000", "/a/b": "200000 100000"}, 0.5),
+    ],
+)
+def test_what_the_tightest_quota_is_worth(tmp_path: Path, quotas: Files, cpus: float) -> None:
+    plant(tmp_path, two("worth", "/a/b", quotas, None))
+    assert quota_cpus(tmp_path) == cpus
 
 
 def test_there_are_layouts_of_every_kind() -> None:
