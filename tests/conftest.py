@@ -13,8 +13,17 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Parallel runs hand out one test after the other, not a share of all in advance."""
+    if getattr(config.option, "maxschedchunk", 1) is None:  # without pytest-xdist there is none
+        config.option.maxschedchunk = 1
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes minutes, unless it was asked for."""
+    """Begin with what takes long; leave out what takes minutes, unless it was asked for."""
+    if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if os.environ.get("FT_RUN_SLOW") or "slow" in config.option.markexpr:
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

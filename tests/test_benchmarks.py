@@ -206,6 +206,7 @@ class TestCompare:
         cells = [cell.strip() for cell in first.split("|")[2:-1]]
         assert cells == ["4.00", "4.00", "1.00", "1.00", "0.25", "<= 0.25 x", "yes", "2+1 of 4"]
 
+    @pytest.mark.long
     def test_one_row_end_to_end(self, tmp_path: Path) -> None:
         path = tmp_path / "figures.json"
         result = run_benchmark("compare.py", "--quick", "--rows", "restart-1", "--json", path)

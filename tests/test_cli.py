@@ -1,6 +1,5 @@
 """What a command line means: options, or one sentence."""
 
-import contextlib
 import signal
 import stat
 import zipfile
@@ -20,8 +19,6 @@ from ft_run.launcher.options import (
     StreamSelection,
 )
 from ft_run.rendezvous.endpoint import Endpoint
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 MULTI = ("--nnodes=2", "--rdzv-id=j", "--rdzv-backend=grpc", "--rdzv-endpoint=node0")
 
@@ -650,51 +647,3 @@ def test_torchrun_reads_the_same(argv: list[str]) -> None:
         for local_rank in range(3):
             wanted = std.get(local_rank, Std.NONE) if isinstance(std, dict) else std
             assert int(selection.of(local_rank)) == int(wanted)
-
-
-WORDS = st.sampled_from(
-    sorted(
-        {word for flag in flags.launch_command().flags for word in flag.opts}
-        | {
-            "--",
-            "-",
-            "",
-            "train.py",
-            "master",
-            "status",
-            "--re",
-            "--nod",
-            "-mr3",
-            "--bind",
-            "--json",
-        }
-    )
-)
-VALUES = st.sampled_from(
-    ["0", "1", "2", "-1", "2:5", "3:2", "0:1,10:3", "auto", "node0:29400", "[::1]:1", "x:0", "grpc",
-     "c10d", "etcd", "never", "timeout=5", "is_host=1,z=2", "=", "SIGKILL,x", "é٣", "1-9", "\udcff"]
-) | st.text(max_size=6)  # fmt: skip
-ARGUMENTS = st.lists(WORDS | VALUES | st.builds("{}={}".format, WORDS, VALUES), max_size=8)
-ENVIRONMENTS = st.dictionaries(
-    st.sampled_from(sorted(flag.variable for flag in flags.launch_command().flags)),
-    VALUES,
-    max_size=4,
-)
-
-
-@settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(ARGUMENTS, ENVIRONMENTS)
-def test_anything_gives_options_a_sentence_or_help(
-    argv: list[str], environ: dict[str, str]
-) -> None:
-    with contextlib.suppress(UsageError):
-        try:
-            options = cli.parse([*argv, "train.py"], environ)
-        except SystemExit as stop:
-            assert stop.code == 0  # noqa: PT017 - an exit is a result here, not required
-        else:
-            assert isinstance(options, LaunchOptions | MasterOptions | StatusOptions)

@@ -74,6 +74,27 @@ def arguments(draw: st.DrawFn, known: tuple[Flag, ...] = LAUNCH) -> list[str]:
     return words
 
 
+# Words in any order, with values that belong to none of them.
+LOOSE = st.sampled_from(
+    sorted(
+        {word for flag in LAUNCH for word in flag.opts}
+        | {
+            "--",
+            "-",
+            "",
+            "train.py",
+            "master",
+            "status",
+            "--re",
+            "--nod",
+            "-mr3",
+            "--bind",
+            "--json",
+        }
+    )
+)
+ANYTHING = st.lists(LOOSE | VALUES | st.builds("{}={}".format, LOOSE, VALUES), max_size=8)
+
 SCRIPTS = st.sampled_from(
     [["train.py"], ["train.py", "--nnodes", "x"], ["--", "train.py"], ["train.py", "--"], [],
      ["--"], ["-"], ["nope.py"], ["folder"], ["train"], ["python"], ["${local_rank}.py"], ["\0"]]
@@ -141,7 +162,7 @@ def check_options(options: object) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(arguments(), SCRIPTS, ENVIRONMENTS)
+@given(arguments() | ANYTHING, SCRIPTS, ENVIRONMENTS)
 @example(["--rdzv-conf=é\n=1"], ["train.py"], {})
 @example(["--signals-to-handle=a\nb"], ["train.py"], {})
 @example([], ["no\nsuch.py"], {})

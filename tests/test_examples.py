@@ -65,6 +65,7 @@ def checkpoint(epoch: int) -> dict[str, Any]:
 
 
 class TestTraining:
+    @pytest.mark.long
     def test_learns_dies_resumes_and_ends_alike(self, tmp_path: Path) -> None:
         """One story, because a run costs seconds of imports."""
         undisturbed = run("--epochs", "8", "--save-weights", "weights.bin", cwd=tmp_path)

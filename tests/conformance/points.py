@@ -294,7 +294,7 @@ def clocks_need_not_agree(job: Job) -> None:
 def a_worker_that_cannot_be_interrupted_is_no_success(job: Job) -> None:
     command = job.agent(
         "a",
-        "--standalone --nproc-per-node 2",
+        "--standalone --nproc-per-node 2 --shutdown-timeout 1",
         env={"SLEEPS_IN_THE_KERNEL": "1", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.2"},
     )
     job.until(lambda: [s.state for s in job.starts()].count("D") == 1, "asleep in the kernel")

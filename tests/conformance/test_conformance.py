@@ -158,6 +158,7 @@ def test_every_row_of_the_contract_is_covered() -> None:
     assert not {*flags, *REQUIRED} - {"help"} - covered
 
 
+@pytest.mark.long
 def test_the_image_is_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     """What the tests compare with is the same as what a user starts."""
     for name in ("two GPUs, gpu", "flags by dashes", "one of two fails"):

@@ -24,6 +24,7 @@ def together(ft, free_port):
     return run
 
 
+@pytest.mark.long
 def test_two_nodes_are_checked_and_one_of_them_prints_the_table(together):
     first, second = together()
     assert (first[0], second[0]) == (0, 0)

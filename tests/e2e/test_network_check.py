@@ -95,6 +95,7 @@ def faults(kind: str, *hosts: str) -> str:
 # --- what CI runs ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_hosts_that_cannot_reach_each_other_are_a_link_and_the_rest_trains(ft, network):
     for name in names(4):
         network.add(name)

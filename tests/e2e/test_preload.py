@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_digits.py"
-
 
 def children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -308,24 +306,6 @@ def test_what_workers_left_running_is_ended_and_the_image_is_none_of_it(ft):
     assert command.process.returncode == 0
     assert re.search(r"ending 1 process\(es\) that the workers left running", command.stderr)
     assert not ft.processes()
-
-
-def test_training_gives_the_same_bits_with_and_without_a_restart(ft):
-    def train(*options, name):
-        weights = ft.folder / name
-        command = ft.run(
-            *("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *options[:2], EXAMPLE),
-            *("--epochs", 2, "--checkpoint-dir", ft.folder / f"{name}-folder"),
-            *("--save-weights", weights, *options[2:]),
-        )
-        assert command.process.returncode == 0, command.stderr
-        return weights.read_bytes(), command
-
-    cold, _ = train(name="cold")
-    warm, command = train("--preload", "torch,sklearn", "--die", "1:2", name="warm")
-    assert "imported torch, sklearn" in command.stderr
-    assert "restart 1/1" in command.stderr
-    assert warm == cold
 
 
 # The second process that imports it waits.

@@ -141,14 +141,23 @@ def test_a_program_that_cannot_be_started_is_a_failure_with_a_sentence(ft):
     assert "Traceback" not in command.stderr
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_digits_survive_a_killed_rank_bit_for_bit(ft):
-    args = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 2,
-            EXAMPLES / "train_digits.py", "--epochs", 4)  # fmt: skip
-    undisturbed = ft.run(*args)
-    disturbed = ft.run(*args, "--die", "1:3")
-    assert (undisturbed.process.returncode, disturbed.process.returncode) == (0, 0)
-    digests = [re.findall("weights sha256: (.*)", c.stdout) for c in (undisturbed, disturbed)]
-    assert len(digests[0]) == 1
-    assert digests[0] == digests[1]
-    assert len(restart_lines(disturbed)) == 1
-    assert "resuming from" in disturbed.stdout
+    """Workers that import torch each for itself, and workers forked from a process that has."""
+
+    def train(*options):
+        options = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 2, *options)
+        command = ft.run(*options)
+        assert command.process.returncode == 0, command.stderr
+        (digest,) = re.findall("weights sha256: (.*)", command.stdout)
+        return digest, command
+
+    script = (EXAMPLES / "train_digits.py", "--epochs", 3)
+    undisturbed, _ = train(*script)
+    for preload in ((), ("--preload", "torch,sklearn")):
+        digest, command = train(*preload, *script, "--die", "1:2")
+        assert digest == undisturbed
+        assert len(restart_lines(command)) == 1
+        assert "resuming from" in command.stdout
+        assert ("imported torch, sklearn" in command.stderr) is bool(preload)

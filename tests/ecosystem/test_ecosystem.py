@@ -53,6 +53,7 @@ def run_with_a_fault(ft: Launcher, stack: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_rank_dies_and_the_weights_are_those_of_a_plain_loop(ft: Launcher, stack: str) -> None:
     pytest.importorskip(stack)
