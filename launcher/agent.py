@@ -119,7 +119,7 @@ class Agent:
         )
         self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
         self._claim = OwnClaim()
-        self._started: int | None = None
+        self._started = -1
         """The last round whose workers were started here."""
         self._told_to_stop = -1
         self._end = NodeEnd(options)
@@ -291,10 +291,8 @@ class Agent:
             self._event(say.waiting(waiting))
 
     def _start(self, place: Place) -> None:
-        if not self._end.is_ahead:
+        if not self._end.is_ahead or place.round <= self._started:  # or said twice
             return
-        if self._started is not None and place.round <= self._started:
-            return  # said twice
         self._started = place.round
         if place.cause is not None:
             self._event(say.restart(place, self._options), logging.WARNING)

@@ -31,7 +31,7 @@ def ladder_flags() -> list[Flag]:
         Flag(
             "--check-level",
             group=_GROUP,
-            metavar="LEVEL",
+            metavar="light|full",
             read=values.one_of("light", "full"),
             ours=True,
             help="light (default; seconds), or full: larger sizes and more repetitions.",
@@ -48,7 +48,7 @@ def ladder_flags() -> list[Flag]:
         Flag(
             "--check-on-restart",
             group=_GROUP,
-            metavar="WHEN",
+            metavar="node|never|always",
             read=values.one_of("never", "node", "always"),
             ours=True,
             help="Which nodes a restart checks again: node (default; where a signal, a lost node"
@@ -57,7 +57,7 @@ def ladder_flags() -> list[Flag]:
         Flag(
             "--check-mode",
             group=_GROUP,
-            metavar="MODE",
+            metavar="enforce|warn",
             read=values.one_of("enforce", "warn"),
             ours=True,
             help="enforce (default), or warn: say what failed and start all the same.",

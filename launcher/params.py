@@ -17,6 +17,9 @@ from .values import BadValue, boolean, nearest, refuse, shown
 
 ENVIRONMENT_PREFIX = "PET_"
 
+_UNBROKEN = "\u2011"
+"""A dash at which no line is broken."""
+
 _STEM = len("--nnod")
 """A shorter beginning of a name is no sign of what was meant."""
 
@@ -301,8 +304,11 @@ class CommandLine(click.Command):
         formatter.write(self.text.before)
         for group in dict.fromkeys(flag.group for flag in self.flags):
             records = [flag.get_help_record(ctx) for flag in self.flags if flag.group == group]
+            # A name is not broken at its dashes: who searches or copies it wants it whole.
+            whole = [(name, text.replace("-", _UNBROKEN)) for name, text in filter(None, records)]
             with formatter.section(group):
-                formatter.write_dl([record for record in records if record], col_max=28)
+                formatter.write_dl(whole, col_max=28)
+        formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
         formatter.write("\n" + self.text.after)
 
 

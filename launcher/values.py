@@ -159,16 +159,20 @@ def one_of(*choices: str) -> Callable[[str], str]:
 def nnodes(text: str) -> tuple[int, int]:
     """Return the smallest and the largest number of nodes: ``N`` or ``MIN:MAX``."""
     right = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 2:5"
-    low, colon, high = text.partition(":")
-    read = whole(1)
+    return _bounds(text, ":", whole(1), right)
+
+
+def _bounds(text: str, sign: str, read: Callable[[str], int], right: str) -> tuple[int, int]:
+    """Return both ends of ``LOW<sign>HIGH``, or the one number twice."""
+    lower, found, upper = text.partition(sign)
     try:
-        smallest = read(low)
-        largest = read(high) if colon else smallest
+        low = read(lower)
+        high = read(upper) if found else low
     except BadValue:
         raise BadValue(right) from None
-    if smallest > largest:
+    if low > high:
         raise BadValue(right)
-    return smallest, largest
+    return low, high
 
 
 def modules(text: str) -> tuple[str, ...]:
@@ -200,15 +204,7 @@ def accelerator(text: str) -> str:
 def ports(text: str) -> range:
     """Return the ports of ``PORT`` or ``LO-HI``, both ends included."""
     right = "PORT or LO-HI with 1 <= LO <= HI <= 65535, such as 29600 or 29600-29699"
-    low, dash, high = text.partition("-")
-    read = whole(1, MAX_PORT)
-    try:
-        first = read(low)
-        last = read(high) if dash else first
-    except BadValue:
-        raise BadValue(right) from None
-    if first > last:
-        raise BadValue(right)
+    first, last = _bounds(text, "-", whole(1, MAX_PORT), right)
     return range(first, last + 1)
 
 

@@ -201,6 +201,13 @@ class Simulation:
         up = [(s, True) for s in self.streams.values() if s.up and self.group is not None]
         return up + [(s, False) for s in self.streams.values() if s.down and not s.agent.is_frozen]
 
+    def _pick_message(self, who: int) -> tuple[Stream, bool] | None:
+        """Choose a stream and a direction in which a message, not its end, is next."""
+        waiting = self._deliveries()
+        return _pick(
+            [(s, up) for s, up in waiting if (s.up if up else s.down)[0] is not BROKEN], who
+        )
+
     def _deliver(self, who: int) -> None:
         if chosen := _pick(self._deliveries(), who):
             self._deliver_one(*chosen)
@@ -227,10 +234,7 @@ class Simulation:
             self._deliver(who)
 
     def _deliver_twice(self, who: int) -> None:
-        chosen = _pick(
-            [(s, up) for s, up in self._deliveries() if (s.up if up else s.down)[0] is not BROKEN],
-            who,
-        )
+        chosen = self._pick_message(who)
         if chosen is None:
             return
         stream, is_up = chosen
@@ -244,10 +248,7 @@ class Simulation:
             self._checks.repeated(group, Received(stream.number, message), self.now, self.handle)
 
     def _deliver_late_copy(self, who: int) -> None:
-        chosen = _pick(
-            [(s, up) for s, up in self._deliveries() if (s.up if up else s.down)[0] is not BROKEN],
-            who,
-        )
+        chosen = self._pick_message(who)
         if chosen is None:
             return
         stream, is_up = chosen

@@ -192,6 +192,13 @@ def test_help_has_the_flags_under_their_headings(
     assert out.endswith("\nThe end.\n")
 
 
+def test_no_name_is_broken_at_a_dash_in_the_help() -> None:
+    words = HelpText("", "")
+    long = Flag("--x", group="A", help="word " * 8 + "node-rank-of-the-master " * 4)
+    out = CommandLine("tool", [long], words).get_help(click.Context(click.Command("tool")))
+    assert out.count("node-rank-of-the-master") == 4
+
+
 def test_every_flag_has_help_and_a_heading_and_a_variable_of_its_own() -> None:
     for line in (
         flags.launch_command(),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from ft_run.tests import ports
+from ft_run.tests.e2e.imports import torch_notes
 
 # gRPC must not be loaded before a spawner is forked, and pytest's process may have loaded it: the
 # crews live in a process of their own, which takes what to do as JSON and prints records.
@@ -113,16 +114,6 @@ def test_a_fault_that_is_misspelt_fails_the_check(crews):
 
 # --- forked from an image ----------------------------------------------------------------------
 
-# Notes every process that looks for torch, which is there where it has been imported.
-SITE = """
-import sys
-class Notes:
-    def find_spec(name, *_):
-        if name == "torch":
-            open({!r}, "a").write("torch\\n")
-sys.meta_path.insert(0, Notes)
-"""
-
 
 @pytest.fixture
 def imports(ft):
@@ -130,7 +121,7 @@ def imports(ft):
     noted = ft.folder / "imports"
     library = ft.folder / "library"
     library.mkdir()
-    (library / "sitecustomize.py").write_text(SITE.format(str(noted)))
+    (library / "sitecustomize.py").write_text(torch_notes(noted))
     return noted, {"PYTHONPATH": str(library)}
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ft_run.tests.e2e.imports import torch_notes
 
 
 def children(pid):
@@ -94,20 +95,9 @@ def test_every_agent_of_a_job_has_its_image(ft, free_port):
             assert output.count(f"attempt {attempt} rank {rank} warm True") == 1
 
 
-# Notes every process that looks for torch, which is there where it has been imported.
-SITE = """
-import sys
-class Notes:
-    def find_spec(name, *_):
-        if name == "torch":
-            open({!r}, "a").write("torch\\n")
-sys.meta_path.insert(0, Notes)
-"""
-
-
 def test_check_workers_are_forked_from_an_image_of_their_own(ft):
     noted = ft.folder / "imports"
-    ft.script(SITE.format(str(noted)), "sitecustomize.py")
+    ft.script(torch_notes(noted), "sitecustomize.py")
     command = ft.run(
         *("--standalone", "--nproc-per-node", 2, "--network-check", "--preload", "torch"),
         ft.script("import torch; print('ran')"),
