@@ -47,7 +47,7 @@ def both_ways(tmp_path: Path) -> Ways:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ _CHUNK = 2000
 """Hypothesis keeps all that it has tried in mind: long runs are cut into pieces."""
 
 
-@pytest.mark.timeout(0 if HISTORIES > 2000 else 180)
+@pytest.mark.timeout(0 if HISTORIES > 2000 else 400)
 @pytest.mark.parametrize("chunk", range(-(-HISTORIES // _CHUNK)))
 def test_invariants_hold_in_every_history(chunk):
     print(f"FT_RUN_SIMULATION_SEED={SEED} chunk={chunk}")

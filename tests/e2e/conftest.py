@@ -22,7 +22,7 @@ from ft_run.tests.hosts import Host, Network
 
 FT_RUN = str(Path(sys.executable).with_name("ft-run"))
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """Bounds every wait: a broken product must not hang the suite. No test asserts on speed."""
 
 _MARK = "FT_RUN_TEST_ID"

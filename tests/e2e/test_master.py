@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 if TYPE_CHECKING:
     from conftest import Command, Launcher
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 

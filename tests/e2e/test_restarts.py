@@ -142,7 +142,7 @@ def test_a_program_that_cannot_be_started_is_a_failure_with_a_sentence(ft):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_digits_survive_a_killed_rank_bit_for_bit(ft):
     """Workers that import torch each for itself, and workers forked from a process that has."""
 
