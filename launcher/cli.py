@@ -69,6 +69,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
         last_call_timeout_s=conf.last_call_timeout_s,
         node_grace_s=conf.node_grace_s,
         node_timeout_s=conf.node_timeout_s,
+        master_timeout_s=conf.master_timeout_s,
         rescale_delay_s=conf.rescale_delay_s,
         remarks=conf.remarks,
     )

@@ -163,6 +163,7 @@ class Hosting:
             last_call_timeout_s=options.last_call_timeout_s,
             node_grace_s=options.node_grace_s,
             rescale_delay_s=options.rescale_delay_s,
+            master_timeout_s=options.master_timeout_s,
         )
         return Master(
             settings,

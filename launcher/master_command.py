@@ -37,6 +37,7 @@ async def _serve(options: MasterOptions, display: Display) -> int:
         last_call_timeout_s=options.last_call_timeout_s,
         node_grace_s=options.node_grace_s,
         rescale_delay_s=options.rescale_delay_s,
+        master_timeout_s=options.master_timeout_s,
     )
     master = Master(
         settings, lambda text: display.event(f"master: {text}"), examiner=begin_examination

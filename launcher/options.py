@@ -169,6 +169,7 @@ class MasterOptions:
     last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
     node_grace_s: float = defaults.NODE_GRACE_S
     node_timeout_s: float = defaults.NODE_TIMEOUT_S
+    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
     """None: never; late-comers enter at the next restart."""
     remarks: tuple[str, ...] = ()

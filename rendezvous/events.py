@@ -17,6 +17,7 @@ class GroupSettings:
     adoption_grace_s: float = defaults.ADOPTION_GRACE_S
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S
+    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
 
 
 # --- events ----------------------------------------------------------------------------------

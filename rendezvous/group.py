@@ -16,6 +16,7 @@ from .joining import Joining
 from .messages import (
     Answer,
     Attend,
+    Challenge,
     CheckResult,
     ClaimState,
     Done,
@@ -28,6 +29,8 @@ from .messages import (
     Stopped,
 )
 from .roster import NodePhase
+from .rounds import IN_ROUND
+from .silence import Judgement
 from .state import GroupPhase
 
 __all__ = ["Group", "GroupPhase"]
@@ -47,6 +50,8 @@ class Group(Joining):
         """
         self._now = now
         if isinstance(event, Received):
+            if self._silence.spoke(now, is_new_stream=isinstance(event.message, Attend)):
+                self._note("nodes are heard of again")
             self._received(event.link, event.message, now)
         elif isinstance(event, Detached):
             self._link_gone(event.link, now)
@@ -58,7 +63,8 @@ class Group(Joining):
 
     def deadline(self) -> float | None:
         """Return when the next ``Tick`` is wanted; None for never."""
-        times = [self.roster.next_loss(), self._contest.deadline(), self._rescale_at]
+        losses = self._silence.delayed(self.roster.next_loss())
+        times = [losses, self._contest.deadline(), self._rescale_at]
         if self._ending is not None:
             if self._ending.is_over:
                 return None
@@ -120,14 +126,19 @@ class Group(Joining):
             self.roster.remove(node)  # it has nothing left to come back for
             return
         self.roster.detach(node, now + self.settings.node_grace_s)
+        self._silence.broke()
         self._postmortem.suspect(node.spec.node_id)
         self._contest.postpone(node.spec, now)
         if self._ending is None:
             self._note(f"node {node.spec.node_id} lost its connection")
+            if self.roster.detached == len(self.roster) and self._spans_hosts():
+                self._silence.all_broke(now)
+                self._note_cut_off()
 
     def _timers(self, now: float) -> None:
-        for node in self.roster.overdue(now):
-            self._lose(node, f"its connection was gone for {self.settings.node_grace_s:g} s")
+        loss_at = self._silence.delayed(self.roster.next_loss())
+        if loss_at is not None and loss_at <= now:
+            self._grace_is_over(now)
         for newcomer in self._contest.won(now):
             self._displace(newcomer, now)
         if self._rescale_at is not None and self._rescale_at <= now:
@@ -138,6 +149,32 @@ class Group(Joining):
             waiting = self._waiting(now)
             for node in self.roster.in_phase(NodePhase.READY):
                 self._send(node, waiting)
+
+    def _grace_is_over(self, now: float) -> None:
+        """Give up who is overdue, unless nothing is heard of anybody."""
+        judgement = Judgement.LOST
+        if self._ending is None and self._spans_hosts():
+            there = [node for node in self.roster if node.link is not None]
+            judgement = self._silence.judge(now, are_others_there=bool(there))
+        match judgement:
+            case Judgement.LOST:
+                for node in self.roster.overdue(now):
+                    why = f"its connection was gone for {self.settings.node_grace_s:g} s"
+                    self._lose(node, why)
+            case Judgement.ASK:
+                for node in there:
+                    self._send(node, Challenge())
+            case Judgement.KEEP:
+                self._note_cut_off()
+
+    def _note_cut_off(self) -> None:
+        limit = f"{self.settings.master_timeout_s:g} s"
+        self._note(f"nothing is heard of any node: the round is kept for {limit}")
+
+    def _spans_hosts(self) -> bool:
+        """Whether nodes of several hosts are in the round, workers of which may be alive."""
+        hosts = {node.spec.host for node in self.roster.in_phase(*IN_ROUND)}
+        return len(hosts) > 1
 
     def _advance(self, now: float) -> None:
         if self._adoption is not None:

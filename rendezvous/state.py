@@ -11,6 +11,7 @@ from .lobby import Lobby, missing_names
 from .messages import JobSpec, MasterMessage, PolicySpec, Verdict, Waiting
 from .postmortem import Postmortem
 from .roster import Node, NodePhase, Roster
+from .silence import Silence
 
 _DEFAULT_POLICY = PolicySpec()
 
@@ -55,6 +56,7 @@ class GroupState:
         """The highest round that any node is known to have been in: numbers never repeat."""
         self._former_ranks: dict[str, int] = {}
         self._postmortem = Postmortem()
+        self._silence = Silence(self.settings)
         self._rescale_at: float | None = None
         self._newly_ready: list[Node] = []
         self._ending: Ending | None = None

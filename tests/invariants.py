@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ft_run import exit_codes
 from ft_run.rendezvous.events import (
     Command,
+    Detached,
     Event,
     Finish,
     GroupSettings,
@@ -85,6 +86,9 @@ class Invariants:
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
         self._policy.new_master()
+        self._is_silent = False
+        """Nothing was heard since a stream broke."""
+        self._silent_since = 0.0
         self._came: set[str] = set()
         """By incarnation: who has been in the job."""
         self._of_the_next_job: dict[int, str] = {}
@@ -109,6 +113,7 @@ class Invariants:
         self._phase, self._round, self._restarts = group.phase, group.round, group.restarts
         self._roster = {n.spec.incarnation: n for n in group.roster}
         self._came |= self._roster.keys()
+        self._links = {n.link for n in group.roster}
         self._node_phases = {n.spec.incarnation: n.phase for n in group.roster}
         if isinstance(event, Received) and not isinstance(event.message, Attend):
             self._hear(group, event)
@@ -159,6 +164,27 @@ class Invariants:
         self._how_the_round_ended(group, event)
         self._what_was_sent(group, commands, now)
         self._all_were_stopped(group)
+        self._who_was_lost(group, event, now)
+
+    # --- the master may be cut off -----------------------------------------------------------
+
+    def _who_was_lost(self, group: Group, event: Event, now: float) -> None:
+        """Nobody is lost while nothing is heard of several hosts, before they give up too."""
+        if isinstance(event, Received):
+            self._is_silent = False
+        elif isinstance(event, Detached) and event.link in self._links:
+            self._silent_since = self._silent_since if self._is_silent else now
+            self._is_silent = True
+        in_round = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
+        hosts = {self._roster[i].spec.host for i, p in self._node_phases.items() if p in in_round}
+        is_live = self._phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
+        if not (self._is_silent and is_live and len(hosts) > 1 and isinstance(event, Tick)):
+            return
+        is_early = now < self._silent_since + self._settings.master_timeout_s
+        names = {node.spec.node_id for node in group.roster}
+        lost = [n.spec.node_id for n in self._roster.values() if n.spec.node_id not in names]
+        if lost and is_early:
+            raise InvariantError(f"I1: {lost} lost, but nothing was heard of anybody")
 
     def _how_the_policy_saw_it(
         self, group: Group, commands: Sequence[Command], now: float, claim: Claim | None

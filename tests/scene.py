@@ -20,7 +20,9 @@ from ft_run.rendezvous.failure import Failure, FailureKind
 from ft_run.rendezvous.group import Group, GroupPhase
 from ft_run.rendezvous.messages import (
     PROTOCOL_VERSION,
+    Answer,
     Attend,
+    Challenge,
     CheckSpec,
     Claim,
     ClaimState,
@@ -105,6 +107,8 @@ class Scene:
         self.notes: list[str] = []
         self.finished: list[Verdict] = []
         self.links: dict[str, int] = {}
+        self.mute: set[str] = set()
+        """Who does not answer when it is asked for a sign of life."""
         self._names: dict[int, str] = {}
         self._ports = 5000
 
@@ -112,17 +116,24 @@ class Scene:
 
     def handle(self, event: Event) -> list[Command]:
         """Let the group take an event and note what comes of it."""
+        asked = []
         commands = self.group.handle(event, self.now)
         for command in commands:
             match command:
                 case Send(link, message):
                     self.told[self._names[link]].append(message)
+                    if isinstance(message, Challenge):
+                        asked.append(link)
                 case Close(link):
                     self.closed.append(self._names[link])
                 case Note(text):
                     self.notes.append(text)
                 case Finish(verdict):
                     self.finished.append(verdict)
+        if isinstance(event, Tick):  # for a sign of life; who claims an identity has just come
+            for link in asked:
+                if self._names[link] not in self.mute:
+                    self.handle(Received(link, Answer()))
         return commands
 
     def attend(

@@ -119,6 +119,8 @@ class Simulation:
         self._closed: set[int] = set()
         self.group: Group | None = None
         self.has_finished = False
+        self._is_cut_off = False
+        """The master's own link is down: no stream lives, and nobody gets to it."""
         self.trace: list[str] = []
         self._group_factory = group_factory
         self._settings = GroupSettings(rescale_delay_s=setup.rescale_delay_s)
@@ -194,6 +196,15 @@ class Simulation:
     def _start_master(self, _who: int) -> None:
         if self.group is None:
             self._new_master()
+
+    def _cut_off_master(self, _who: int) -> None:
+        self._log("the master is cut off")
+        self._is_cut_off = True
+        for stream in self.streams.values():
+            stream.cut(0, 0)
+
+    def _mend_master(self, _who: int) -> None:
+        self._is_cut_off = False
 
     # --- messages and time -------------------------------------------------------------------
 
@@ -315,13 +326,13 @@ class Simulation:
         return self._numbers
 
     def _attend(self, agent: Agent) -> None:
-        if self.group is not None:
+        if self.group is not None and not self._is_cut_off:
             stream = agent.attend(self._number())
             self.streams[stream.number] = stream
             self._log(f"{agent.name} attends on {stream.number}: {stream.up}")
 
     def _can_attend(self) -> list[Agent]:
-        if self.group is None:
+        if self.group is None or self._is_cut_off:
             return []
         return [a for a in self._there() if a.stream is None and not a.is_frozen]
 
@@ -454,6 +465,7 @@ class Simulation:
     def settle(self) -> None:
         """End all faults; everything happens that can; then the job must run or be over (I7)."""
         self._log("no more faults")
+        self._mend_master(0)
         self._start_master(0)
         for agent in self._there():
             agent.is_frozen = False
@@ -512,6 +524,8 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._check: 10,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,
+    Simulation._cut_off_master: 1,
+    Simulation._mend_master: 3,
 }
 _ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
 

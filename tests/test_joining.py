@@ -136,6 +136,7 @@ def test_of_two_newcomers_for_one_identity_the_second_must_ask_the_first():
     scene = running(2, names="ab")
     scene.attend("first", node_id="b")
     scene.attend("second", node_id="b")
+    scene.mute.add("first")
     scene.wait(1)
     assert scene.closed == ["b"]
     assert len(scene.all_told("first", Challenge)) == 1

@@ -112,6 +112,25 @@ def test_a_master_that_stays_away_ends_the_job_on_every_node(ft, network):
         assert "the master at m:29400 stayed away for 2 s" in job.agents[name].stderr
 
 
+def test_a_lone_master_that_is_cut_off_takes_nobody_for_lost(ft, network):
+    conf = "node_timeout=2"
+    job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf=conf)
+    master = job.master("m", "--rdzv-conf", conf)
+    workers = job.start("ab")
+    job.hosts["m"].cut()
+    for name in "ab":
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    master.expect("nothing is heard of any node: the round is kept for 600 s")
+    job.hosts["m"].mend()
+    for name in "ab":
+        job.agents[name].expect("connected to the master again")
+    assert job.are_alive(*workers.values())
+    job.ends("ab")
+    assert master.wait() == 0
+    assert [job.rounds(name) for name in "ab"] == [[0], [0]]
+    assert "is lost" not in master.stderr
+
+
 @pytest.mark.slow
 def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
     conf = "node_grace=600"

@@ -1,0 +1,77 @@
+"""Whether nodes are lost, or it is the master that is cut off: somebody is asked first. Pure.
+
+When nothing is heard of any node of several hosts, it is the master's own link that is down, or its
+host was frozen, far more often than all of theirs. Their workers run on all the while, so the round
+is kept for as long as the agents themselves wait for a master.
+"""
+
+import enum
+import math
+
+from .events import GroupSettings
+
+
+class Judgement(enum.Enum):
+    """What is to be done where the grace of a node is over."""
+
+    LOST = "lost"
+    ASK = "ask the others"
+    KEEP = "nobody answers: the master is cut off"
+
+
+class Silence:
+    """What is known of the others since a stream broke. All times are the group's, in seconds."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        self._settings = settings
+        self._has_anyone_spoken = True
+        """Since a stream broke last."""
+        self._is_asked = False
+        self._is_cut_off = False
+        self._not_before = -math.inf
+        """Until then nobody is lost."""
+
+    def broke(self) -> None:
+        """A stream broke."""
+        self._has_anyone_spoken = False
+
+    def all_broke(self, now: float) -> None:
+        """No stream is left, or nobody answers."""
+        self._is_asked, self._is_cut_off = False, True
+        self._not_before = now + self._settings.master_timeout_s
+
+    def spoke(self, now: float, *, is_new_stream: bool) -> bool:
+        """Somebody has said something; return whether the master was cut off until now.
+
+        Those whose streams broke meanwhile get the time to come back that they have with a new
+        master. A word on a stream that never broke says that there was nothing to come back from.
+        """
+        was_cut_off, self._is_cut_off = self._is_cut_off, False
+        was_asked, self._is_asked = self._is_asked, False
+        self._has_anyone_spoken = True
+        if was_cut_off or was_asked:
+            has_to_wait = was_cut_off and is_new_stream
+            grace_s = self._settings.adoption_grace_s if has_to_wait else -math.inf
+            self._not_before = now + grace_s
+        return was_cut_off
+
+    def delayed(self, loss_at: float | None) -> float | None:
+        """Return when a node that would be lost at that time is given up; None for never."""
+        return None if loss_at is None else max(loss_at, self._not_before)
+
+    def judge(self, now: float, *, are_others_there: bool) -> Judgement:
+        """Return what is to be done now that the grace of a node is over.
+
+        Args:
+            now: the time.
+            are_others_there: there are nodes whose streams have not broken.
+        """
+        if self._has_anyone_spoken or self._is_cut_off:  # for too long, that is
+            self._is_asked = self._is_cut_off = False
+            return Judgement.LOST
+        if are_others_there and not self._is_asked:
+            self._is_asked = True
+            self._not_before = now + self._settings.identity_answer_s
+            return Judgement.ASK
+        self.all_broke(now)
+        return Judgement.KEEP
