@@ -168,14 +168,24 @@ class Failure(_message.Message):
     def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ...) -> None: ...
 
 class Past(_message.Message):
-    __slots__ = ("restart_ages_s", "excluded", "since_s")
+    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures")
     RESTART_AGES_S_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     restart_ages_s: _containers.RepeatedScalarFieldContainer[int]
     excluded: _containers.RepeatedScalarFieldContainer[str]
     since_s: int
-    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ...) -> None: ...
+    failures: _containers.RepeatedCompositeFieldContainer[NodeFailures]
+    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ...) -> None: ...
+
+class NodeFailures(_message.Message):
+    __slots__ = ("node_id", "ages_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    AGES_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    ages_s: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_id: _Optional[str] = ..., ages_s: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past", "checked")

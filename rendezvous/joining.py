@@ -140,8 +140,10 @@ class Joining(Checking):
         """Never fall behind what any node has seen, whichever master it was."""
         if claim is None:
             return
-        self._highest = max(self._highest, claim.round)
         past = claim.past or _NO_PAST
+        if claim.round > self._highest:
+            self._highest = claim.round
+            self._aftermath.ledger.learn_failures(past.failures, past.since_s, now)
         if claim.restarts > self.restarts:
             self.restarts = claim.restarts
             ages = [age + past.since_s for age in past.restart_ages_s]

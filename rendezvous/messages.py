@@ -106,6 +106,15 @@ class ClaimState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFailures:
+    """How often a node was the root cause of a restart."""
+
+    node_id: str
+    ages_s: tuple[int, ...]
+    """When the round was formed, whole seconds, within ``--restart-window``; bounded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """What a later master must know of the job before a round, where there is anything."""
 
@@ -115,6 +124,8 @@ class Past:
     """Identities of excluded nodes."""
     since_s: int = 0
     """How long ago the round was formed; each node fills this in when it attends."""
+    failures: tuple[NodeFailures, ...] = ()
+    """Of the nodes that failed last; bounded."""
 
 
 @dataclass(frozen=True, slots=True)

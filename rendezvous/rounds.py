@@ -316,8 +316,12 @@ class Rounds(GroupState):
 
     def _past(self) -> Past | None:
         ages = self._aftermath.budget.ages_s(self.policy, self._now)
-        excluded = self._aftermath.ledger.excluded
-        return Past(ages, excluded) if ages or excluded else None
+        ledger, policy = self._aftermath.ledger, self.policy
+        excluded = ledger.excluded
+        failures = ledger.failures(policy.max_node_failures, policy.restart_window_s, self._now)
+        if not (ages or excluded or failures):
+            return None
+        return Past(ages, excluded, failures=failures)
 
     # --- the end of the job ------------------------------------------------------------------
 

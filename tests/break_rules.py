@@ -549,8 +549,32 @@ BREAKS = (
     Break(
         "places tell who is excluded",
         "rounds",
-        "return Past(ages, excluded) if ages or excluded else None",
-        "return Past(ages, ()) if ages or excluded else None",
+        "return Past(ages, excluded, failures=failures)",
+        "return Past(ages, (), failures=failures)",
+    ),
+    Break(
+        "places tell which nodes have failed",
+        "rounds",
+        "return Past(ages, excluded, failures=failures)",
+        "return Past(ages, excluded)",
+    ),
+    Break(
+        "a later master learns which nodes have failed",
+        "joining",
+        "self._aftermath.ledger.learn_failures(past.failures, past.since_s, now)",
+        "pass",
+    ),
+    Break(
+        "failures of nodes grow old while the master is away",
+        "ledger",
+        "times = [now - since_s - age for age in node.ages_s]",
+        "times = [now - age for age in node.ages_s]",
+    ),
+    Break(
+        "what is known of the failures of a node is not forgotten for less",
+        "ledger",
+        "if len(node.ages_s) > len(self._failures.get(node.node_id, ())):",
+        "if True:",
     ),
     Break(
         "a later master learns who is excluded",

@@ -49,6 +49,7 @@ class PolicyWatch:
         self._rumoured: set[str] = set()
         """The same, also as those said who were not, or went with the same message."""
         self._blamed: defaultdict[str, list[float]] = defaultdict(list)
+        self._told_blames: defaultdict[str, list[float]] = defaultdict(list)
         self._times: list[float] = []
         self._total = 0
         self._told: dict[int, list[float]] = {}
@@ -70,6 +71,9 @@ class PolicyWatch:
         times = [now - age - past.since_s for age in past.restart_ages_s]
         self._told.setdefault(claim.restarts, times)
         self._rumoured.update(past.excluded)
+        for node in past.failures:
+            told = [now - age - past.since_s for age in node.ages_s]
+            self._told_blames[node.node_id] = max(self._told_blames[node.node_id], told, key=len)
         if is_admitted:
             self._learned.update(past.excluded)
 
@@ -178,7 +182,8 @@ class PolicyWatch:
             return set()
         self._blamed[suspect].append(self._over_at)
         window = policy.restart_window_s
-        times = [t for t in self._blamed[suspect] if not window or self._over_at - t < window]
+        all_times = self._told_blames[suspect] + self._blamed[suspect]
+        times = [t for t in all_times if not window or self._over_at - t < window + _ROUNDED_S]
         limit = policy.max_node_failures
         return {suspect} if limit and len(times) >= limit else set()
 

@@ -13,6 +13,7 @@ from ft_run.rendezvous.messages import (
     Failed,
     JobSpec,
     Leave,
+    NodeFailures,
     NodeSpec,
     Outcome,
     Past,
@@ -244,7 +245,7 @@ def test_restarts_outside_the_window_do_not_count() -> None:
         fail_and_stop(scene, "a")
         place = scene.place("a")
         assert (place.restarts, place.restarts_in_window) == (total, 1)
-        assert place.past == Past(restart_ages_s=(0,))
+        assert place.past == Past((0,), failures=(NodeFailures("a", (0,)),))
     scene.wait(99)
     fail_and_stop(scene, "a")
     verdict = scene.last("a", Verdict)
@@ -381,7 +382,7 @@ def test_a_later_master_knows_what_counts_within_the_window() -> None:
     scene.say("a", Failed(5, worker_failure(0)))
     scene.stopped("a", "b")
     assert (scene.place("a").restarts, scene.place("a").restarts_in_window) == (8, 2)
-    assert scene.place("a").past == Past(restart_ages_s=(30, 0))
+    assert scene.place("a").past == Past((30, 0), failures=(NodeFailures("a", (0,)),))
 
 
 def test_a_later_master_knows_who_is_excluded_whoever_comes_first() -> None:
@@ -396,9 +397,47 @@ def test_a_later_master_knows_who_is_excluded_whoever_comes_first() -> None:
     assert scene.rounds("x") == []
 
 
-def test_a_job_without_a_past_tells_none() -> None:
-    scene = running(2)
+def test_a_later_master_knows_which_nodes_have_failed() -> None:
+    past = Past(failures=(NodeFailures("b", (40, 5)), NodeFailures("a", (7,))), since_s=50)
+    for window_s, is_excluded in ((0.0, True), (100.0, True), (90.0, False)):
+        scene = Scene(2, restarts=9, policy=PolicySpec(restart_window_s=window_s))
+        for rank, name in enumerate("ab"):
+            scene.attend(name, claim=claim_of(5, rank, restarts=3, past=past))
+        scene.attend("s", claim=SPARE)
+        scene.say("b", Failed(5, worker_failure(1, code=7)))
+        scene.stopped("a", "b")
+        assert bool(scene.all_told("b", Excluded)) is is_excluded, window_s
+        assert bool(scene.rounds("s")) is is_excluded
+        assert scene.group.roster.get("a") is not None
+
+
+def test_failures_of_nodes_are_told_the_last_first_and_no_more_than_it_takes() -> None:
+    scene = running(2, restarts=9)
+    for name in "abbbb":  # without a spare nobody is excluded
+        scene.wait(10)
+        fail_and_stop(scene, name, worker_failure("ab".index(name), code=7), "ba"["ab".index(name)])
+    told = scene.place("a").past
+    assert told == Past(failures=(NodeFailures("b", (20, 10, 0)), NodeFailures("a", (40,))))
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped("a", "b")
+    past, later = Past(failures=told.failures), scene.group.round + 1
+    scene.attend("c", claim=claim_of(later, 0, state=ClaimState.STOPPED, past=past))
+    assert scene.group._aftermath.ledger.failures(9, 0.0, scene.now)[0] == NodeFailures(
+        "b", (30, 20, 10, 0)
+    )
+
+
+def test_where_failures_of_nodes_never_count_none_are_told() -> None:
+    scene = running(2, policy=PolicySpec(max_node_failures=0))
     fail_and_stop(scene, "a", None, "b")
+    assert scene.place("a").past is None
+
+
+def test_a_job_without_a_past_tells_none() -> None:
+    scene = running(2, names="abc")
+    assert scene.place("a").past is None
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped("a", "b")
     assert scene.place("a").past is None
 
 
@@ -541,7 +580,8 @@ def test_the_cause_is_found_however_many_peers_are_heard_before_it() -> None:
 def test_a_job_without_rules_pays_nothing_on_the_wire() -> None:
     scene = running(2)
     fail_and_stop(scene, "a", worker_failure(0, code=-9), "b")
-    ours = {"decision", "is_free", "restarts_in_window", "past", "lets_settle", "backoff_s"}
+    ours = {"decision", "is_free", "restarts_in_window", "lets_settle", "backoff_s"}
+    assert scene.place("a").past == Past(failures=(NodeFailures("a", (0,)),))  # some bytes
     for message in scene.told["a"]:
         told = pb.MasterMessage.FromString(encode_master(message))
         (body,) = [value for _, value in told.ListFields()]
