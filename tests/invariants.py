@@ -515,8 +515,9 @@ class Invariants:
         if snapshot(group) != before:
             raise InvariantError(f"I6: {event} changed {before} to {snapshot(group)}")
         for command in commands:
+            # Who is not, or no longer, in the job is told so again.
             says_no = isinstance(command, Send) and isinstance(
-                command.message, Refused | Verdict | Excluded
+                command.message, Refused | Verdict | Excluded | CheckVerdict
             )
             if isinstance(command, Send | Finish) and not says_no:
                 raise InvariantError(f"I6: {event} repeated led to {command}")
