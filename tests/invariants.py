@@ -101,6 +101,8 @@ class Invariants:
         self._failed: set[_World] = set()
         self._stops: set[tuple[int, int]] = set()
         self._verdict: Verdict | None = None
+        self._has_failed_before = False
+        """The job was over before the faults were, though nobody was there to be told."""
         self._adopting_since: float | None = None
         self._has_decided = False
         self._is_counted: bool | None = None
@@ -159,6 +161,7 @@ class Invariants:
         if claim is not None:
             # What it brings is learned before it leads to anything, also where the node has to go.
             self._restarts = max(self._restarts, min(claim.restarts, group.restarts))
+        self._has_failed_before |= group.verdict is not None and not self._is_settling
         self._how_the_policy_saw_it(group, commands, now, claim)
         self._who_was_given_up(group, now)
         self._how_the_round_ended(group, event)
@@ -460,7 +463,7 @@ class Invariants:
                 if verdict.cause is None and verdict.failures:
                     raise InvariantError("I5: failed without a cause")
             case Outcome.RENDEZVOUS_FAILED:
-                if self._is_settling and self._usable():
+                if not self._has_failed_before and self._is_settling and self._usable():
                     raise InvariantError(f"I7: {self._usable()} healthy nodes and no round")
 
     def _all_are_done(self, group: Group) -> None:
