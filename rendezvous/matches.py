@@ -145,7 +145,8 @@ _KINDS = (
 )
 
 _NOT_YET = {
-    "check": "nothing produces it yet: checks run before the workers start",
+    "check": "it is no failure of a round: a node that the checks condemn leaves with exit status"
+    " 30 before workers start, and where too few are left the job ends with 20",
     "hang": "nothing produces it yet: hangs are not detected",
 }
 

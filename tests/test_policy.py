@@ -86,7 +86,7 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
         ("signal:SIGNONE=fail", "there is no signal 'SIGNONE'", "signal:SIGKILL"),
         ("oops=fail", "there is no match 'oops'", "exit:N, exit:A-B, signal:NAME"),
         ("hang=restart", "hang cannot be matched, since nothing produces it yet", "exit:N"),
-        ("check=fail", "check cannot be matched, since nothing produces it yet", "exit:N"),
+        ("check=fail", "check cannot be matched, since it is no failure of a round", "exit:N"),
         ("error:=fail", "the regular expression is empty", "error:CUDA"),
         ("error:(=fail", "is no regular expression", "of Python"),
         ("error:a{99999999999}=fail", "is no regular expression", "of Python"),
