@@ -101,7 +101,8 @@ match how.split():
     case ["exit", what]:
         sys.exit(eval(what))
     case ["thread"]:
-        threading.Thread(target=lambda: (time.sleep(0.05), print("the thread ends"))).start()
+        main = threading.main_thread()
+        threading.Thread(target=lambda: (main.join(), print("the thread ends"))).start()
     case ["raise", what]:
         raise eval(what)
     case ["cause"]:
