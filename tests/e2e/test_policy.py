@@ -34,7 +34,8 @@ ALONE = ("--standalone", "--nproc-per-node", 2)
 
 def start_nodes(ft: "Launcher", port: int, count: int, *args: object) -> "list[Command]":
     """Start nodes of a job for two, one after the other, so that the first ones are members."""
-    common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "policy")
+    # Nodes are numbered by job on each host: no other test may have the same.
+    common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", ft.mark)
     nodes = [ft.start(*common, *args)]
     nodes[0].expect("hosted here")
     nodes.append(ft.start(*common, *args))
