@@ -8,7 +8,6 @@ most four rounds of meetings, whatever the number of nodes, each with all its me
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations
-from statistics import median
 
 from .records import Phase
 from .results import SOLO_METRICS, Meeting, Outcome, Results, Step
@@ -21,6 +20,10 @@ FAULTS = 3
 
 BAD_LINKS = 2
 """How many of these may be links: a node with three bad links and no good one is a bad node."""
+
+PARTNERS_OF_THE_SLOW = 3
+"""With how many a node is measured that seems slow, where nothing else needs the time: on a busy
+machine a healthy one may seem so with two of them."""
 
 _ALL_STEPS = 2
 """How often everybody meets: once more where the first time has shown a bad link."""
@@ -85,27 +88,26 @@ def _next_alone(results: Results) -> Step | None:
 def _is_slow_alone(results: Results, node: str) -> bool:
     """Whether a node's only measurement without partners calls for a second one."""
     return any(
-        len(results.measured(node, metric)) == 1
-        and is_slow(results, metric, node, results.best[metric])
+        len(results.measured(node, metric)) == 1 and is_slow(results, metric, node)
         for metric in SOLO_METRICS
     )
 
 
-def is_slow(results: Results, metric: str, node: str, values: dict[str, float]) -> bool:
+def is_slow(results: Results, metric: str, node: str) -> bool:
     """Return whether a node is worse than the median of its peers allows, or than a floor.
 
     Args:
         results: what is known.
         metric: the name of a metric.
-        node: whose value is judged.
-        values: the values of this metric by node; the peers are the other ones.
+        node: whose value is judged; the peers are the other ones that are sound.
     """
-    if node not in values:
+    value = results.best[metric].get(node)
+    if value is None:
         return False
-    if results.misses_floor(metric, values[node]):
+    if results.misses_floor(metric, value):
         return True
-    peers = [value for name, value in values.items() if name != node and name in results.sound]
-    return bool(peers) and results.is_worse(metric, values[node], median(peers))
+    reference = results.median_of_peers(metric, node)
+    return reference is not None and results.is_worse(metric, value, reference)
 
 
 # --- meetings of two -------------------------------------------------------------------------
@@ -126,7 +128,8 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
     """Let everybody who is not yet judged meet somebody else."""
     order = {node: place for place, node in enumerate(results.sound)}
     needy = [node for node in results.sound if _needs_partner(results, node)]
-    good = [n for n in results.sound if n in results.trusted - results.slow_in_meetings]
+    fast = results.trusted - results.slow_in_meetings
+    good = [node for node in results.sound if node in fast]
     busy: set[str] = set()
 
     def meet(node: str, partners: Iterable[str]) -> Iterator[Meeting]:
@@ -151,6 +154,10 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
         alike = [node for node in results.sound if results.passed[node]]
         for place, node in enumerate(alike):
             yield from meet(node, (*alike[place + 1 : place + 2], *alike[:1], *alike))
+    if results.rounds < MAX_ROUNDS - 1:  # the last one is for links that only all together show
+        for node in results.sound:
+            if node in results.slow_in_meetings and _could_be_fast(results, node):
+                yield from meet(node, good)
 
 
 def _needs_partner(results: Results, node: str) -> bool:
@@ -163,6 +170,12 @@ def _is_settled_slow(results: Results, node: str) -> bool:
     """Whether a node has been slow with two partners, one of whom is fast with others."""
     partners = results.passed[node]
     return len(partners) > 1 and bool(partners - results.slow_in_meetings)
+
+
+def _could_be_fast(results: Results, node: str) -> bool:
+    """Whether a node that was slow with two partners should meet a third."""
+    partners = results.passed[node]
+    return _is_settled_slow(results, node) and len(partners) < PARTNERS_OF_THE_SLOW
 
 
 def _slow_ones_could_hide(results: Results) -> bool:

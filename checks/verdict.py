@@ -8,7 +8,6 @@ import enum
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from .fact_rules import WARNINGS
 from .plan import is_slow, is_surely_bad, together
@@ -212,23 +211,39 @@ def _stragglers(results: Results, node: str) -> list[str]:
     found = [
         metric
         for metric in SOLO_METRICS
-        if len(results.measured(node, metric)) > 1
-        and is_slow(results, metric, node, results.best[metric])
+        if len(results.measured(node, metric)) > 1 and is_slow(results, metric, node)
     ]
     if len(results.passed[node]) > 1:
-        found += [m for m in MEETING_METRICS if is_slow(results, m, node, results.best[m])]
+        found += [
+            metric
+            for metric in MEETING_METRICS
+            if is_slow(results, metric, node) and not _could_be_the_others(results, metric, node)
+        ]
     return found
+
+
+def _could_be_the_others(results: Results, metric: str, node: str) -> bool:
+    """Whether half of the nodes are slower than their peers: then nobody is known to be.
+
+    A meeting that was slow lowers two nodes at once.
+    """
+    values = results.best[metric]
+    if results.misses_floor(metric, values[node]):
+        return False
+    sound = [name for name in results.sound if name in values]
+    slow = sum(is_slow(results, metric, n) for n in sound if len(results.passed[n]) > 1)
+    return 2 * slow >= len(sound)
 
 
 def _slow_words(results: Results, node: str, metric: str) -> str:
     what, unit = METRIC_WORDS[metric]
     values = results.best[metric]
-    peers = [value for name, value in values.items() if name != node and name in results.sound]
     own = f"{what} {values[node]:.3g} {unit}"
     if results.misses_floor(metric, values[node]):
         bound = "more than" if metric in LOWER_IS_BETTER else "less than"
         return f"{own}, {bound} the {getattr(results.rules.floors, metric):.3g} asked for"
-    reference = median(peers)
+    reference = results.median_of_peers(metric, node)
+    assert reference is not None, "without peers nothing is slow but for a floor"
     times = values[node] / reference if metric in LOWER_IS_BETTER else reference / values[node]
     return f"{own}, {times:.1f} times worse than the median {reference:.3g} {unit} of its peers"
 

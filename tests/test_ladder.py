@@ -6,12 +6,14 @@
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
 
 import pytest
-from ft_run.checks.plan import BAD_LINKS, MAX_ROUNDS
-from ft_run.checks.records import Metrics, Phase
-from ft_run.checks.results import Results, Rules
-from ft_run.checks.verdict import Standing, Verdicts
+from ft_run.checks.plan import BAD_LINKS, MAX_ROUNDS, PARTNERS_OF_THE_SLOW
+from ft_run.checks.records import Metrics, Phase, Record
+from ft_run.checks.results import Answered, Results, Rules, Step
+from ft_run.checks.verdict import Standing, Verdicts, verdict
 from ft_run.tests.ladder_world import World, climb, names
 
 FIT = (Standing.PASSED, Standing.SLOW)
@@ -263,6 +265,46 @@ def test_a_minority_of_slow_networks_is_found_and_nobody_else(count):
         assert results.rounds <= MAX_ROUNDS
 
 
+@pytest.mark.parametrize("count", [4, 6, 8])
+def test_who_seems_slow_is_measured_with_a_third_partner_where_there_is_one(count):
+    """One that is fast with the third was held up by a busy machine."""
+    _, results = climb(World(names(count), slow_network=frozenset({"n1"})))
+    assert len(results.passed["n1"]) == PARTNERS_OF_THE_SLOW
+    third = results.steps[-2]  # before all
+    assert third.step.phase is Phase.SUSPECTS
+    fast = Metrics(latency_us=50.0, bandwidth_gb_per_s=1.0)
+    records = {name: replace(record, metrics=fast) for name, record in third.records.items()}
+    steps = (*results.steps[:-2], replace(third, records=records), results.steps[-1])
+    verdicts = verdict(replace(results, steps=steps))
+    assert set(standings(verdicts).values()) == {Standing.PASSED}
+
+
+def test_half_of_the_nodes_are_not_slower_than_the_other_half():
+    speeds: dict[tuple[str, ...], float]
+    speeds = {("n0", "n1"): 0.4, ("n2", "n3"): 1.0, ("n0", "n2"): 0.5, ("n1", "n3"): 0.5}
+    speeds[names(4)] = 0.5
+    steps = [
+        Answered(
+            Step(phase, meetings),
+            {
+                node: Record(node, phase, metrics=Metrics(bandwidth_gb_per_s=speeds[meeting]))
+                for meeting in meetings
+                for node in meeting
+            },
+        )
+        for phase, meetings in (
+            (Phase.PAIR, (("n0", "n1"), ("n2", "n3"))),
+            (Phase.SUSPECTS, (("n0", "n2"), ("n1", "n3"))),
+            (Phase.ALL, (names(4),)),
+        )
+    ]
+    verdicts = verdict(Results(names(4), steps=tuple(steps)))
+    assert set(standings(verdicts).values()) == {Standing.PASSED}
+    floors = Rules(floors=Metrics(bandwidth_gb_per_s=0.7))
+    verdicts = verdict(Results(names(4), steps=tuple(steps), rules=floors))
+    assert {found.node for found in verdicts.nodes if found.slow} == {"n0", "n1"}
+
+
 @pytest.mark.parametrize("count", range(9, 65, 5))
 def test_random_slow_networks_among_many_are_found(count):
     chance = random.Random(count)
@@ -291,6 +333,24 @@ def test_two_nodes_cannot_tell_whose_network_is_slow_but_whose_computer_is():
     assert verdicts.of("n0").reason == (
         "compute 0.25 TFLOP/s, 4.0 times worse than the median 1 TFLOP/s of its peers"
     )
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_median_of_the_others(count):
+    chance = random.Random(count)
+    for _ in range(20):
+        values = {name: float(chance.randrange(4) + 1) for name in names(count)}
+        steps = [
+            Answered(
+                Step(Phase.SOLO, tuple((name,) for name in values)),
+                {n: Record(n, Phase.SOLO, metrics=Metrics(v)) for n, v in values.items()},
+            )
+        ]
+        results = Results((*values, "absent"), steps=tuple(steps), lost=frozenset({"n1"}))
+        for node in (*values, "absent"):
+            others = [v for n, v in values.items() if n not in (node, "n1")]
+            expected = median(others) if others else None
+            assert results.median_of_peers("compute_tflops", node) == expected
 
 
 def test_the_threshold_decides():
