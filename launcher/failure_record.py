@@ -49,8 +49,25 @@ def worker_failure(
     )
 
 
-def start_failure(place: Place, local_rank: int, *, host: str, role: str, why: str) -> Failure:
-    """Return the record of a worker that could not be started."""
+NOT_EXECUTED = 127
+"""As of a shell whose program cannot be executed."""
+SHORTAGE = 75
+"""EX_TEMPFAIL of sysexits(3): there was no process or file for it, which may pass."""
+
+
+def start_failure(
+    place: Place, local_rank: int, *, host: str, role: str, exit_code: int, why: str
+) -> Failure:
+    """Return the record of a worker that could not be started.
+
+    Args:
+        place: of the node.
+        local_rank: of the worker.
+        host: of the node.
+        role: of the node.
+        exit_code: ``NOT_EXECUTED`` or ``SHORTAGE``.
+        why: a clause for people.
+    """
     return Failure(
         kind=FailureKind.START,
         rank=place.rank_offset + local_rank,
@@ -58,7 +75,7 @@ def start_failure(place: Place, local_rank: int, *, host: str, role: str, why: s
         node_rank=place.node_rank,
         host=host,
         pid=0,
-        exit_code=127,
+        exit_code=exit_code,
         time_s=int(time.time()),
         role=role,
         message=why,

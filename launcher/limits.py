@@ -7,6 +7,8 @@ from pathlib import Path
 
 from .cgroups import own_directory, read_text
 
+_SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+
 
 def no_process(error: OSError, root: Path = Path("/")) -> str:
     """Return one clause for people.
@@ -21,6 +23,11 @@ def no_process(error: OSError, root: Path = Path("/")) -> str:
 def explained(error: OSError, root: Path = Path("/")) -> str:
     """Return what an error of the kernel says, and what to raise where a limit was met."""
     return f"{error.strerror}{_remedy(error, root)}"
+
+
+def is_shortage(code: int) -> bool:
+    """Return whether an errno says that something ran out, rather than that something is wrong."""
+    return code in _SHORTAGES
 
 
 def _remedy(error: OSError, root: Path) -> str:
@@ -39,16 +46,21 @@ def _remedy(error: OSError, root: Path) -> str:
 
 def _processes(root: Path) -> str:
     """Say which limits on processes there are; which one was met, the kernel does not tell."""
-    limits = [*_of_user(), *_of_cgroups(root)]
+    limits = [*_of_user(root), *_of_cgroups(root)]
     if not limits:
         return "; raise kernel.pid_max and kernel.threads-max of this host"
     return f"; processes and threads are limited to {', '.join(limits)}: raise what is used up"
 
 
-def _of_user() -> list[str]:
+def _is_root_of_the_host(root: Path) -> bool:
+    """Return whether the kernel asks nothing of this user: root, and not of a user namespace."""
+    owned = read_text(root / "proc/self/uid_map").split()
+    return os.geteuid() == 0 and owned in ([], ["0", "0", "4294967295"])
+
+
+def _of_user(root: Path) -> list[str]:
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    # The kernel asks nothing of root.
-    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
+    if limit == resource.RLIM_INFINITY or _is_root_of_the_host(root):
         return []
     return [f"{limit} for user {os.getuid()} (ulimit -u)"]
 

@@ -23,7 +23,7 @@ def master_command() -> CommandLine:
             group="Options",
             metavar="K=V,...",
             read=values.string,
-            help=f"Times: {CONF_KEYS}.",
+            help=f"Times: {CONF_KEYS}, master_timeout.",
         ),
     ]
     before = """\

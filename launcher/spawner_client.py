@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import NoProcessError
 from .frames import Incoming, send
-from .limits import no_process
+from .limits import is_shortage, no_process
 from .process_tree import descendants, is_zombie
 from .spawner import spawner_main
 
@@ -58,6 +58,10 @@ class Spawned:
         for rank, code in self.unforked.items():
             why[rank] = no_process(OSError(code, os.strerror(code)))
         return why
+
+    def is_shortage(self, local_rank: int) -> bool:
+        """Return whether a worker that could not be started may be when there is more room."""
+        return local_rank in self.unforked or is_shortage(self.errors.get(local_rank, 0))
 
 
 @dataclass(frozen=True, slots=True)

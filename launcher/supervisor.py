@@ -17,7 +17,14 @@ from ..rendezvous.messages import NodeSpec, Place
 from . import events_text as say
 from . import limits
 from .event_log import EventLog
-from .failure_record import start_failure, store_failure, stuck_failure, worker_failure
+from .failure_record import (
+    NOT_EXECUTED,
+    SHORTAGE,
+    start_failure,
+    store_failure,
+    stuck_failure,
+    worker_failure,
+)
 from .node_parts import NodeParts
 from .oom import OomWatch
 from .spawner_client import Exited, Spawned
@@ -201,9 +208,10 @@ class Supervisor:
         self._not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
-                self._store_failed(group, 127, why)
+                self._store_failed(group, NOT_EXECUTED, why)
                 continue
-            self._failed(group, self._start_failure(group, local_rank, why))
+            code = SHORTAGE if event.is_shortage(local_rank) else NOT_EXECUTED
+            self._failed(group, self._start_failure(group, local_rank, code, why))
 
     async def exited(self, event: Exited) -> None:
         """Take note of a worker's exit."""
@@ -293,11 +301,14 @@ class Supervisor:
         why = f"its output cannot be opened: {limits.explained(error)}"
         group.kill()  # the spawner has nothing to stop, and says so
         self._arm(group, SURVIVES_KILL_S)
-        self._failed(group, self._start_failure(group, 0, why))
+        self._failed(group, self._start_failure(group, 0, SHORTAGE, why))
 
-    def _start_failure(self, group: WorkerGroup, local_rank: int, why: str) -> Failure:
+    def _start_failure(
+        self, group: WorkerGroup, local_rank: int, exit_code: int, why: str
+    ) -> Failure:
+        host, role = self._node.host, self._node.role
         return start_failure(
-            group.place, local_rank, host=self._node.host, role=self._node.role, why=why
+            group.place, local_rank, host=host, role=role, exit_code=exit_code, why=why
         )
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:

@@ -262,7 +262,7 @@ def look_for_slip(failure: Failure) -> Look:
     An import error ends Python with 1, as everything else does: only its words tell it apart, so
     that one without words is taken for none.
     """
-    if failure.kind is FailureKind.START:
+    if failure.kind is FailureKind.START and failure.exit_code in _USAGE_STATUSES:
         return Look(True, "the program could not be started")
     if failure.kind is not FailureKind.WORKER:
         return Look(False, "it is no usage or import error")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.limits import explained, no_process
+from ft_run.launcher.spawner_client import Spawned
 
 
 def machine(root: Path, pids: dict[str, tuple[str, str]]) -> Path:
@@ -70,3 +71,24 @@ def test_the_limit_on_open_files_is_that_of_this_process() -> None:
     assert f"a process may have {limit} open files here: raise ulimit -n" in explained(
         error(errno.EMFILE)
     )
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "is_named"),
+    [("0 0 4294967295", False), ("0 100000 65536", True), ("0 0 1\n1 100000 65535", True)],
+)
+def test_root_of_a_user_namespace_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid_map: str, is_named: bool
+) -> None:
+    root = machine(tmp_path, {"/pod/box": ("max", "7")})
+    (root / "proc/self/uid_map").write_text(f"{uid_map}\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert ("(ulimit -u)" in no_process(error(errno.EAGAIN), root)) == is_named
+
+
+def test_what_is_a_shortage() -> None:
+    spawned = Spawned(
+        0, (0, 0, 0, 7), errors={0: errno.ENOENT, 1: errno.EAGAIN}, unforked={2: errno.EPERM}
+    )
+    assert [spawned.is_shortage(rank) for rank in range(4)] == [False, True, True, False]

@@ -159,6 +159,8 @@ def test_defaults_come_after_the_users_rules_in_their_order() -> None:
          Action.RESTART),
         (worker_failure(0, code=127, kind=FailureKind.START),
          worker_failure(0, code=127, kind=FailureKind.START), 0.1, Action.FAIL),
+        (worker_failure(0, code=75, kind=FailureKind.START),
+         worker_failure(0, code=75, kind=FailureKind.START), 0.1, Action.RESTART),
         (LOST, LOST, 0.1, Action.RESTART),
     ],
 )  # fmt: skip

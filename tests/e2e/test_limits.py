@@ -102,3 +102,12 @@ def test_too_few_open_files(ft: "Launcher", options: tuple[str, ...]) -> None:
         r"Too many open files; a process may have 32 open files here: raise ulimit -n",
         root_cause(command),
     )
+
+
+def test_what_ran_out_may_be_there_again_and_is_no_usage_error(ft: "Launcher") -> None:
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 40, "--max-restarts", 2, ft.script(WAITING)),
+        program=("prlimit", "--nofile=32:32", *ft.program),
+    )
+    assert command.process.returncode == 1
+    assert "2 of 2 restarts used" in command.stderr.splitlines()[-1]

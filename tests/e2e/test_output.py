@@ -71,19 +71,23 @@ def test_the_last_words_of_a_worker_are_in_the_report(ft):
 
 def test_the_report_begins_a_line_of_its_own_when_a_worker_was_stopped_in_one(ft):
     script = ft.script(
-        "import os, pathlib, sys, time\n"
-        "written = pathlib.Path(sys.argv[1])\n"
-        "if os.environ['RANK'] == '1':\n"
+        "import os, pathlib, signal, sys, time\n"
+        "ready = pathlib.Path(sys.argv[1])\n"
+        "def stop(*_):  # after the agent has said whose failure it is\n"
         "    os.write(2, b'half a li')\n"
-        "    written.touch()\n"
+        "    os._exit(1)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    signal.signal(signal.SIGTERM, stop)\n"
+        "    ready.touch()\n"
         "    time.sleep(600)\n"
-        "while not written.exists():\n"
+        "while not ready.exists():\n"
         "    time.sleep(0.01)\n"
         "raise SystemExit(3)\n"
     )
-    command = ft.run("--standalone", "--nproc-per-node", 2, script, ft.folder / "written")
+    command = ft.run("--standalone", "--nproc-per-node", 2, script, ft.folder / "ready")
     assert command.process.returncode == 1
-    assert [line for line in command.stderr.splitlines() if line.startswith("Root cause:")]
+    lines = command.stderr.splitlines()
+    assert lines[lines.index("half a li") + 1].startswith("Root cause: ")
 
 
 def test_the_recorded_traceback_is_in_the_report_and_passed_on(ft):
