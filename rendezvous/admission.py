@@ -34,6 +34,9 @@ _POLICY_OPTIONS = (
 )
 _DEFAULT_POLICY = PolicySpec()
 
+_RULES_MAX = 100
+"""To read an expression takes a second at worst."""
+
 
 def refusal(attend: Attend, job: JobSpec | None) -> str | None:
     """Return why a node may not join the job, in one sentence; None when it may.
@@ -47,7 +50,12 @@ def refusal(attend: Attend, job: JobSpec | None) -> str | None:
             f"this node speaks protocol {attend.protocol} (ft-run {attend.version}) and the "
             f"master protocol {PROTOCOL_VERSION}; install the same ft-run on all nodes."
         )
-    return _nonsense(attend) or (job and _difference(attend.job, job)) or None
+    sentence = _nonsense(attend)
+    if sentence is not None:
+        return sentence
+    # Rules are read for the first node alone: those of the others must be the same. So nobody who
+    # does not belong to the job can give the master something to read.
+    return _bad_rule(attend.job) if job is None else _difference(attend.job, job)
 
 
 def _nonsense(attend: Attend) -> str | None:
@@ -62,11 +70,6 @@ def _nonsense(attend: Attend) -> str | None:
             f"the minimum of --nnodes ({job.min_nodes}) is not a multiple of --node-unit "
             f"({job.node_unit})."
         )
-    try:
-        for rule in job.policy.rules if job.policy is not None else ():
-            Rule.parse(rule)
-    except BadRule as bad:
-        return f"a rule of --on-failure makes no sense: {bad}."
     if not node.node_id or not node.incarnation or node.local_world_size < 1:
         return "this node sent no identity or no number of workers; is it an ft-run agent?"
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
@@ -74,6 +77,20 @@ def _nonsense(attend: Attend) -> str | None:
             f"--node-rank {node.wanted_rank} is not below the number of nodes "
             f"({job.max_nodes}); right would be 0 to {job.max_nodes - 1}."
         )
+    return None
+
+
+def _bad_rule(job: JobSpec) -> str | None:
+    rules = job.policy.rules if job.policy is not None else ()
+    if len(rules) > _RULES_MAX:
+        return (
+            f"{len(rules)} rules of --on-failure are too many; right would be at most {_RULES_MAX}."
+        )
+    try:
+        for rule in rules:
+            Rule.parse(rule)
+    except BadRule as bad:
+        return f"a rule of --on-failure makes no sense: {bad}."
     return None
 
 

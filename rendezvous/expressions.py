@@ -172,7 +172,9 @@ class Expression:
             for _ in range(high - low):
                 first = self._place(self._sequence(inner, flags, first), after)
         for _ in range(low):
-            first = self._sequence(inner, flags, first)
+            before, first = first, self._sequence(inner, flags, first)
+            if first == before:  # no place, as of (): nor would the next four thousand million
+                break
         return first
 
 

@@ -67,6 +67,18 @@ def test_no_expression_takes_for_ever(text: str) -> None:
     assert time.process_time() - began < 60
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "nothing",
+    ["(){4000000000}", "(?:){4000000000,}", "((){60000}){60000}", "(?i:(a{0}){4000000000})"],
+)
+def test_what_is_empty_is_not_written_out(nothing: str) -> None:
+    # Not a matter of the machine's speed: written out, this would take hours.
+    expression = read(f"^b{nothing}c$")
+    assert expression.search("bc")
+    assert not expression.search("bac")
+
+
 def test_what_was_met_is_forgotten_when_it_becomes_too_much() -> None:
     expression = Expression(r"\bx[a-f]*y")
     chance = random.Random(1)

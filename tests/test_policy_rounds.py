@@ -1,5 +1,6 @@
 """The failure policy in the life of rounds: actions, window, delays, exclusion, rank 0."""
 
+import pytest
 from ft_run import exit_codes
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.events import Received
@@ -493,6 +494,28 @@ def test_a_rule_that_makes_no_sense_here_is_refused() -> None:
     scene.links["a"], scene._names[1] = 1, "a"
     scene.handle(Received(1, Attend(1, "1", job, spec, scene.offer("a"), None)))
     assert "a rule of --on-failure makes no sense" in scene.last("a", Refused).sentence
+
+
+def test_there_may_be_a_hundred_rules() -> None:
+    hundred = ["exit:3=fail"] * 100
+    scene = Scene(1, policy=rules(*hundred, "oom=fail"))
+    scene.attend("a")
+    assert scene.last("a", Refused).sentence == (
+        "101 rules of --on-failure are too many; right would be at most 100."
+    )
+    scene = Scene(1, policy=rules(*hundred))
+    scene.attend("a")
+    assert not scene.all_told("a", Refused)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "words"), [("other", "is another job than 'job'"), ("job", "options differ")]
+)
+def test_the_rules_of_who_does_not_belong_to_the_job_are_not_read(job_id: str, words: str) -> None:
+    scene = running(1, names="a")
+    job = JobSpec(job_id, 1, 1, 1, 3, rules("future:7=fail"))
+    scene.attend("b", job=job)
+    assert words in scene.last("b", Refused).sentence
 
 
 # --- root causes -----------------------------------------------------------------------------
