@@ -18,6 +18,7 @@ from ..checks.records import Level, Metrics, Order, Phase, Record
 from ..checks.report import report_to_json
 from ..checks.results import Answered, Results, Rules
 from ..checks.verdict import NodeVerdict, Standing, Verdicts, verdict
+from ..errors import UsageError
 from ..rendezvous.failure import signal_name
 from . import event_loop
 from . import events_text as say
@@ -59,14 +60,21 @@ def run_check(options: CheckOptions) -> int:
     if isinstance(verdicts, int):
         return exit_codes.SIGNAL_BASE + verdicts
     report = report_to_json(verdicts)
-    if options.report is not None:
-        write_report(options.report, report)
     if options.json:
-        print(report)
+        print(report, flush=True)
     else:
         print_table(verdicts)
     (node,) = verdicts.nodes
-    return _exit_code(node, is_strict=options.is_strict)
+    status = _exit_code(node, is_strict=options.is_strict)
+    if options.report is not None:
+        try:
+            write_report(options.report, report)
+        except UsageError as error:
+            # A full disk must not make a faulty node pass for one that was asked wrongly.
+            if status == exit_codes.SUCCESS:
+                raise
+            display.event(error.sentence, logging.ERROR)
+    return status
 
 
 def _crew_plan(options: CheckOptions) -> CrewPlan:

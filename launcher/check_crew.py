@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -109,17 +109,28 @@ class CheckCrew:
             )
 
     def start(self) -> None:
-        """Start the workers, so that they import torch before the first order."""
-        if not self._members and not self._spawner_gone and not self._closed:
-            self._generation += 1
-            self._empty = False
-            ranks = range(self._plan.local_world_size)
-            stage = WAITING if self._spawner.preloading else STARTING
-            self._members = [CheckMember(rank, self._changed.set, stage) for rank in ranks]
-            commands = [self._command(member) for member in self._members]
-            self._spawner.spawn(self._generation, commands)
-            for member in self._members:
-                member.started()
+        """Start the workers, so that they import torch before the first order.
+
+        Raises:
+            OSError: there are too many open files; nothing is started, and nothing stays open.
+        """
+        if self._members or self._spawner_gone or self._closed:
+            return
+        stage = WAITING if self._spawner.preloading else STARTING
+        members: list[CheckMember] = []
+        with ExitStack() as undo:
+            for rank in range(self._plan.local_world_size):
+                member = CheckMember(rank, self._changed.set, stage)
+                undo.callback(member.drop)
+                members.append(member)
+            commands = [self._command(member) for member in members]
+            self._spawner.spawn(self._generation + 1, commands)
+            undo.pop_all()
+        self._generation += 1
+        self._empty = False
+        self._members = members
+        for member in members:
+            member.started()
 
     async def run(self, order: Order) -> Record:
         """Carry out one order and return this node's record of it, at the latest in its time.
@@ -131,14 +142,15 @@ class CheckCrew:
         deadline = asyncio.get_running_loop().time() + order.deadline_s
         if any(member.has_ended for member in self._members):
             await self._kill()
-        try:
-            self.start()
-        except OSError as error:
-            return self._not_carried_out(order, error.strerror or str(error))
-        if not self._members:
-            return self._not_carried_out(order, "the process that starts them is gone")
-        asked = self._members[:1] if order.phase is Phase.FACTS else self._members
-        with self._at_home(order) as own_order:
+        with ExitStack() as stack:
+            try:
+                self.start()
+                own_order = stack.enter_context(self._at_home(order))
+            except OSError as error:
+                return self._not_carried_out(order, error.strerror or str(error))
+            if not self._members:
+                return self._not_carried_out(order, "the process that starts them is gone")
+            asked = self._members[:1] if order.phase is Phase.FACTS else self._members
             for member in asked:
                 member.ask(own_order)
             in_time = await self._answers(asked, deadline)
@@ -259,7 +271,7 @@ class CheckCrew:
             case Spawned(round=generation) if generation == self._generation:
                 for member in self._members:
                     member.begun()
-                programs = [sys.executable] * len(self._members)
+                programs = [self._plan.python] * len(self._members)
                 for local_rank, why in event.why_not(programs).items():
                     self._members[local_rank].not_started(why)
             case Exited(round=generation, local_rank=local_rank, exit_code=code):

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from ..checks.merge import Answer
@@ -35,9 +35,10 @@ class CheckMember:
         """
         self.local_rank = local_rank
         self._changed = changed
-        orders_from, self._orders_to = os.pipe()
-        self._answers_from, answers_to = os.pipe()
-        self._errors_from, errors_to = os.pipe()
+        orders, answers, errors = _pipes(3)
+        orders_from, self._orders_to = orders
+        self._answers_from, answers_to = answers
+        self._errors_from, errors_to = errors
         self.theirs = (orders_from, answers_to, errors_to)
         self._buffer = bytearray()
         self._errors = bytearray()
@@ -70,13 +71,17 @@ class CheckMember:
 
     def started(self) -> None:
         """The process has its ends of the pipes: listen to ours."""
-        for fd in self.theirs:
-            os.close(fd)
+        self._close_theirs()
         loop = asyncio.get_running_loop()
         for fd in (self._answers_from, self._errors_from, self._orders_to):
             os.set_blocking(fd, False)
         loop.add_reader(self._answers_from, self._read, self._answers_from)
         loop.add_reader(self._errors_from, self._read, self._errors_from)
+
+    def drop(self) -> None:
+        """The process is not started after all: close the pipes."""
+        self._close_theirs()
+        self.close()
 
     def begun(self) -> None:
         """The process runs: the image was ready, or none is used."""
@@ -133,6 +138,10 @@ class CheckMember:
             os.close(fd)
         os.close(self._orders_to)
 
+    def _close_theirs(self) -> None:
+        for fd in self.theirs:
+            os.close(fd)
+
     def _read(self, fd: int) -> None:
         try:
             data = os.read(fd, _READ_BYTES)
@@ -161,3 +170,20 @@ class CheckMember:
             self._record = Record("", self._order.phase, failure=f"not understood: {error}")
         self._says_farewell = word == FAREWELL
         self._changed()
+
+
+def _pipes(count: int) -> list[tuple[int, int]]:
+    """Open so many pipes, or none.
+
+    Raises:
+        OSError: there are too many open files.
+    """
+    pipes: list[tuple[int, int]] = []
+    with ExitStack() as undo:
+        for _ in range(count):
+            pipe = os.pipe()
+            for fd in pipe:
+                undo.callback(os.close, fd)
+            pipes.append(pipe)
+        undo.pop_all()
+    return pipes

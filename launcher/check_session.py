@@ -7,6 +7,7 @@ device any more.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from .. import exit_codes
@@ -19,7 +20,11 @@ class Crew(Protocol):
     """What carries out orders on this node: ``CheckCrew``."""
 
     def start(self) -> None:
-        """Start the check workers, so that they import torch before the first order."""
+        """Start the check workers, so that they import torch before the first order.
+
+        Raises:
+            OSError: there are too many open files.
+        """
 
     async def run(self, order: Order) -> Record:
         """Carry out one order and return this node's record of it, at the latest in its time."""
@@ -65,7 +70,8 @@ class CheckSession:
     def prepare(self) -> None:
         """Start the check workers before the first order."""
         if self._crew is not None:
-            self._crew.start()
+            with suppress(OSError):  # said by the first order
+                self._crew.start()
 
     def connected(self) -> None:
         """There is a new stream, perhaps to another master, which counts its orders anew."""

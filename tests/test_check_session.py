@@ -1,6 +1,8 @@
 """The checks on a node: what its agent makes of orders, verdicts and the end of the job."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -198,6 +200,18 @@ def test_a_spare_holds_no_device(node):
         assert node.link.said == []
 
     node(test, only=False)
+
+
+def test_workers_that_cannot_be_started_yet_are_left_to_the_first_order() -> None:
+    class FullCrew(FakeCrew):
+        def start(self) -> None:
+            super().start()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    crew, reserve = FullCrew(), PortReservation("127.0.0.1", None)
+    CheckSession(crew, reserve.renew, lambda _: None).prepare()
+    assert crew.did == ["start"]
+    reserve.close()
 
 
 def test_an_order_that_was_dropped_is_carried_out_for_the_next_master() -> None:

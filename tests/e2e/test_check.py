@@ -59,6 +59,19 @@ def test_a_full_disk_is_found_before_torch_is_needed(ft):
     assert node["metrics"] == {}
 
 
+def test_a_report_that_cannot_be_written_leaves_the_verdict_as_it_is(ft):
+    # Refused beforehand is only what can be known then: not that a disk is full.
+    report = ("--json", "--check-report", "/dev/full")
+    sentence = "--check-report '/dev/full' cannot be written: No space left on device."
+    for options, status in ((("--log-dir", "/proc"), 30), (("--accelerator", "cpu"), 2)):
+        command = ft.run("check", *report, *options)
+        assert command.process.returncode == status
+        (node,) = json.loads(command.stdout)["nodes"]
+        assert node["verdict"] == ("faulty" if status == 30 else "passed")
+        (line,) = command.stderr.splitlines()
+        assert line.endswith(sentence)
+
+
 def test_gpus_that_torch_cannot_use_are_a_fault(ft):
     env = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     command = ft.run("check", "--accelerator", "nvidia.com/gpu", env=env)

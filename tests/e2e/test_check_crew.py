@@ -19,7 +19,7 @@ from ft_run.launcher.check_crew import CheckCrew, CrewPlan
 async def carry_out(plan, steps):
     crews = [
         CheckCrew(spawner, CrewPlan(f"node{i}", plan["workers"], env={"OMP_NUM_THREADS": "1"},
-                                    preload=tuple(plan["preload"])))
+                                    python=plan["python"], preload=tuple(plan["preload"])))
         for i, spawner in enumerate(spawners)
     ]
     total = plan["workers"] * len(crews)
@@ -44,9 +44,9 @@ asyncio.run(carry_out(json.loads(sys.argv[2]), json.loads(sys.argv[3])))
 def crews(ft):
     """Run crews; return the records of every step: steps in order, and nodes in order."""
 
-    def run(*steps, workers=1, nodes=1, fault="", preload=(), env=None):
+    def run(*steps, workers=1, nodes=1, fault="", preload=(), env=None, python=sys.executable):
         timed = [{"deadline_s": 50.0} | step for step in steps]
-        plan = {"workers": workers, "preload": preload}
+        plan = {"workers": workers, "preload": preload, "python": python}
         command = ft.run(
             nodes,
             json.dumps(plan),
@@ -110,6 +110,62 @@ def test_a_fault_that_is_misspelt_fails_the_check(crews):
     (solo,) = crews({"phase": "solo"}, fault="hnag")
     assert "FT_RUN_CHECK_FAULT names the fault 'hnag'" in solo["failure"]
     assert "right would be one of fail, exit, hang" in solo["failure"]
+
+
+def test_an_interpreter_that_is_not_there_is_named(crews):
+    (facts,) = crews({"phase": "facts"}, python="/no/such/python")
+    assert facts["failure"] == (
+        "the check could not be carried out: the check worker could not be started:"
+        " /no/such/python: No such file or directory"
+    )
+
+
+TOO_MANY_FILES = """
+import asyncio, os, resource
+from ft_run.launcher.spawner_client import SpawnerClient
+spawner = SpawnerClient()
+from ft_run.checks.records import Level, Order, Phase
+from ft_run.launcher.check_crew import CheckCrew, CrewPlan
+
+LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+FACTS = Order(1, Phase.FACTS, Level.LIGHT, 0, 4, "", 0, 50.0)
+
+def limit(count):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, LIMIT[1]))
+
+async def test():
+    crew = CheckCrew(spawner, CrewPlan("node0", 4))
+    files = os.listdir("/proc/self/fd")
+    for count in range(3, max(map(int, files)) + 18):
+        limit(count)
+        try:
+            crew.start()
+        except OSError as error:
+            limit(LIMIT[0])
+            assert os.listdir("/proc/self/fd") == files, count
+        else:
+            raise AssertionError("started")
+    limit(3)
+    print((await crew.run(FACTS)).failure)
+    limit(LIMIT[0])
+    print((await crew.run(FACTS)).failure)
+    limit(3)
+    print((await crew.run(FACTS)).failure)
+    limit(LIMIT[0])
+    print((await crew.run(FACTS)).failure)
+    await crew.close()
+
+asyncio.run(test())
+"""
+
+
+def test_too_many_open_files_are_said_and_none_is_left_open(ft):
+    command = ft.run(program=(sys.executable, str(ft.script(TOO_MANY_FILES))))
+    assert command.process.returncode == 0, command.stderr
+    why = "the check could not be carried out: check workers could not be started: Too many open"
+    # Before the workers are started, and where they run but have no port to meet at.
+    assert command.stdout.splitlines() == [f"{why} files", "", f"{why} files", ""]
+    assert command.stderr == ""
 
 
 # --- forked from an image ----------------------------------------------------------------------
