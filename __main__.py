@@ -6,6 +6,8 @@ import sys
 
 def _leave_the_present_folder() -> None:
     """Take it off the path: a file there must not stand in for a library of the launcher."""
+    if getattr(sys.flags, "safe_path", False):
+        return  # Python has not put it there: an entry of that name is the user's own
     try:
         if sys.path[0] == os.getcwd():
             del sys.path[0]

@@ -7,7 +7,9 @@ that is run, whatever else the path calls ft_run.
 
 import sys
 
-if not getattr(sys.flags, "safe_path", False):
+# Not again in a process that a worker spawns by multiprocessing: that runs the main file once more,
+# by another name, when its path is already that of the worker.
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # this file's folder, whose modules have the names of others
 
 import importlib.util

@@ -98,6 +98,28 @@ if __name__ == "__main__":
     assert "exited with 1: OSError: out of ink" in first.stderr
 
 
+def test_a_function_that_spawns_a_process_when_the_caller_has_no_main_file(ft: "Launcher") -> None:
+    ft.script(
+        """
+import multiprocessing
+
+def child():
+    print("the child ran", flush=True)
+
+def work():
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+    return process.exitcode
+""",
+        "mine.py",
+    )
+    text = "import mine; print(elastic_launch(LaunchConfig(1, 1, 1, max_restarts=0), mine.work)())"
+    command = ft.run("-c", HEAD + text, program=(sys.executable,), cwd=ft.folder)
+    assert command.process.returncode == 0, command.stderr
+    assert command.stdout.splitlines() == ["the child ran", "{0: 0}"]
+
+
 def test_a_failure_is_an_exception_with_the_failures(ft: "Launcher") -> None:
     command = start(
         ft,

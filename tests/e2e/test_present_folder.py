@@ -86,6 +86,20 @@ def test_nor_does_the_agent_of_the_python_api(ft: "Launcher") -> None:
     assert _imports(notes) == {f"{name} worker": 2 for name in NAMES}
 
 
+def test_that_the_user_has_put_on_the_path_stay_there(ft: "Launcher") -> None:
+    """With PYTHONSAFEPATH Python does not put the present folder there; PYTHONPATH may."""
+    ft.script("raise SystemExit('that of PYTHONPATH')", "click.py")
+    folder = str(ft.folder)
+    command = ft.run(
+        *("-m", "ft_run", "--version"),
+        program=(sys.executable,),
+        cwd=folder,
+        env={"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"},
+    )
+    assert (command.process.returncode, command.stdout) == (1, "")
+    assert command.stderr == "that of PYTHONPATH\n"
+
+
 def _fill(ft: "Launcher", name: str) -> str:
     """Put files with the names of libraries into a new folder; return where imports are noted."""
     (ft.folder / name).mkdir()
