@@ -50,8 +50,11 @@ class Group(Joining):
         """
         self._now = now
         if isinstance(event, Received):
-            if self._silence.spoke(now, is_new_stream=isinstance(event.message, Attend)):
+            if self._silence.spoke():
                 self._note("nodes are heard of again")
+                # A word on a stream that never broke says that there is nothing to come back from.
+                if isinstance(event.message, Attend):
+                    self.roster.await_return(now + self.settings.adoption_grace_s)
             self._received(event.link, event.message, now)
         elif isinstance(event, Detached):
             self._link_gone(event.link, now)

@@ -72,6 +72,8 @@ class Roster:
         # In order of the time they were detached; the grace is one constant, so this is also
         # the order in which they are lost.
         self._lost_at: dict[str, float] = {}
+        # The same for those that others came back before, when all had been away.
+        self._back_by: dict[str, float] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -96,7 +98,7 @@ class Roster:
         """Forget a node."""
         del self._nodes[node.spec.node_id]
         del self._by_phase[node.phase][node.spec.node_id]
-        self._lost_at.pop(node.spec.node_id, None)
+        self._forget_loss(node)
         if node.link is not None:
             del self._by_link[node.link]
         wanted = node.spec.wanted_rank
@@ -116,7 +118,7 @@ class Roster:
             del self._by_link[node.link]
         node.link = link
         self._by_link[link] = node
-        self._lost_at.pop(node.spec.node_id, None)
+        self._forget_loss(node)
 
     def detach(self, node: Node, lost_at: float) -> None:
         """Take a node's stream away; it is lost at ``lost_at`` unless it comes back."""
@@ -124,6 +126,19 @@ class Roster:
         del self._by_link[node.link]
         node.link = None
         self._lost_at[node.spec.node_id] = lost_at
+
+    def await_return(self, until: float) -> None:
+        """Give the detached nodes until then to come back: once for each, not with every call.
+
+        Whoever stays away is lost in the end, however often others come and go.
+        """
+        late = {name: max(at, until) for name, at in self._lost_at.items()}
+        self._back_by.update(late)
+        self._lost_at.clear()
+
+    def _forget_loss(self, node: Node) -> None:
+        self._lost_at.pop(node.spec.node_id, None)
+        self._back_by.pop(node.spec.node_id, None)
 
     def get(self, node_id: str) -> Node | None:
         """Return the node with that identity."""
@@ -151,18 +166,22 @@ class Roster:
 
     def ready_attached(self) -> int:
         """Return how many nodes could enter a world now."""
-        away = sum(self._nodes[name].phase is NodePhase.READY for name in self._lost_at)
+        away = sum(
+            self._nodes[name].phase is NodePhase.READY for name in (*self._lost_at, *self._back_by)
+        )
         return len(self._by_phase[NodePhase.READY]) - away
 
     @property
     def detached(self) -> int:
         """How many nodes have no stream now."""
-        return len(self._lost_at)
+        return len(self._lost_at) + len(self._back_by)
 
     def next_loss(self) -> float | None:
         """Return when the first detached node is lost."""
-        return next(iter(self._lost_at.values()), None)
+        first = (next(iter(times.values()), None) for times in (self._lost_at, self._back_by))
+        return min((at for at in first if at is not None), default=None)
 
     def overdue(self, now: float) -> list[Node]:
         """Return the nodes whose grace is over at ``now``."""
-        return [self._nodes[name] for name, at in self._lost_at.items() if at <= now]
+        times = [*self._lost_at.items(), *self._back_by.items()]
+        return [self._nodes[name] for name, at in times if at <= now]

@@ -40,19 +40,13 @@ class Silence:
         self._is_asked, self._is_cut_off = False, True
         self._not_before = now + self._settings.master_timeout_s
 
-    def spoke(self, now: float, *, is_new_stream: bool) -> bool:
-        """Somebody has said something; return whether the master was cut off until now.
-
-        Those whose streams broke meanwhile get the time to come back that they have with a new
-        master. A word on a stream that never broke says that there was nothing to come back from.
-        """
+    def spoke(self) -> bool:
+        """Somebody has said something; return whether the master was cut off until now."""
         was_cut_off, self._is_cut_off = self._is_cut_off, False
         was_asked, self._is_asked = self._is_asked, False
         self._has_anyone_spoken = True
         if was_cut_off or was_asked:
-            has_to_wait = was_cut_off and is_new_stream
-            grace_s = self._settings.adoption_grace_s if has_to_wait else -math.inf
-            self._not_before = now + grace_s
+            self._not_before = -math.inf
         return was_cut_off
 
     def delayed(self, loss_at: float | None) -> float | None:

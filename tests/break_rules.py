@@ -111,9 +111,15 @@ BREAKS = (
     ),
     Break(
         "who comes back after the silence leaves the others time",
-        "silence",
-        "self._settings.adoption_grace_s if has_to_wait",
-        "0.0 if has_to_wait",
+        "group",
+        "self.roster.await_return(now + self.settings.adoption_grace_s)",
+        "self.roster.await_return(now)",
+    ),
+    Break(
+        "who stays away gets no time anew when others come and go",
+        "roster",
+        "self._back_by.update(late)",
+        "self._back_by.update(late | dict.fromkeys(self._back_by, until))",
     ),
     Break(
         "an answer ends the wait for it",

@@ -55,6 +55,37 @@ def test_who_does_not_come_back_with_the_others_is_lost() -> None:
     assert scene.stops("a") == [0]
 
 
+def test_who_stays_away_is_lost_however_often_others_come_and_go() -> None:
+    scene = running(2)
+    scene.detach("a", "b")
+    for seconds in (7.0, 2.9):
+        back(scene, "b")
+        scene.wait(seconds)
+        assert scene.stops("b") == []
+        scene.detach("b")
+    scene.wait(0.3)
+    back(scene, "b")
+    assert scene.stops("b") == [0]
+    assert [node.spec.node_id for node in scene.group.roster] == ["b"]
+
+
+def test_who_breaks_later_has_its_own_time_to_come_back() -> None:
+    scene = running(3, names="abc")
+    scene.detach("a", "b", "c")
+    for name in "bc":
+        scene.attend(name, claim=claim_of(0, "abc".index(name), nodes=3))
+    scene.wait(9)
+    scene.detach("b", "c")
+    scene.attend("b", claim=claim_of(0, 1, nodes=3))
+    scene.wait(1)
+    assert scene.stops("b") == [0]
+    assert [node.spec.node_id for node in scene.group.roster] == ["b", "c"]
+    scene.wait(8.9)
+    assert len(scene.group.roster) == 2
+    scene.wait(0.1)
+    assert len(scene.group.roster) == 1
+
+
 def test_a_master_that_stays_cut_off_gives_the_nodes_up_when_they_give_it_up() -> None:
     scene = cut_off(master_timeout_s=100.0)
     scene.wait(98)
