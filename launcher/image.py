@@ -111,7 +111,7 @@ class Image:
         for name in order["differing"]:
             os.environ.pop(name, None)  # that of the agent is none of the workers'
         self._environ = dict(os.environ)
-        self._watch.start()
+        self._watch.start(order["differing"])
         reason = None
         for name in order["modules"]:
             reason = _import(name) or _unfit(name) or self._keeps(name)
@@ -129,7 +129,7 @@ class Image:
 
     def _keeps(self, name: str) -> str | None:
         if self._watch.is_kept():
-            return f"importing {name} keeps a copy of the environment, which is that of no worker"
+            return f"importing {name} keeps some or all of the environment, which is no worker's"
         return None
 
     # --- fork --------------------------------------------------------------------------------

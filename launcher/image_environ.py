@@ -3,17 +3,44 @@
 A worker has variables that the image has not, such as ``RANK``. A module that looks one up when it
 is imported does so too early, and one that keeps a copy of the environment keeps one that is no
 worker's. To walk over it in search of some prefix, as tqdm and fsspec do, is neither.
+
+Who walks over it finds decoys in place of those variables, and so does not take them for missing.
 """
 
 import gc
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-_MARK: Final = "FT_RUN_PRELOAD_"
-"""How the name of a variable begins that is in ``os.environ`` during the preload alone."""
+_DECOY: Final = "<each worker has a {} of its own>"
+"""The value of a variable that is another one in each worker. It is no number: what is made of it
+does not go unnoticed."""
+
+
+class _Stranger:
+    """A variable that is in ``os.environ`` during the preload alone.
+
+    Each is of objects of its own: whoever keeps a copy of the environment, or the part with this
+    variable, keeps a reference to one of them.
+    """
+
+    def __init__(self, name: str, value: str) -> None:
+        self.raw_name = os.fsencode(name)
+        self.raw_value = os.fsencode(value)
+        # Where names are interned, as those of attributes are, it is another object's turn.
+        self._interned = sys.intern(name)
+        self.name = os.fsdecode(self.raw_name)
+        self.value = os.fsdecode(self.raw_value)
+
+    def references(self) -> list[int]:
+        return [
+            sys.getrefcount(self.raw_name),
+            sys.getrefcount(self.raw_value),
+            sys.getrefcount(self.name),
+            sys.getrefcount(self.value),
+        ]
 
 
 class EnvironmentWatch:
@@ -24,32 +51,38 @@ class EnvironmentWatch:
         self.reads: set[str] = set()
         """The variables that were looked up, whether they were there or not."""
         self._stop: Callable[[], None] = lambda: None
-        # One object each: whoever keeps a copy of the environment keeps a reference to one of them.
-        self._mark = [_MARK + secrets.token_hex(8), secrets.token_hex(16)]
-        self._raw_mark = [os.fsencode(text) for text in self._mark]
-        self._kept_before = 0
+        # First, as what a loop leaves behind in its variables is the last. It has no word in its
+        # name that somebody could search for.
+        self._strangers = [_Stranger("_" + secrets.token_hex(8), secrets.token_hex(16))]
+        self._kept_before: list[list[int]] = []
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, differing: Iterable[str]) -> None:
+        """Begin.
+
+        Args:
+            differing: variables that each worker has, with a value of its own, and that are not in
+                ``os.environ``. Who looks one up by its name does not find it.
+        """
         environ: Any = os.environ
         content = getattr(environ, "_data", None)
         if not isinstance(content, dict):  # another Python: then the list of names must do
             return
-        # First, as what a loop leaves behind in its variables is the last.
-        recording = _Recording(dict([self._raw_mark]) | content, self.reads)
+        self._strangers += [_Stranger(name, _DECOY.format(name)) for name in differing]
+        recording = _Recording(content, self._strangers, self.reads)
         environments: tuple[Any, ...] = (environ, os.environb)
-        decoders = environ.decodekey, environ.decodevalue
+        codecs = environ.encodekey, environ.decodekey, environ.decodevalue
         for environment in environments:
             environment._data = recording
-        environ.decodekey = self._decoder(0, decoders[0])
-        environ.decodevalue = self._decoder(1, decoders[1])
+        environ.encodekey, environ.decodekey, environ.decodevalue = self._codecs(*codecs)
         self._kept_before = self._references()
 
         def stop() -> None:
             content.clear()
             content.update(recording)
-            content.pop(self._raw_mark[0], None)
-            environ.decodekey, environ.decodevalue = decoders
+            for stranger in self._strangers:
+                if content.get(stranger.raw_name) is stranger.raw_value:
+                    del content[stranger.raw_name]
+            environ.encodekey, environ.decodekey, environ.decodevalue = codecs
             for environment in environments:
                 environment._data = content
 
@@ -60,30 +93,67 @@ class EnvironmentWatch:
         self._stop()
 
     def is_kept(self) -> bool:
-        """Return whether somebody has a copy of the environment, or of all names or values.
+        """Return whether somebody has a copy of the environment, or of some of its names or values.
 
         To be asked between ``start`` and ``stop``. A copy of which neither names nor values are as
-        they were is not noticed.
+        they were is not noticed, nor is a part in which there is none of the workers' variables.
         """
-        if self._references() > self._kept_before:
+        if self._is_referred_to():
             gc.collect()  # it may be garbage
-        return self._references() > self._kept_before
+        return self._is_referred_to()
 
-    def _references(self) -> int:
-        return sum(map(sys.getrefcount, [*self._mark, *self._raw_mark]))
+    def _is_referred_to(self) -> bool:
+        """Each object is compared by itself: a module may replace a value, which lets go of one."""
+        return any(
+            now > before
+            for after, earlier in zip(self._references(), self._kept_before, strict=False)
+            for now, before in zip(after, earlier, strict=True)
+        )
 
-    def _decoder(self, which: int, decode: Callable[[bytes], str]) -> Callable[[bytes], str]:
-        raw, text = self._raw_mark[which], self._mark[which]
-        return lambda value: text if value == raw else decode(value)
+    def _references(self) -> list[list[int]]:
+        return [stranger.references() for stranger in self._strangers]
+
+    def _codecs(
+        self,
+        encode_key: Callable[[str], bytes],
+        decode_key: Callable[[bytes], str],
+        decode_value: Callable[[bytes], str],
+    ) -> tuple[Callable[[str], bytes], Callable[[bytes], str], Callable[[bytes], str]]:
+        """Return functions that give and take the very objects of the strangers."""
+        raw_names = {id(stranger.name): stranger.raw_name for stranger in self._strangers}
+        names = {id(stranger.raw_name): stranger.name for stranger in self._strangers}
+        values = {id(stranger.raw_value): stranger.value for stranger in self._strangers}
+        return (
+            lambda name: raw_names.get(id(name)) or encode_key(name),
+            lambda raw: names.get(id(raw)) or decode_key(raw),
+            lambda raw: values.get(id(raw)) or decode_value(raw),
+        )
 
 
 class _Recording(dict[bytes, bytes]):
-    """The content of ``os.environ``, which takes note of what is looked up."""
+    """The content of ``os.environ``, which takes note of what is looked up.
 
-    def __init__(self, content: dict[bytes, bytes], reads: set[str]) -> None:
-        super().__init__(content)
+    A stranger is found by the object that a walk gives for its name, by no other of the same text.
+    """
+
+    def __init__(
+        self, content: dict[bytes, bytes], strangers: list[_Stranger], reads: set[str]
+    ) -> None:
+        super().__init__({one.raw_name: one.raw_value for one in strangers} | content)
+        self._names = {id(one.raw_value): one.raw_name for one in strangers}
         self._reads = reads
 
     def __getitem__(self, key: bytes) -> Any:
+        name = self._names.get(id(self.get(key)))
+        if name is not None and name is key:
+            return self.get(key)
         self._reads.add(os.fsdecode(key))
+        if name is not None:
+            raise KeyError(key)
         return super().__getitem__(key)
+
+    def __delitem__(self, key: bytes) -> None:
+        name = self._names.get(id(self.get(key)))
+        if name is not None and name is not key:
+            raise KeyError(key)
+        super().__delitem__(key)

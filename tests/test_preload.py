@@ -183,7 +183,7 @@ class TestAnImage:
                 "importing reads PROBE, which is different for the workers",
             ),
             *(
-                (f"import os; {source}", "importing culprit keeps a copy of the environment, which")
+                (f"import os\n{source}", "importing culprit keeps some or all of the environment")
                 for source in (
                     "kept = dict(os.environ)",
                     "kept = os.environ.copy()",
@@ -191,7 +191,22 @@ class TestAnImage:
                     "kept = {k.lower(): v for k, v in os.environ.items()}",
                     "kept = dict(os.environb)",
                     "kept = os.environ | {}",
+                    "kept = next(iter(os.environ))",
+                    "kept = [name for name in os.environ if name.endswith('RANK')]",
+                    "kept = {k.lower(): v for k, v in os.environ.items()}.get('rank')",
+                    "kept = {k.lower(): v for k, v in os.environb.items()}.get(b'rank')",
+                    "os.environ['RANK'] = '0'; kept = dict(os.environ)",
                 )
+            ),
+            (
+                "import os; env = {k.lower(): v for k, v in os.environ.items()}\n"
+                "rank = int(env.get('rank', 0)); del env",
+                "importing culprit raised ValueError: invalid literal for int() with base 10:"
+                " '<each worker has a RANK of its own>'",
+            ),
+            (
+                "import os; del os.environ['RANK']",
+                "importing culprit raised KeyError: 'RANK'",
             ),
         ],
     )
@@ -258,6 +273,8 @@ class TestAnImage:
             "for k, v in os.environ.items(): pass",
             "kept = {k: v for k, v in os.environ.items() if k.startswith('TQDM_')}",
             "kept = len(dict(os.environ))",
+            "for name in os.environ:\n    if 'RUN' in name or 'PRELOAD' in name: break",
+            "for name in os.environ: value = os.environ[name]",
             "kept = []; kept.append((kept, [dict(os.environ)])); del kept",
             "import subprocess; subprocess.run(['true'], env=os.environ.copy(), check=True)",
         ],
@@ -271,7 +288,7 @@ class TestAnImage:
         (tmp_path / "work.py").write_text(
             "import culprit, os, subprocess\n"
             "print(os.environ['RANK'], flush=True)\n"
-            "print([name for name in dict(os.environ) if name.startswith('FT_RUN_PRELOAD')])\n"
+            "print(sorted(os.environ))\n"
             "print(os.environ.copy() == dict(os.environ.items()), len(os.environb), flush=True)\n"
             "subprocess.run(['sh', '-c', 'echo $RANK'])\n"
         )
@@ -279,11 +296,21 @@ class TestAnImage:
         assert was_warm(came_out)
         assert came_out["warm"][0] | {"pid": 0} == came_out["cold"][0] | {"pid": 0}
 
+    @pytest.mark.parametrize(
+        "look",
+        [
+            "os.environ.get('RANK')",
+            "any(name.endswith('RANK') for name in os.environ) and os.environ.get('RANK')",
+            "'1' if 'RANK' in os.environ else None",
+            "os.environ.setdefault('RANK', '0')",
+            "os.fsdecode(os.environb.get(b'RANK', b''))",
+        ],
+    )
     def test_finds_no_variable_that_is_the_workers_own(
-        self, both_ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, both_ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
     ) -> None:
         monkeypatch.setenv("RANK", "7")
-        (tmp_path / "culprit.py").write_text("import os; found = os.environ.get('RANK')")
+        (tmp_path / "culprit.py").write_text(f"import os; found = {look}")
         (tmp_path / "work.py").write_text("import culprit; print(culprit.found)")
         came_out = both_ways("culprit", ["work.py"], env=[{"RANK": "1"}])
         assert came_out["images"][-1] == [
