@@ -86,9 +86,14 @@ def the_telling(verdicts: Verdicts) -> Verdicts:
     """Return the verdicts without the nodes that have nothing to tell, where there are many."""
     if len(verdicts.nodes) <= _MANY:
         return verdicts
-    nodes = tuple(n for n in verdicts.nodes if n.standing is not Standing.PASSED or n.remarks)
+    nodes = tuple(filter(has_to_tell, verdicts.nodes))
     left_out = verdicts.left_out + len(verdicts.nodes) - len(nodes)
     return replace(verdicts, nodes=nodes, left_out=left_out)
+
+
+def has_to_tell(node: NodeVerdict) -> bool:
+    """Return whether there is more to say of a node than that it has passed."""
+    return node.standing is not Standing.PASSED or bool(node.remarks)
 
 
 def reasons(node: NodeVerdict) -> str:

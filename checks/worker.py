@@ -188,8 +188,8 @@ class CheckWorker:
     def _meeting(self, order: Order) -> "Meeting":
         from .measure_group import Meeting
 
-        if self._binds_gloo and order.interface:
-            os.environ[_GLOO_INTERFACE] = order.interface
+        if self._binds_gloo:
+            bind_gloo(order.interface)
         return Meeting(
             number=order.number,
             rank=order.rank_offset + self._post.local_rank,
@@ -215,6 +215,17 @@ class CheckWorker:
         if not type(error).__module__.startswith(__package__ or "ft_run"):
             text = f"{type(error).__name__}: {text}"
         return f"{self._stage}: {text}"[:_REASON_MAX]
+
+
+def bind_gloo(interface: str) -> None:
+    """Have gloo listen on an interface; where none is known (empty), choose for itself.
+
+    The one of an order before, such as the loopback, may lead nowhere.
+    """
+    if interface:
+        os.environ[_GLOO_INTERFACE] = interface
+    else:
+        os.environ.pop(_GLOO_INTERFACE, None)
 
 
 class Gpus(Protocol):

@@ -23,6 +23,7 @@ from ..rendezvous.failure import signal_name
 from . import event_loop
 from . import events_text as say
 from .check_crew import CheckCrew, CrewPlan
+from .check_flags import refuse_floors
 from .display import Display
 from .log_dir import check_log_dir
 from .options import CheckOptions
@@ -86,6 +87,7 @@ def _crew_plan(options: CheckOptions) -> CrewPlan:
         environ,
         virtual_local_rank=options.virtual_local_rank,
     )
+    refuse_floors(options.floors, options.accelerator, count.count)
     from .cpu_limit import read_cpu_limit
 
     threads = omp_num_threads(environ, count.count, read_cpu_limit() if count.count == 1 else None)

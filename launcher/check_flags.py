@@ -73,19 +73,22 @@ def read_check(
             f"ft-run check takes no arguments, but was given {shown(rest[0])}; right would be"
             " ft-run check with options only, or ./check for a script of that name."
         )
-    floors = {name: given[f"min_{name}"] for name in _FLOORS}
+    floors = {name: v for name in _FLOORS if (v := given[f"min_{name}"]) is not None}
+    nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
+    accelerator = given.get("accelerator", "auto")
+    refuse_floors(floors, accelerator, int(nproc_per_node) if nproc_per_node.isdigit() else None)
     remarks: list[str] = []
     _, max_nodes = given.get("nnodes", (1, 1))
     return CheckOptions(
         # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
         rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
         remarks=tuple(remarks),
-        nproc_per_node=given.get("nproc_per_node", defaults.NPROC_PER_NODE),
-        accelerator=given.get("accelerator", "auto"),
+        nproc_per_node=nproc_per_node,
+        accelerator=accelerator,
         virtual_local_rank=given["virtual_local_rank"],
         level=given.get("check_level", defaults.CHECK_LEVEL),
         timeout_s=given.get("check_timeout", defaults.CHECK_TIMEOUT_S),
-        floors={name: value for name, value in floors.items() if value is not None},
+        floors=floors,
         is_strict=given["strict"],
         json=given["json"],
         report=given["check_report"] or None,
@@ -198,10 +201,34 @@ def _floor_flags() -> list[Flag]:
             group=_CHECK,
             metavar=unit,
             read=_floor,
-            help=f"Warn when {words} is slower, twice running.",
+            help=f"Warn when {words} is slower, twice running; a node where it cannot be measured"
+            " is unhealthy.",
         )
         for name, (unit, words) in _FLOORS.items()
     ]
+
+
+def refuse_floors(floors: Mapping[str, float], accelerator: str, workers: int | None) -> None:
+    """Refuse a floor for what cannot be measured here: no healthy node would pass.
+
+    Args:
+        floors: by the names of metrics.
+        accelerator: ``--accelerator``.
+        workers: of this node; None where that is not known yet.
+
+    Raises:
+        UsageError: there is such a floor.
+    """
+    if "copy_gb_per_s" in floors and accelerator == "cpu":
+        raise UsageError(
+            "--min-copy-gb-per-s is for the copy from host to GPU, but --accelerator cpu leaves the"
+            " GPUs alone; right would be one of the two without the other."
+        )
+    if "intra_gb_per_s" in floors and workers == 1:
+        raise UsageError(
+            "--min-intra-gb-per-s is for the all-reduce within the node, but there is one worker"
+            " only; right would be --nproc-per-node 2 or more."
+        )
 
 
 def _floor(text: str) -> float:

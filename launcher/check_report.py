@@ -63,12 +63,11 @@ def _show_table(report: str, display: Display) -> None:
 
 def _show_lines(report: str, display: Display) -> None:
     from ..checks.report import report_from_json
-    from ..checks.verdict import Standing
+    from ..checks.table import has_to_tell, reasons
 
-    for verdict in report_from_json(report).nodes:
-        if verdict.standing is not Standing.PASSED:
-            text = f"checks: {verdict.node} {verdict.standing.value}: {verdict.reason}"
-            display.event(text, logging.WARNING)
+    for verdict in filter(has_to_tell, report_from_json(report).nodes):
+        text = f"checks: {verdict.node} {verdict.standing.value}: {reasons(verdict)}"
+        display.event(text, logging.WARNING)
 
 
 def _write(report: str, path: str, display: Display) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 from ..errors import UsageError
 
 _READER_S: Final = 5.0
-"""How long a pipe may be full before the report is given up: the job waits for it."""
+"""How long a reader may be waited for in all before the report is given up: the job waits too."""
 
 
 def check_report_path(path: str | None) -> None:
@@ -100,7 +100,7 @@ def _write_all(fd: int, data: bytes) -> None:
     """Write to what may be a pipe whose reader is slow.
 
     Raises:
-        OSError: it cannot be written, or nothing was read from it for a while.
+        OSError: it cannot be written, or its reader is too slow.
     """
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
@@ -110,4 +110,3 @@ def _write_all(fd: int, data: bytes) -> None:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
         with contextlib.suppress(BlockingIOError):
             data = data[os.write(fd, data[: select.PIPE_BUF]) :]
-            until = time.monotonic() + _READER_S

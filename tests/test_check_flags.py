@@ -2,6 +2,7 @@
 
 import pytest
 from ft_run.errors import UsageError
+from ft_run.launcher.check_flags import refuse_floors
 from ft_run.launcher.cli import parse
 from ft_run.launcher.options import CheckOptions
 
@@ -53,6 +54,8 @@ def test_variables_stand_for_flags_and_are_beaten_by_them():
         (["--check-timeout", "0"], "--check-timeout was given '0'"),
         (["--min-compute-tflops", "-1"], "was given '-1'; right would be a number above 0"),
         (["--min-compute-tflops", "nan"], "was given 'nan'; right would be a number above 0"),
+        (["--min-copy-gb-per-s", "9", "--accelerator", "cpu"], "--accelerator cpu leaves the GPUs"),
+        (["--min-intra-gb-per-s", "9"], "there is one worker only; right would be --nproc-per"),
         (["--min-copy-gb-per-s", "fast"], "--min-copy-gb-per-s was given 'fast'"),
         (["--nnodes", "2"], "asks for up to 2 nodes, but no endpoint was given; right would be"),
         (["--nnodes", "2", "--master-port", "29500"], "but no endpoint was given"),
@@ -64,6 +67,14 @@ def test_wrong_usage(argv, words):
     with pytest.raises(UsageError) as error:
         check(*argv)
     assert words in error.value.sentence
+
+
+def test_a_floor_that_can_be_met_is_taken():
+    options = check("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
+    assert options.floors == {"copy_gb_per_s": 9.0, "intra_gb_per_s": 8.0}
+    refuse_floors(options.floors, "auto", 2)
+    with pytest.raises(UsageError, match="one worker only"):
+        refuse_floors(options.floors, "auto", 1)
 
 
 def test_one_node_is_checked_by_itself_whatever_is_said_of_an_endpoint():

@@ -20,6 +20,9 @@ from ft_run.checks.gpu_facts import collect_gpu_facts
 from ft_run.checks.report import report_from_json, report_to_json
 from ft_run.checks.table import the_telling
 from ft_run.checks.verdict import NodeVerdict, Standing, Verdicts
+from ft_run.launcher.check_report import show_finding
+from ft_run.launcher.display import Display
+from ft_run.launcher.options import LadderOptions
 from ft_run.rendezvous.channel_options import MAX_MESSAGE_BYTES
 from ft_run.rendezvous.checking import CheckStep, Conclusion, Finding
 from ft_run.rendezvous.client import GrpcLink
@@ -254,3 +257,20 @@ def test_of_many_nodes_only_those_with_something_to_tell_are_shown() -> None:
     shortened = the_telling(large(1000, 3, 500))
     assert [node.standing for node in shortened.nodes] == [Standing.FAULTY] * 2
     assert shortened.left_out == 998
+
+
+def test_without_a_terminal_a_line_for_each_node_with_something_to_tell(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    hot = dataclasses.replace(PASSED, node="c/0", remarks=("GPU 3 is slowed down by heat",))
+    worse = dataclasses.replace(FAULTY, remarks=("driver is 1 here and 2 on most other nodes",))
+    report = report_to_json(Verdicts((PASSED, worse, hot), (), "2 of 3 nodes pass"))
+    found = CheckVerdict(0, "", "2 of 3 nodes pass", report)
+    show_finding(found, Display(live=False), LadderOptions(CheckSpec("light", 60.0)))
+    lines = [line.partition(" ft-run ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert lines == [
+        "checks: b/0 faulty: facts: GPU 1 does not answer;"
+        " driver is 1 here and 2 on most other nodes",
+        "checks: c/0 passed: GPU 3 is slowed down by heat",
+        "checks: 2 of 3 nodes pass",
+    ]

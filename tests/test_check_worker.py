@@ -8,6 +8,7 @@ from ft_run.checks.records import Level, Metrics, Order, Phase, order_to_json, r
 from ft_run.checks.worker import (
     CheckError,
     CheckWorker,
+    bind_gloo,
     has_gpu,
     plausible,
 )
@@ -99,6 +100,15 @@ def test_a_gpu_that_was_asked_for_by_kind_is_not_replaced_by_a_cpu(kind, built_f
 def test_fewer_gpus_than_workers():
     with pytest.raises(CheckError, match="there is no GPU for local rank 1: 1 can be seen"):
         has_gpu(Post("n0", 1, 2, 1), SeenGpus(1), "13.0")
+
+
+def test_gloo_keeps_no_interface_of_an_order_before(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
+    bind_gloo("lo")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    for _ in range(2):
+        bind_gloo("")
+        assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])

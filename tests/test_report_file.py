@@ -1,9 +1,12 @@
 """Where the report of checks goes: files are replaced in one step, all else is written to."""
 
 import os
+import select
 import stat
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,31 @@ def test_a_reader_that_has_stopped_is_not_waited_for_long(
     with pytest.raises(UsageError, match="Connection timed out"):
         write_report(str(path), LONG)
     os.close(fd)
+
+
+def test_a_slow_reader_is_not_waited_for_anew_after_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_file, "_READER_S", 0.1)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    is_over = threading.Event()
+
+    def read_slowly() -> None:
+        while not is_over.wait(0.02):  # each time before the writer would give it up
+            with suppress(BlockingIOError):
+                os.read(fd, select.PIPE_BUF)
+
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    try:
+        with pytest.raises(UsageError, match="Connection timed out"):
+            write_report(str(path), LONG)
+    finally:
+        is_over.set()
+        reader.join()
+        os.close(fd)
 
 
 @pytest.mark.root

@@ -1,6 +1,7 @@
 """``ft-run check`` on one node, as a user meets it."""
 
 import json
+import os
 import signal
 import sys
 import venv
@@ -173,6 +174,12 @@ def test_wrong_usage(ft):
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
     assert "which cannot be written; right would be a file in a folder" in command.stderr
+    one_cpu = ("--nproc-per-node", "cpu")
+    cpu = min(os.sched_getaffinity(0))
+    program = ("taskset", "-c", str(cpu), sys.executable, "-m", "ft_run")
+    command = ft.run("check", *one_cpu, "--min-intra-gb-per-s", 1, program=program)
+    assert command.process.returncode == 2
+    assert "there is one worker only; right would be --nproc-per-node 2" in command.stderr
 
 
 # Notes every interpreter of a check worker.
