@@ -6,7 +6,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ft_run.tests.hosts import Host, Network
 
@@ -153,9 +153,16 @@ class Cluster:
 
     def is_attached(self, name: str) -> bool:
         """Return whether the master has a stream to the node of a host."""
+        return any(node["attached"] for node in self._nodes() if node["host"] == name)
+
+    def is_done(self, name: str) -> bool:
+        """Return whether the master has heard that the workers of a host have succeeded."""
+        return any(node["phase"] == "done" for node in self._nodes() if node["host"] == name)
+
+    def _nodes(self) -> list[dict[str, Any]]:
         command = self.ft.run("status", f"a:{PORT}", "--json", host=self.hosts["a"])
-        nodes = json.loads(command.stdout)["nodes"]
-        return any(node["attached"] for node in nodes if node["host"] == name)
+        nodes: list[dict[str, Any]] = json.loads(command.stdout)["nodes"]
+        return nodes
 
     # --- time --------------------------------------------------------------------------------
 
