@@ -26,13 +26,21 @@ while True:
         peer.sendall(socket.gethostname().encode())
 """
 
+# An address that was looked for while the link was cut is unreachable for some seconds more: the
+# kernel gives up its search (ARP) for all who wait for it, also those who came after the mending.
 ASK = """
-import socket, sys
-try:
-    with socket.create_connection((sys.argv[1], 700), timeout=float(sys.argv[2])) as peer:
-        print(peer.recv(100).decode(), end="")
-except OSError:
-    print("nobody", end="")
+import errno, socket, sys, time
+until = time.monotonic() + float(sys.argv[2])
+answer = ""
+while not answer:
+    try:
+        left = max(0.01, until - time.monotonic())
+        with socket.create_connection((sys.argv[1], 700), timeout=left) as peer:
+            answer = peer.recv(100).decode()
+    except OSError as error:
+        if error.errno != errno.EHOSTUNREACH or time.monotonic() >= until:
+            answer = "nobody"
+print(answer, end="")
 """
 
 
