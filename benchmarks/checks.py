@@ -33,8 +33,8 @@ class Sample:
 
     check_s: float
     """From the first command to the exit of the last node."""
-    import_s: float
-    """As many processes as nodes, at once, that import torch and end."""
+    import_s: float | None
+    """As many processes as nodes, at once, that import torch and end; None if not measured."""
     verdicts: dict[str, str] = field(default_factory=dict)
     """By node."""
     problems: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for nodes in args.nodes:
             samples[nodes] = []
             for number_of_run in range(1, args.runs + 1):
-                sample = measure(nodes, args.level)
+                sample = measure(nodes, args.level, with_import=not args.no_import)
                 samples[nodes].append(sample)
                 for problem in sample.problems:
                     print(f"FAILED: {nodes} nodes, run {number_of_run}: {problem}", flush=True)
@@ -76,6 +76,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--busy", type=int, default=0, metavar="K", help="processes that keep a core busy meanwhile"
     )
+    parser.add_argument(
+        "--no-import", action="store_true", help="do not measure the import: only who is condemned"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     return parser.parse_args(argv)
 
@@ -100,10 +103,12 @@ def _busy(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def measure(nodes: int, level: str) -> Sample:
+def measure(nodes: int, level: str, *, with_import: bool = True) -> Sample:
     """Return what one check of so many nodes took and said."""
-    importing = [sys.executable, "-c", "import torch"]
-    import_s, imported = _together([importing] * nodes)
+    import_s: float | None = None
+    imported: list[tuple[int, str]] = []
+    if with_import:
+        import_s, imported = _together([[sys.executable, "-c", "import torch"]] * nodes)
     command = [str(Launcher.FT_RUN.path), "check", "--check-level", level, "--json"]
     if nodes > 1:
         command += ["--nnodes", str(nodes), "--rdzv-id", "benchmark"]
@@ -172,22 +177,21 @@ def report(samples: dict[int, list[Sample]]) -> str:
     lines[0] += ["passed", "slow", "condemned", "went wrong"]
     for nodes, found in samples.items():
         checked = summarize([sample.check_s for sample in found])
-        imported = summarize([sample.import_s for sample in found])
-        beyond = summarize([sample.check_s - sample.import_s for sample in found])
-        assert checked is not None
-        assert imported is not None
-        assert beyond is not None
-        target = TARGETS_S.get(nodes)
+        compared = [(s.check_s, s.import_s) for s in found if s.import_s is not None]
+        imported = summarize([import_s for _, import_s in compared])
+        beyond = summarize([check_s - import_s for check_s, import_s in compared])
+        target = TARGETS_S.get(nodes) if beyond else None
         verdicts = Counter(v for sample in found for v in sample.verdicts.values())
         lines.append(
             [
                 str(nodes),
                 str(len(found)),
-                number(checked.median),
-                number(imported.median),
-                number(beyond.median),
+                *(
+                    number(values.median if values else None)
+                    for values in (checked, imported, beyond)
+                ),
                 f"<= {target:g}" if target else "",
-                "" if target is None else ("yes" if beyond.median <= target else "NO"),
+                ("yes" if beyond.median <= target else "NO") if beyond and target else "",
                 str(verdicts["passed"]),
                 str(verdicts["slow"]),
                 str(verdicts.total() - sum(verdicts[v] for v in HARMLESS)),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-MODULES = ("figures", "procfs", "jobs", "rows", "compare", "scale")
+MODULES = ("figures", "procfs", "jobs", "rows", "compare", "scale", "checks")
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +247,26 @@ class TestScale:
             "scale.py", "--agents", 20, "--repeats", 1, "--idle-s", 0, "--streams-per-channel", 8
         )
         assert result.returncode == 0, result.stdout + result.stderr
+
+
+class TestChecks:
+    def test_two_healthy_nodes(self, tmp_path: Path) -> None:
+        path = tmp_path / "checks.json"
+        result = run_benchmark(
+            "checks.py", "--nodes", 2, "--runs", 1, "--no-import", "--json", path
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        (sample,) = json.loads(path.read_text())["sizes"]["2"]
+        assert set(sample["verdicts"].values()) <= {"passed", "slow"}
+        assert len(sample["verdicts"]) == 2
+
+    def test_a_condemned_node_is_told_and_counted(
+        self, load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FT_RUN_CHECK_FAULT", "fail@phase=solo")
+        checks = load("checks")
+        sample = checks.measure(1, "light", with_import=False)
+        assert list(sample.verdicts.values()) == ["faulty"]
+        assert "a node exited with 30" in sample.problems
+        columns = [cell.strip() for cell in checks.report({1: [sample]}).splitlines()[2].split("|")]
+        assert columns[-5:-1] == ["0", "0", "1", "1"]
