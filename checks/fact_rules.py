@@ -151,6 +151,12 @@ RULES: Final = (
     _Rule(r"gpu_xids", _WARNING, _is_text, "the kernel's log has GPU errors (XID {value})"),
     _Rule(r"nvml_error", _WARNING, _is_text, "the NVIDIA driver does not answer: {value}"),
     _Rule(
+        r"gpus_without_torch",
+        _WARNING,
+        _is_text,
+        "there are GPUs ({value}), but this torch was not built for them: CPUs are checked",
+    ),
+    _Rule(
         r"ib_(.+)_state",
         _WARNING,
         lambda value, _: value != "ACTIVE",

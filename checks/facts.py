@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata, util
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from typing import Final
 from .gpu_facts import NvmlLoader, collect_gpu_facts, load_nvml
 from .records import Fact
 
-_CUDA_VERSION: Final = re.compile(r"^cuda(?:: \S+)? = ['\"]([^'\"]+)['\"]", re.MULTILINE)
+_BUILT_FOR: Final = re.compile(r"^(cuda|hip)(?:: [^=\n]+)? = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 _LIBRARIES: Final = {
     "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
     "torch": ("torch",),
@@ -39,6 +39,8 @@ class FactSources:
 
     local_world_size: int = 1
     use_gpus: bool = True
+    gpus_shown: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of GPUs that the machine shows, and how they were counted, in words."""
     log_dir: str | None = None
     """The log folder, which need not exist yet; None: a folder for temporary files."""
     script: str | None = None
@@ -55,6 +57,7 @@ def collect_facts(sources: FactSources) -> dict[str, Fact]:
     """Return the facts by name; units are in the names, GB are 10^9 bytes."""
     facts: dict[str, Fact] = {"local_world_size": sources.local_world_size}
     facts |= _versions(sources)
+    facts |= _torch_build(sources)
     facts |= _limits(sources)
     facts |= _disks(sources)
     facts |= _infiniband(sources.root)
@@ -80,18 +83,38 @@ def _versions(sources: FactSources) -> dict[str, Fact]:
             with suppress(metadata.PackageNotFoundError):
                 facts[name] = metadata.version(distribution)
                 break
-    with suppress(ImportError, ValueError, OSError, AttributeError):
-        # torch.version without importing torch.
-        spec = util.find_spec("torch")
-        assert spec is not None
-        text = Path(str(spec.origin)).with_name("version.py").read_text(encoding="utf-8")
-        if match := _CUDA_VERSION.search(text):
-            facts["cuda"] = match[1]
     if sources.script is not None:
         with suppress(OSError):
             digest = hashlib.sha256(Path(sources.script).read_bytes()).hexdigest()
             facts["script_sha256"] = digest[: 2 * _HASH_BYTES]
     return facts
+
+
+def _torch_build(sources: FactSources) -> dict[str, Fact]:
+    """Return what torch was built for, without importing it."""
+    with suppress(ImportError, ValueError, OSError):
+        spec = util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return {}
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        facts: dict[str, Fact] = dict(_BUILT_FOR.findall(text))
+        kind = kind_of_gpus(facts.get("cuda"), facts.get("hip"))
+        if sources.gpus_shown and kind not in sources.gpus_shown:
+            facts["gpus_without_torch"] = "; ".join(sources.gpus_shown.values())
+        return facts
+    return {}
+
+
+def kind_of_gpus(cuda: object, hip: object) -> str | None:
+    """Return the kind of GPUs that torch was built for, as ``--accelerator`` has it; None for none.
+
+    Args:
+        cuda: the version of CUDA that it was built with; None or empty for none.
+        hip: that of ROCm.
+    """
+    if hip:
+        return "amd.com/gpu"
+    return "nvidia.com/gpu" if cuda else None
 
 
 def _limits(sources: FactSources) -> dict[str, Fact]:
@@ -118,11 +141,13 @@ def _memory_limit(directory: str) -> float:
 
 
 def _disks(sources: FactSources) -> dict[str, Fact]:
+    """Return what room there is. A file system of no blocks has no limit, or keeps it to itself."""
     facts: dict[str, Fact] = {}
     with suppress(OSError):
         shm = os.statvfs(sources.root / "dev/shm")
-        facts["dev_shm_gb"] = _gb(shm.f_frsize * shm.f_blocks)
-        facts["dev_shm_free_gb"] = _gb(shm.f_frsize * shm.f_bavail)
+        if shm.f_blocks:
+            facts["dev_shm_gb"] = _gb(shm.f_frsize * shm.f_blocks)
+            facts["dev_shm_free_gb"] = _gb(shm.f_frsize * shm.f_bavail)
     folder = Path(sources.log_dir or tempfile.gettempdir()).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent  # it is made when the job starts
@@ -131,7 +156,8 @@ def _disks(sources: FactSources) -> dict[str, Fact]:
     except OSError as error:
         facts["log_dir_error"] = f"{folder}: {error.strerror}"
     else:
-        facts["log_dir_free_gb"] = _gb(disk.f_frsize * disk.f_bavail)
+        if disk.f_blocks:
+            facts["log_dir_free_gb"] = _gb(disk.f_frsize * disk.f_bavail)
         if not os.access(folder, os.W_OK | os.X_OK):
             facts["log_dir_error"] = f"{folder} is not writable"
     return facts

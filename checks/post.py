@@ -8,7 +8,8 @@ An order goes to a worker's standard input, as a line of JSON. On its standard o
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 STAGE: Final = "stage"
@@ -41,6 +42,14 @@ class Post:
     """Its GPU among those it can see."""
     accelerator: str = "auto"
     """``cpu``: leave the GPUs alone; else they are used where there are any."""
+    gpus_asked_by: str = ""
+    """The option that asks for GPUs, if one does: a CPU is not checked in their place."""
+    gpus_shown: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of GPUs that the machine shows to the workers, as values of ``--accelerator``, and
+    how they were counted, in words."""
+    devices: str | None = None
+    """All GPUs of the node's workers, as ``CUDA_VISIBLE_DEVICES`` names them, where each worker can
+    see only one; None: what this worker can see."""
     log_dir: str | None = None
     script: str | None = None
     cpu_cgroups: tuple[str, ...] = ()

@@ -11,13 +11,13 @@ import math
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 from . import fact_rules
-from .facts import FactSources, collect_facts
+from .facts import FactSources, collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
 from .measure import BUDGETS, QuotaWatch
 from .post import ANSWER, FAREWELL, IMPORTING, LARGE, MEETING, SMALL, STAGE, Post
@@ -32,9 +32,6 @@ _PATIENCE: Final = 0.85
 """The part of an order's time after which a collective gives up: its reason then still counts."""
 
 _REASON_MAX: Final = 400
-
-_CUDA_KINDS: Final = ("nvidia.com/gpu", "amd.com/gpu")
-"""Values of ``--accelerator`` whose devices are torch's ``cuda`` devices."""
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
@@ -104,10 +101,12 @@ class CheckWorker:
             FactSources(
                 local_world_size=post.local_world_size,
                 use_gpus=post.accelerator != "cpu",
+                gpus_shown={} if post.gpus_asked_by else post.gpus_shown,
                 log_dir=post.log_dir,
                 script=post.script,
                 memory_cgroups=post.memory_cgroups,
                 ft_run_version=post.ft_run_version,
+                environ=_environ_of_node(post),
             )
         )
         found = fact_rules.findings(facts)
@@ -184,7 +183,8 @@ class CheckWorker:
         injected = parse_faults(os.environ.get(VARIABLE, ""))
         faults = ActiveFaults(injected, post.node, post.local_rank, order.phase)
         faults.strike(lambda: os._exit(1))
-        if not has_gpu(post, torch.cuda, torch.version.cuda or torch.version.hip):
+        built_for = kind_of_gpus(torch.version.cuda, torch.version.hip)
+        if not has_gpu(post, torch.cuda, built_for):
             return torch.device("cpu"), faults
         device = torch.device("cuda", post.device_index)
         torch.cuda.set_device(device)
@@ -233,6 +233,13 @@ def bind_gloo(interface: str) -> None:
         os.environ.pop(_GLOO_INTERFACE, None)
 
 
+def _environ_of_node(post: Post) -> Mapping[str, str]:
+    """Return the environment in which the GPUs of all workers of the node can be seen."""
+    if post.devices is None:
+        return os.environ
+    return os.environ | {"CUDA_VISIBLE_DEVICES": post.devices}
+
+
 class Gpus(Protocol):
     """What is asked of ``torch.cuda``."""
 
@@ -247,23 +254,29 @@ def has_gpu(post: Post, gpus: Gpus, built_for: str | None) -> bool:
     """Return whether a worker checks its GPU; else it checks a CPU.
 
     Args:
-        post: says which GPU that would be, and what was asked for.
+        post: says which GPU that would be, what was asked for and what the machine shows.
         gpus: what torch can use.
-        built_for: the version of CUDA or ROCm that torch was built for; None for neither.
+        built_for: the kind of GPUs that torch was built for; None for none.
 
     Raises:
-        CheckError: a GPU was asked for, or others are there, and it has none.
+        CheckError: a GPU was asked for, or torch was built for those that the machine shows, and it
+            can use none; or there are others, and none for this worker.
     """
     if post.accelerator == "cpu":
         return False
     if not gpus.is_available():
-        if post.accelerator not in _CUDA_KINDS:
-            return False
-        why = "finds none that works" if built_for else "was built without support for any"
-        raise CheckError(
-            f"--accelerator={post.accelerator} asks for GPUs, and this torch {why}"
-            " (--accelerator=cpu checks CPUs)"
-        )
+        if post.gpus_asked_by:
+            why = "finds none that works" if built_for else "was built without support for any"
+            raise CheckError(
+                f"{post.gpus_asked_by} asks for GPUs, and this torch {why}"
+                " (--accelerator=cpu checks CPUs)"
+            )
+        if built_for is not None and built_for in post.gpus_shown:
+            raise CheckError(
+                f"there are GPUs ({post.gpus_shown[built_for]}), and this torch, built for them,"
+                " finds none that works (--accelerator=cpu checks CPUs)"
+            )
+        return False
     count = gpus.device_count()
     if post.device_index >= count:
         raise CheckError(

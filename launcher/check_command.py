@@ -24,6 +24,7 @@ from . import event_loop
 from . import events_text as say
 from .check_crew import CheckCrew, CrewPlan
 from .check_flags import refuse_floors
+from .check_gpus import gpus_asked_by
 from .display import Display
 from .log_dir import check_log_dir
 from .options import CheckOptions
@@ -96,6 +97,7 @@ def _crew_plan(options: CheckOptions) -> CrewPlan:
         local_world_size=count.count,
         python=worker_python(environ),
         accelerator=options.accelerator,
+        gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
         visible_devices=virtual_devices(options.virtual_local_rank, count.count, environ),
         env={} if threads is None else {"OMP_NUM_THREADS": threads},
         log_dir=options.log_dir,

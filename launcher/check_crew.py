@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from ..checks.post import NOT_CARRIED_OUT, STARTING, WAITING, Post
 from ..checks.records import Order, Phase, Record
 from .address import PortReservation, interface_towards
 from .cgroups import own_directory
+from .check_gpus import shown_gpus
 from .check_member import CheckMember
 from .cpu_limit import quota_cpus
 from .spawner_client import (
@@ -65,6 +67,8 @@ class CrewPlan:
     """``--accelerator``; with ``cpu`` the GPUs are left alone."""
     visible_devices: tuple[str, ...] = ()
     """The one device of each worker under ``--virtual-local-rank``; else empty."""
+    gpus_asked_by: str = ""
+    """The option that asks for GPUs, if one does."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What is set on top of the agent's environment, such as ``OMP_NUM_THREADS``."""
     cpus: tuple[frozenset[int], ...] | None = None
@@ -239,6 +243,10 @@ class CheckCrew:
 
     # --- workers -----------------------------------------------------------------------------
 
+    @cached_property
+    def _gpus_shown(self) -> dict[str, str]:
+        return shown_gpus(self._plan.accelerator)
+
     def _command(self, member: CheckMember) -> WorkerCommand:
         plan, local_rank = self._plan, member.local_rank
         post = Post(
@@ -247,6 +255,9 @@ class CheckCrew:
             local_world_size=plan.local_world_size,
             device_index=0 if plan.visible_devices else local_rank,
             accelerator=plan.accelerator,
+            gpus_asked_by=plan.gpus_asked_by,
+            gpus_shown=self._gpus_shown,
+            devices=",".join(plan.visible_devices) or None,
             log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
             script=plan.script,
             cpu_cgroups=_cgroups("cpu", "cpu.stat"),

@@ -125,6 +125,7 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
 def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
     """Return what the check workers are: like those that will train."""
     from .check_crew import CrewPlan
+    from .check_gpus import gpus_asked_by
 
     options = parts.options
     only_checked = options.checks.log_dir if options.checks is not None else None
@@ -133,6 +134,7 @@ def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
         local_world_size=parts.count.count,
         python=parts.commands.python,
         accelerator=options.accelerator,
+        gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
         visible_devices=parts.commands.devices,
         env=parts.commands.omp_threads,
         cpus=parts.cpus,

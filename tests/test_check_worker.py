@@ -1,6 +1,7 @@
 """What a check worker does without torch."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from ft_run.checks.post import Post
@@ -32,7 +33,10 @@ def facts_order(number):
 
 
 def test_a_post_survives_the_command_line():
-    post = Post("n0", 1, 2, 0, "cpu", "/logs", None, ("/cpu", "/"), 0.25, ("/memory",), "0.1")
+    post = Post(
+        *("n0", 1, 2, 0, "auto", "--nproc-per-node=gpu", {"nvidia.com/gpu": "by NVML: 2"}, "0,1"),
+        *("/logs", None, ("/cpu", "/"), 0.25, ("/memory",), "0.1"),
+    )
     assert Post.from_json(post.to_json()) == post
 
 
@@ -63,10 +67,12 @@ def test_facts_are_answered_and_end_of_file_ends_it(answers, tmp_path):
     assert record.facts["local_world_size"] == 1
 
 
-def test_a_fact_that_rules_the_node_out_is_the_failure(answers):
-    # The file system of processes has no room.
-    (answer,) = answers(Post("n0", 0, 1, 0, "cpu", log_dir="/proc"), facts_order(1))
-    assert record_from_json(answer[2]).failure.startswith("the disk of the log folder is full")
+def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    (answer,) = answers(Post("n0", 0, 1, 0, "cpu", log_dir=f"{file}/logs"), facts_order(1))
+    failure = f"the log folder cannot be used: {file} is not writable"
+    assert record_from_json(answer[2]).failure == failure
 
 
 @pytest.mark.parametrize(
@@ -81,25 +87,39 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers):
 )
 def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer):
     post = Post("n0", local_rank, 2, local_rank, accelerator)
-    assert has_gpu(post, SeenGpus(seen), "13.0") is answer
+    assert has_gpu(post, SeenGpus(seen), "nvidia.com/gpu") is answer
 
 
-@pytest.mark.parametrize("kind", ["nvidia.com/gpu", "amd.com/gpu"])
+@pytest.mark.parametrize("option", ["--accelerator=amd.com/gpu", "--nproc-per-node=gpu"])
 @pytest.mark.parametrize(
     ("built_for", "why"),
-    [(None, "was built without support for any"), ("13.0", "finds none that works")],
+    [(None, "was built without support for any"), ("amd.com/gpu", "finds none that works")],
 )
-def test_a_gpu_that_was_asked_for_by_kind_is_not_replaced_by_a_cpu(kind, built_for, why):
+def test_a_gpu_that_was_asked_for_is_not_replaced_by_a_cpu(option, built_for, why):
     with pytest.raises(CheckError) as error:
-        has_gpu(Post("n0", 0, 1, 0, kind), SeenGpus(0), built_for)
+        has_gpu(Post("n0", 0, 1, 0, gpus_asked_by=option), SeenGpus(0), built_for)
     assert str(error.value) == (
-        f"--accelerator={kind} asks for GPUs, and this torch {why} (--accelerator=cpu checks CPUs)"
+        f"{option} asks for GPUs, and this torch {why} (--accelerator=cpu checks CPUs)"
     )
+
+
+def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
+    post = Post("n0", 0, 1, 0, gpus_shown={"nvidia.com/gpu": "NVIDIA GPUs by NVML: 8"})
+    with pytest.raises(CheckError) as error:
+        has_gpu(post, SeenGpus(0), "nvidia.com/gpu")
+    assert str(error.value) == (
+        "there are GPUs (NVIDIA GPUs by NVML: 8), and this torch, built for them, finds none that"
+        " works (--accelerator=cpu checks CPUs)"
+    )
+    assert has_gpu(post, SeenGpus(8), "nvidia.com/gpu")
+    for built_for in (None, "amd.com/gpu"):
+        assert not has_gpu(post, SeenGpus(0), built_for)
+    assert not has_gpu(replace(post, accelerator="cpu"), SeenGpus(0), "nvidia.com/gpu")
 
 
 def test_fewer_gpus_than_workers():
     with pytest.raises(CheckError, match="there is no GPU for local rank 1: 1 can be seen"):
-        has_gpu(Post("n0", 1, 2, 1), SeenGpus(1), "13.0")
+        has_gpu(Post("n0", 1, 2, 1), SeenGpus(1), "nvidia.com/gpu")
 
 
 def test_gloo_keeps_no_interface_of_an_order_before(monkeypatch):

@@ -40,6 +40,7 @@ BAD: list[tuple[dict[str, Fact], Severity, str]] = [
     ({"gpu0_used_gb": 31.2}, WARNING, "GPU 0 has 31.2 GB in use before the job starts"),
     ({"gpu_xids": "79, 48"}, WARNING, "GPU errors (XID 79, 48)"),
     ({"nvml_error": "Driver/library version mismatch"}, WARNING, "driver does not answer"),
+    ({"gpus_without_torch": "NVIDIA GPUs by NVML: 8"}, WARNING, "there are GPUs (NVIDIA GPUs by"),
     ({"ib_mlx5_0_1_state": "DOWN"}, WARNING, "InfiniBand port mlx5_0_1 is DOWN"),
     ({"dev_shm_free_gb": 0.06, "local_world_size": 2}, FATAL, "/dev/shm has 0.06 GB free"),
     (

@@ -68,6 +68,39 @@ def test_a_log_folder_that_does_not_exist_yet(root, tmp_path):
     assert "log_dir_error" not in facts
 
 
+def test_a_file_system_that_does_not_say_its_size_is_not_full(root):
+    assert "dev_shm_free_gb" in collect(root)
+    assert os.statvfs("/proc").f_blocks == 0
+    assert "log_dir_free_gb" not in collect(root, log_dir="/proc")
+    (root / "dev/shm").rmdir()
+    (root / "dev/shm").symlink_to("/proc")
+    assert "dev_shm_free_gb" not in collect(root)
+
+
+@pytest.mark.parametrize(
+    ("version", "built_for", "unused"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", {}, "a; b"),
+        ("cuda: str | None = '13.0'\nhip: Optional[str] = None\n", {"cuda": "13.0"}, None),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", {"cuda": "13.0"}, None),
+        ("cuda = None\nhip = '6.4.1'\n", {"hip": "6.4.1"}, None),
+    ],
+)
+def test_what_torch_was_built_for(root, tmp_path, monkeypatch, version, built_for, unused):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/version.py").write_text(version)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    gpus = {"nvidia.com/gpu": "a", "amd.com/gpu": "b"}
+    facts = collect(root, gpus_shown=gpus)
+    assert {name: facts[name] for name in ("cuda", "hip") if name in facts} == built_for
+    assert facts.get("gpus_without_torch") == unused
+    assert "gpus_without_torch" not in collect(root)
+    del gpus["nvidia.com/gpu" if "cuda" in built_for else "amd.com/gpu"]
+    assert "gpus_without_torch" in collect(root, gpus_shown=gpus)
+
+
 def test_xids_of_the_kernel_log(root):
     log = root / "dev/kmsg"
     log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:65:00): 79, pid=1, GPU has fallen off the bus.\n")

@@ -51,21 +51,12 @@ def test_what_misses_a_floor_twice_is_a_warning(ft):
     assert "less than the 1e+06 asked for" in command.stdout
 
 
-def test_a_full_disk_is_found_before_torch_is_needed(ft):
-    # What /proc says of its free space is that there is none.
-    command = ft.run("check", "--log-dir", "/proc", "--json")
-    assert command.process.returncode == 30
-    (node,) = json.loads(command.stdout)["nodes"]
-    assert node["reason"].startswith("facts: the disk of the log folder is full")
-    assert node["metrics"] == {}
-
-
 def test_a_report_that_cannot_be_written_leaves_the_verdict_as_it_is(ft):
     # Refused beforehand is only what can be known then: not that a disk is full.
     report = ("--json", "--check-report", "/dev/full")
     sentence = "--check-report '/dev/full' cannot be written: No space left on device."
-    for options, status in ((("--log-dir", "/proc"), 30), (("--accelerator", "cpu"), 2)):
-        command = ft.run("check", *report, *options)
+    for fault, status in (("fail@phase=solo", 30), ("", 2)):
+        command = ft.run("check", *report, env={"FT_RUN_CHECK_FAULT": fault})
         assert command.process.returncode == status
         (node,) = json.loads(command.stdout)["nodes"]
         assert node["verdict"] == ("faulty" if status == 30 else "passed")
