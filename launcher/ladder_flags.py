@@ -52,7 +52,8 @@ def ladder_flags() -> list[Flag]:
             read=values.one_of("never", "node", "always"),
             ours=True,
             help="Which nodes a restart checks again: node (default; where a signal, a lost node"
-            " or an error of a device struck), never or always. New nodes are always checked.",
+            " or an error of a device struck, all where a collective broke), never or always. New"
+            " nodes are always checked.",
         ),
         Flag(
             "--check-mode",

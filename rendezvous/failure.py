@@ -97,7 +97,7 @@ _COLLATERAL = re.compile(
     r"|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|network error"
     r"|HeartbeatMonitor|sendBytes failed|\bstore\b[^\n]{0,80}(broken|closed)"
     r"|EOFError(?!: Ran out of input)|IncompleteRead|timed out|TimeoutError|collective.*timeout"
-    r"|no route to host|(network|host) is (unreachable|down)",
+    r"|wait timeout after|no route to host|(network|host) is (unreachable|down)",
     re.IGNORECASE,
 )
 

@@ -60,6 +60,7 @@ def test_signals_have_names():
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "torch.distributed.DistStoreError: wait timeout after 1000ms, keys: /x",
     ],
 )
 @pytest.mark.parametrize("where", ["message", "stderr_tail"])
