@@ -219,9 +219,12 @@ class Agent:
                 await self._waiting(event)
             case Verdict():
                 self._take_verdict(event)
-            case Refused(sentence):
+            case Refused(sentence, is_displaced):
+                if is_displaced:
+                    self._workers.kill()
                 self._give_up(RefusedError(sentence))
             case Excluded(sentence):
+                self._workers.kill()  # if it has any, it was lost before
                 self._give_up(NodeExcludedError(sentence))
             case Challenge():
                 self._send(Answer())
@@ -311,7 +314,10 @@ class Agent:
             if self._claim.knows_nothing_after(stop.round):
                 self._send(Stopped(stop.round, self._port.offer))
             return
-        if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+        if stop.is_stale and group.state is not GroupState.KILLING:
+            self._event(say.stale(group.place, stop.reason, group.alive))
+            self._workers.kill()
+        elif group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
             self._event(say.stopping(group.place, stop.reason, group.alive))
             self._workers.stop(lets_settle=stop.lets_settle)
 

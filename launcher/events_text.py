@@ -81,6 +81,11 @@ def stopping(place: Place, reason: str, alive: int) -> str:
     return f"{_at(place)} stopping {alive} worker(s): {reason}"
 
 
+def stale(place: Place, reason: str, alive: int) -> str:
+    """Return the line for workers that the others went on without."""
+    return f"{_at(place)} killing {alive} worker(s) at once: {reason}"
+
+
 def killing(place: Place, alive: int, timeout_s: float) -> str:
     """Return the line for workers that did not end in time."""
     return (

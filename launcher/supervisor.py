@@ -165,6 +165,15 @@ class Supervisor:
         else:
             self._arm(group, SURVIVES_KILL_S)
 
+    def kill(self) -> None:
+        """Kill the workers without a word, also those that are being stopped."""
+        group = self.group
+        if group is None or group.state is GroupState.KILLING:
+            return
+        self._is_settling = False
+        group.kill()
+        self._arm(group, SURVIVES_KILL_S)
+
     def end(self, *, gently: bool) -> None:
         """End what is left: this node needs its workers no more.
 

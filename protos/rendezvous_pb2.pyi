@@ -360,14 +360,16 @@ class Start(_message.Message):
     def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("round", "reason", "lets_settle")
+    __slots__ = ("round", "reason", "lets_settle", "is_stale")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LETS_SETTLE_FIELD_NUMBER: _ClassVar[int]
+    IS_STALE_FIELD_NUMBER: _ClassVar[int]
     round: int
     reason: str
     lets_settle: bool
-    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., lets_settle: bool = ...) -> None: ...
+    is_stale: bool
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., lets_settle: bool = ..., is_stale: bool = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ()
@@ -428,10 +430,12 @@ class Verdict(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., exit_code: _Optional[int] = ..., sentence: _Optional[str] = ..., restarts: _Optional[int] = ..., rounds: _Optional[int] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., failure_count: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("sentence",)
+    __slots__ = ("sentence", "is_displaced")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    IS_DISPLACED_FIELD_NUMBER: _ClassVar[int]
     sentence: str
-    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+    is_displaced: bool
+    def __init__(self, sentence: _Optional[str] = ..., is_displaced: bool = ...) -> None: ...
 
 class Excluded(_message.Message):
     __slots__ = ("sentence",)

@@ -29,7 +29,7 @@ from .messages import (
     Stopped,
 )
 from .roster import NodePhase
-from .rounds import IN_ROUND
+from .rounds import IN_ROUND, stale_stop
 from .silence import Judgement
 from .state import GroupPhase
 
@@ -205,7 +205,10 @@ class Group(Joining):
             for node_id, round_number in adoption.take_stops().items():
                 node = self.roster.get(node_id)
                 assert node is not None
-                self._send(node, Stop(round_number, f"round {round_number} is over"))
+                # Of the highest round it is a failure that ends it, for all alike.
+                is_stale = round_number < adoption.round
+                ordinary = Stop(round_number, f"round {round_number} is over")
+                self._send(node, stale_stop(round_number) if is_stale else ordinary)
             return
         self._adopt(adoption, finding)
         self._judge_adopted(finding, adoption)

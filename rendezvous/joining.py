@@ -12,7 +12,7 @@ from .contest import Contest, Newcomer
 from .events import Close, GroupSettings, Send
 from .messages import Attend, Challenge, Claim, ClaimState, Offer, Past, Refused, Start, Stop
 from .roster import Node, NodePhase
-from .rounds import IN_ROUND
+from .rounds import IN_ROUND, stale_stop
 from .state import GroupPhase
 
 _NO_PAST = Past()
@@ -68,9 +68,11 @@ class Joining(Checking):
         """Whether neither the node nor this master knows of it ever having been in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
-    def _refuse(self, link: int, attend: Attend, sentence: str) -> None:
+    def _refuse(
+        self, link: int, attend: Attend, sentence: str, *, is_displaced: bool = False
+    ) -> None:
         self._note(f"node {attend.node.node_id} was refused: {sentence}")
-        self._out += [Send(link, Refused(sentence)), Close(link)]
+        self._out += [Send(link, Refused(sentence, is_displaced)), Close(link)]
 
     # --- identity ----------------------------------------------------------------------------
 
@@ -92,7 +94,8 @@ class Joining(Checking):
         if node.leaving:
             return
         for newcomer in self._contest.lost(node.spec):
-            self._refuse(newcomer.link, newcomer.attend, identity_taken(newcomer.attend))
+            sentence = identity_taken(newcomer.attend)
+            self._refuse(newcomer.link, newcomer.attend, sentence, is_displaced=True)
 
     def _displace(self, newcomer: Newcomer, now: float) -> None:
         """Give the identity of a node that did not answer to the process that claims it."""
@@ -200,6 +203,9 @@ class Joining(Checking):
             self._send(node, Start(node.place))  # the stream broke before it heard of its round
         if was_told and node.phase in _TO_STOP:
             # Also to one that seems not to have heard of its round: the start may lie before it.
+            if node.phase is NodePhase.STALE:
+                self._send(node, stale_stop(node.round))
+                return
             reason = self._postmortem.reason or f"round {node.round} is over"
             self._send(node, Stop(node.round, reason))
 

@@ -288,6 +288,9 @@ class Stop:
     reason: str
     lets_settle: bool = False
     """The failure that is known may follow from another: workers that are ending are let end."""
+    is_stale: bool = False
+    """The others went on without this node: its workers are killed at once, since what they would
+    do on SIGTERM (write a checkpoint) could undo what the newer round has done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +366,8 @@ class Refused:
     """This node may not join; the stream ends."""
 
     sentence: str
+    is_displaced: bool = False
+    """Another process has its place: what workers it has are those of a stale round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
 
 
+def stale_stop(round_number: int) -> Stop:
+    """Return the order to kill the workers of a round that the others have left behind."""
+    return Stop(round_number, f"round {round_number} is over", is_stale=True)
+
+
 class Rounds(GroupState):
     """The rounds of one job, and what its nodes report of them."""
 
@@ -131,7 +136,7 @@ class Rounds(GroupState):
     def _stop_stale(self, node: Node, round_number: int) -> None:
         node.round = round_number
         self.roster.move(node, NodePhase.STALE)
-        self._send(node, Stop(round_number, f"round {round_number} is over"))
+        self._send(node, stale_stop(round_number))
 
     def _round_is_over(self, now: float) -> None:
         assert self.job is not None

@@ -230,6 +230,10 @@ class Scene:
         """The rounds that a node was told to stop."""
         return [stop.round for stop in self.all_told(name, Stop)]
 
+    def was_killed(self, name: str) -> bool:
+        """Whether the last stop that a node was told leaves its workers no time."""
+        return self.last(name, Stop).is_stale
+
     def ranks(self, *names: str) -> list[int]:
         """The node ranks that nodes were given last."""
         return [self.place(name).node_rank for name in names]

@@ -108,10 +108,23 @@ def test_a_member_that_comes_back_too_late_stops_and_joins_again():
     assert scene.rounds("a") == [5]
     scene.attend("b", claim=claim_of(4, 1))
     assert scene.stops("b") == [4]
+    assert scene.was_killed("b")
+    assert not scene.was_killed("a")
     scene.say("b", Stopped(4, scene.offer("b")))
     scene.wait(10)
     scene.stopped("a")
     assert scene.rounds("b") == [6]
+
+
+def test_workers_of_a_lower_round_are_killed_and_those_of_a_failed_one_get_their_time():
+    scene = Scene(3)
+    scene.attend("a", claim=claim_of(3, 0, nodes=3))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3, failures=(worker_failure(1),)))
+    scene.attend("c", claim=claim_of(4, 2, nodes=3))
+    assert scene.stops("a") == [3]
+    assert scene.was_killed("a")
+    assert scene.stops("c") == [4]
+    assert not scene.was_killed("c")
 
 
 def test_a_round_that_not_everybody_heard_of_is_formed_anew_at_no_cost():

@@ -271,6 +271,8 @@ def test_a_lost_node_that_comes_back_stops_its_workers_then_makes_the_world_grow
     assert scene.place("a").nodes == 1
     scene.attend("b", claim=claim_of(0, 1))
     assert scene.stops("b") == [0]
+    assert scene.was_killed("b")
+    assert not scene.was_killed("a")
     scene.wait(100)
     assert scene.rounds("a") == [0, 1]
     scene.say("b", Stopped(0, scene.offer("b")))
@@ -279,6 +281,27 @@ def test_a_lost_node_that_comes_back_stops_its_workers_then_makes_the_world_grow
     scene.stopped("a")
     assert scene.place("b").nodes == 2
     assert scene.place("b").master_addr == "store-of-a"
+
+
+def test_stale_workers_are_killed_also_if_the_order_is_lost_with_its_stream():
+    scene = running(1, 2, names="ab")
+    scene.detach("b")
+    scene.wait(1)
+    scene.stopped("a")
+    scene.attend("b", claim=claim_of(0, 1))
+    scene.detach("b")
+    scene.attend("b", claim=claim_of(0, 1))
+    assert scene.stops("b") == [0, 0]
+    assert scene.was_killed("b")
+
+
+def test_a_stop_that_is_said_again_leaves_workers_their_time():
+    scene = running(2, names="ab")
+    scene.fail("a")
+    scene.detach("b")
+    scene.attend("b", claim=claim_of(0, 1))
+    assert scene.stops("b") == [0, 0]
+    assert not scene.was_killed("b")
 
 
 # --- leaving ---------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ def test_another_configuration_is_refused_with_the_difference(job, words):
     scene.attend("a")
     scene.attend("b", job=job)
     assert words in scene.last("b", Refused).sentence
+    assert not scene.last("b", Refused).is_displaced
     assert scene.closed == ["b"]
     scene.attend("c")
     assert scene.rounds("a") == scene.rounds("c") == [0]
@@ -74,6 +75,7 @@ def test_an_identity_whose_holder_answers_is_refused_to_another():
     scene.wait(0.9)
     scene.say("b", Answer())
     assert "'b' belongs to another node" in scene.last("twin", Refused).sentence
+    assert scene.last("twin", Refused).is_displaced, "should it have workers, they are stale"
     scene.wait(10)
     assert scene.stops("a") == []
 

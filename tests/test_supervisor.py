@@ -98,6 +98,12 @@ class Node:
 
         self._do(stop())
 
+    def kill(self) -> None:
+        async def kill() -> None:
+            self.supervisor.kill()
+
+        self._do(kill())
+
     def _do(self, what: Any) -> None:
         self.clock.run_until_complete(what)
 
@@ -138,5 +144,25 @@ def test_a_second_stop_gives_them_no_more_time(capfd) -> None:
         node.clock.pass_to(SHUTDOWN_S + 1)
         node.take_what_is_over()
         assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+
+    with_node(test)
+
+
+def test_stale_workers_are_killed_without_a_word(capfd) -> None:
+    def test(node: Node) -> None:
+        node.kill()
+        node.kill()
+        assert node.spawner.asked == ["spawn 2", "kill"]
+
+    with_node(test)
+
+
+def test_stale_workers_that_are_being_stopped_get_no_more_time(capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop()
+        node.kill()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+        assert node.supervisor.group is not None
+        assert node.supervisor.group.state is GroupState.KILLING
 
     with_node(test)

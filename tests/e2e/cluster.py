@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 PORT = 29400
 
-# GATE opened: all end. GATE.doneR: rank R ends. GATE.failR: rank R fails, once. GATE.slow: who is
-# told to stop does so when that file is gone.
+# GATE opened: all end. GATE.doneR: rank R ends. GATE.failR: rank R fails, once. Who is told to
+# stop leaves GATE.lastPID, as a checkpoint would be; GATE.slow: it ends when that file is gone.
 WORKER = """
 import os, signal, sys, time
 gate, rank, restart = sys.argv[1], os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -24,6 +24,7 @@ def wait_until(condition):
     while not condition():
         time.sleep(0.01)
 def stop(*_):
+    open(f"{gate}.last{os.getpid()}", "w").close()
     wait_until(lambda: not os.path.exists(f"{gate}.slow"))
     sys.exit(1)
 def ends():
@@ -138,6 +139,10 @@ class Cluster:
     def are_alive(self, *of: Started) -> bool:
         """Return whether these very workers run."""
         return {started.pid for started in of} <= set(self.ft.processes())
+
+    def was_asked_to_stop(self, started: Started) -> bool:
+        """Return whether this very worker got SIGTERM, and could write a checkpoint."""
+        return Path(f"{self.gate}.last{started.pid}").exists()
 
     def ends(self, names: str, status: int = 0) -> None:
         """Open the gate; the agents of these hosts must end with a status."""

@@ -134,6 +134,7 @@ def test_two_nodes_with_one_rank(ft, network):
     assert after["c"].node_rank == 1
     job.hosts["b"].thaw()
     assert job.agents["b"].wait() == exit_codes.REFUSED
+    assert not job.was_asked_to_stop(workers["b"]), "its worker is stale"
     job.ends("ac")
 
 

@@ -47,10 +47,12 @@ def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
     job.started("ab", 1)
     assert job.are_alive(before["c"]), "frozen, it cannot do anything about its workers"
     job.hosts["c"].thaw()
-    job.agents["c"].expect(r"round=0 node=2 stopping 1 worker\(s\): round 0 is over")
+    job.agents["c"].expect(r"round=0 node=2 killing 1 worker\(s\) at once: round 0 is over")
     after = job.started("abc", 2)
     assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
     assert not job.are_alive(before["c"])
+    asked = [job.was_asked_to_stop(before[name]) for name in "abc"]
+    assert asked == [True, True, False], "a stale worker writes no checkpoint"
     job.agents["a"].expect("regroup with 3 node.*: the world grows from 2 to 3 nodes")
     job.ends("abc")
 
@@ -94,10 +96,13 @@ def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network
     job.noticed("link cut for good", since, "ab", r"node 2 \(c\) was lost")
     job.started("ab", 1)
     assert job.are_alive(before["c"]), "nobody can tell it"
+    job.told("slow")  # who is asked to stop does not
     job.hosts["c"].mend()
-    job.agents["c"].expect(r"round=0 node=2 stopping 1 worker\(s\): round 0 is over")
+    job.agents["c"].expect(r"round=0 node=2 killing 1 worker\(s\) at once: round 0 is over")
     job.agents["c"].expect("this node is a spare")
-    ft.wait_until(lambda: not job.are_alive(before["c"]), "the stale worker has ended")
+    assert not job.are_alive(before["c"])
+    asked = [job.was_asked_to_stop(before[name]) for name in "abc"]
+    assert asked == [True, True, False], "a stale worker writes no checkpoint"
     job.ends("abc")
     assert job.rounds("c") == [0]
 
