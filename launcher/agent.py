@@ -282,7 +282,8 @@ class Agent:
         self.status.connected = False
         if reason != self._last_down:  # each change once
             running = self._workers.group is not None
-            self._event(say.link_down(reason, running), logging.WARNING)
+            where = self._options.endpoint
+            self._event(say.link_down(reason, where, running), logging.WARNING)
         self._last_down = reason
 
     async def _waiting(self, waiting: Waiting) -> None:

@@ -134,10 +134,10 @@ def leaving(signal_name: str, workers: int) -> str:
     return f"received {signal_name}: {stopping}leaving the job"
 
 
-def link_down(reason: str, has_workers: bool) -> str:
+def link_down(reason: str, where: object, has_workers: bool) -> str:
     """Return the line for a master that cannot be reached."""
     so = "workers run on; trying again" if has_workers else "trying again"
-    return f"no connection to the master ({reason}): {so}"
+    return f"no connection to the master at {where} ({reason}): {so}"
 
 
 def verdict(message: Verdict) -> str:

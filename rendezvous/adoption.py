@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from .failure import Failure
+from .failure import Evidence, Failure, evidence
 from .messages import Claim, ClaimState
 
 
@@ -20,6 +20,7 @@ class Finding(enum.Enum):
     INCOMPLETE = "members are missing"
     COMPLETE = "all members are there and run"
     FAILED = "a member reports a failure, or never came back"
+    RETURNED = "all members are there, some without workers of it"
     BROKEN = "the round was being formed or stopped when the master was lost"
 
 
@@ -188,6 +189,26 @@ class Adoption:
         """Return which of them are known by name, by node rank."""
         return self._chosen().absent()
 
+    def gone(self, nodes: int, is_there: Callable[[str], bool]) -> int:
+        """Return how many members do not attend, not even without workers of the round.
+
+        Who attends without them was started again, or has never heard of the round because the
+        old master died while it told them. Of members that nobody knows by name, everybody who
+        claims nothing else may be one.
+
+        Args:
+            nodes: how many attend.
+            is_there: whether a node of that identity attends.
+        """
+        world = self._chosen()
+        named = {name for name in world.absent().values() if is_there(name)}
+        others = sum(
+            not (is_spare(claim) or name in world.members or name in named)
+            for name, claim in self._claims.items()
+        )
+        unclaimed = nodes - len(self._claims) - len(named - self._claims.keys())
+        return max(0, world.missing - len(named) - others - unclaimed)
+
     def judge(self, nodes: int, now: float, is_there: Callable[[str], bool]) -> Finding:
         """Return what the claims amount to.
 
@@ -201,18 +222,17 @@ class Adoption:
         is_clear = not missing or _are_replaced(world, nodes, is_there)
         if now < self.until and not (members and is_clear):
             return Finding.INCOMPLETE
+        if not members:
+            return Finding.BROKEN
+        gone = self.gone(nodes, is_there)
+        if missing and not gone and not _has_own_failure(world):
+            # What the others say of their lost connections follows from that.
+            return Finding.RETURNED
         if world.has_failed:
             return Finding.FAILED
-        if not members or any(claim.state is ClaimState.STOPPED for claim in members.values()):
+        if any(claim.state is ClaimState.STOPPED for claim in members.values()):
             return Finding.BROKEN
-        if not missing:
-            return Finding.COMPLETE
-        # Nodes that never heard of the round, because the old master died while it told them,
-        # stand here ready, and nobody else is missing: no node was lost.
-        spares = sum(is_spare(claim) for claim in self._claims.values())
-        if nodes - len(members) - spares >= missing:
-            return Finding.BROKEN
-        return Finding.FAILED
+        return Finding.FAILED if gone else Finding.COMPLETE
 
 
 def _are_replaced(world: _World, nodes: int, is_there: Callable[[str], bool]) -> bool:
@@ -230,3 +250,9 @@ def _are_replaced(world: _World, nodes: int, is_there: Callable[[str], bool]) ->
 def _has_failed(claim: Claim) -> bool:
     """Return whether a failure ended the round, rather than its stop some workers."""
     return any(not failure.after_stop for failure in claim.failures)
+
+
+def _has_own_failure(world: _World) -> bool:
+    """Return whether a failure is known that cannot follow from the loss of a member."""
+    failures = (failure for claim in world.members.values() for failure in claim.failures)
+    return world.has_failed and any(evidence(failure) is Evidence.OWN for failure in failures)

@@ -227,6 +227,7 @@ class Group(Joining):
         # Also those who are not there: the policy may want one of them replaced.
         self._members = adoption.absent()
         self._members |= {claim.node_rank: name for name, claim in members.items()}
+        self._keep_ranks(adoption.absent())
         self._lobby.close()
         self.world_nodes = len(members) + adoption.missing()
         self._note(
@@ -240,28 +241,62 @@ class Group(Joining):
                 if claim.state is not ClaimState.STOPPED:
                     self._stop_stale(node, claim.round)
                 continue
-            node.rank, node.rank_offset = claim.node_rank, claim.rank_offset
+            node.round, node.rank, node.rank_offset = (
+                claim.round,
+                claim.node_rank,
+                claim.rank_offset,
+            )
             for failure in claim.failures:
                 self._postmortem.remember(failure)
             if claim.state is ClaimState.STOPPED:
                 continue
-            node.round = claim.round
             self.roster.move(node, NodePhase.RUNNING)
             if claim.state is ClaimState.DONE:
                 self.roster.move(node, NodePhase.DONE)
 
-    def _not_back(self, adoption: Adoption) -> Failure:
+    def _keep_ranks(self, absent: dict[int, str]) -> None:
+        """Who was started again, or will be, takes its old rank."""
+        for rank, name in absent.items():
+            node = self.roster.get(name)
+            if node is not None:
+                node.rank = rank
+            else:
+                self._former_ranks[name] = rank
+
+    def _not_back(self, adoption: Adoption) -> Failure | None:
         """Return the failure record of members that have not come back, the first by name."""
+        gone = adoption.gone(len(self.roster), self._is_there)
+        if not gone:
+            return None
         absent = adoption.absent()
         # Who was started again has lost its workers, but is there.
         away = {rank: name for rank, name in absent.items() if not self._is_there(name)}
-        missing = adoption.missing() - len(absent) + len(away)
         rank = min(away, default=None)
         name = "unknown" if rank is None else away[rank]
-        others = f", nor did {missing - 1} other(s)" if missing > 1 else ""
+        others = f", nor did {gone - 1} other(s)" if gone > 1 else ""
         grace = f"{self.settings.adoption_grace_s:g} s"
-        why = f"it did not come back to the new master within {grace}{others}"
+        why = (
+            f"it did not come back to the new master with its workers of round {self.round} "
+            f"within {grace}{others}"
+        )
         return node_lost(rank, name.rpartition("/")[0] or name, "", why)
+
+    def _who_returned(self, adoption: Adoption) -> str:
+        """Say which members are there without workers of the round, the first by name."""
+        claims = adoption.claims()
+        named = [(rank, self.roster.get(name)) for rank, name in sorted(adoption.absent().items())]
+        rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
+        if node is None:
+            return f"members of round {self.round} came back anew, or had never heard of it"
+        where = f"node {rank} ({node.spec.host})"
+        others = adoption.missing() - 1
+        if node.spec.node_id in claims:
+            what = f"had never heard of round {self.round} when the master was lost"
+            more = f", nor had {others} other(s)"
+        else:
+            what = f"came back anew, without its workers of round {self.round}"
+            more = f", and so did {others} other(s)"
+        return f"{where} {what}" + (more if others else "")
 
     def _is_there(self, node_id: str) -> bool:
         return self.roster.get(node_id) is not None
@@ -270,11 +305,15 @@ class Group(Joining):
         if self._rank0_is_done:
             pass  # the job has succeeded, whatever became of the others
         elif finding is Finding.FAILED:
-            first = self._postmortem.first
-            if first is None:
-                first = self._not_back(adoption)
-                self._postmortem.remember(first)
-            self._break(first.summary(), counted=True)
+            lost = self._not_back(adoption)
+            if lost is not None:
+                # Nobody knows when: it goes before what may follow from it, and before no other.
+                self._postmortem.remember(lost)
+            foremost = self._postmortem.foremost
+            assert foremost is not None
+            self._break(foremost.summary(), counted=True)
+        elif finding is Finding.RETURNED:
+            self._break(self._who_returned(adoption), counted=False)
         elif finding is Finding.BROKEN:
             self._break(finding.value, counted=False)
         else:

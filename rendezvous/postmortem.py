@@ -68,9 +68,9 @@ class Postmortem:
             self._collateral.append(key)
 
     @property
-    def first(self) -> Failure | None:
-        """The first failure that the master heard of."""
-        return next(iter(self._failures.values()), None)
+    def foremost(self) -> Failure | None:
+        """What would be the root cause, as far as is known by now."""
+        return root_cause(self._in_order())
 
     @property
     def stuck(self) -> Failure | None:
@@ -85,14 +85,16 @@ class Postmortem:
     def conclude(self) -> None:
         """All of the round's workers are dead: name the root cause."""
         stuck = self.stuck
-        in_order = [
-            self._failures[key] for key in sorted(self._failures, key=self._positions.__getitem__)
-        ]
-        self.cause = root_cause(in_order) if self.counted else stuck
+        self.cause = self.foremost if self.counted else stuck
         if self.cause is not None:
             self.reason = self.cause.summary()
             if stuck is not None and stuck is not self.cause:
                 self.reason += f"; then {stuck.summary()}"
+
+    def _in_order(self) -> list[Failure]:
+        """Return the failures in the order in which they happened, as far as that is known."""
+        keys = sorted(self._failures, key=self._positions.__getitem__)
+        return [self._failures[key] for key in keys]
 
     def blame_departure(self) -> None:
         """Make the departure of a node the root cause: the policy wants an answer to it."""

@@ -94,9 +94,19 @@ class GroupState:
 
     def _tell_newly_ready(self, now: float) -> None:
         nodes, self._newly_ready = self._newly_ready, []
+        if self.phase is GroupPhase.FINISHED:
+            return
         for node in nodes:
-            if node.phase is NodePhase.READY and self.phase is not GroupPhase.FINISHED:
+            # Who has stopped waits for the others in silence: told to be a spare, it would forget
+            # its part in the round, and its failures, of which a later master must hear.
+            is_member = self.phase is GroupPhase.STOPPING and self._was_member(node)
+            if node.phase is NodePhase.READY and not is_member:
                 self._send(node, self._waiting(now))
+
+    def _was_member(self, node: Node) -> bool:
+        """Whether a node had, or may have had, workers of the present round."""
+        is_of_it = node.round == self.round and node.rank is not None
+        return is_of_it and self._members.get(node.rank) == node.spec.node_id
 
     def _waiting(self, now: float) -> Waiting:
         assert self.job is not None

@@ -134,6 +134,42 @@ BREAKS = (
         "",
     ),
     Break(
+        "who only lost a member that died with the master is not to blame",
+        "adoption",
+        "if missing and not gone and not _has_own_failure(world):",
+        "if missing and not gone and not world.has_failed:",
+    ),
+    Break(
+        "a failure of its own counts whoever came back anew",
+        "adoption",
+        "if missing and not gone and not _has_own_failure(world):",
+        "if missing and not gone:",
+    ),
+    Break(
+        "a node that stays away comes before who lost it",
+        "group",
+        "            if lost is not None:\n",
+        "            if lost is not None and self._postmortem.foremost is None:\n",
+    ),
+    Break(
+        "who is started again with the master takes its old rank",
+        "group",
+        "        self._keep_ranks(adoption.absent())\n",
+        "",
+    ),
+    Break(
+        "who has stopped while others still stop is no spare",
+        "state",
+        "if node.phase is NodePhase.READY and not is_member:",
+        "if node.phase is NodePhase.READY:",
+    ),
+    Break(
+        "a new master doubts the node whose failure it hears of",
+        "group",
+        "node.round, node.rank, node.rank_offset = claim.round, claim.node_rank, claim.rank_offset",
+        "node.rank, node.rank_offset = claim.node_rank, claim.rank_offset",
+    ),
+    Break(
         "a new round waits for all to stop",
         "rounds",
         "self.phase = GroupPhase.STOPPING\n",

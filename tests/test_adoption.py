@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from ft_run.rendezvous.failure import Failure, FailureKind
 from ft_run.rendezvous.group import GroupPhase
 from ft_run.rendezvous.messages import (
     ClaimState,
@@ -14,7 +15,7 @@ from ft_run.rendezvous.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.tests.scene import SPARE, Scene, claim_of, worker_failure
+from ft_run.tests.scene import SPARE, Scene, claim_of, running, worker_failure
 
 STOPPED, DONE = ClaimState.STOPPED, ClaimState.DONE
 
@@ -335,9 +336,131 @@ def test_members_that_do_not_come_back_are_named():
     scene.wait(10)
     scene.stopped("a", "b")
     assert scene.place("a").reason == (
-        "node 2 (host-c) was lost: it did not come back to the new master within 10 s, "
-        "nor did 1 other(s)"
+        "node 2 (host-c) was lost: it did not come back to the new master with its workers of "
+        "round 4 within 10 s, nor did 1 other(s)"
     )
+
+
+# --- members that died with the master, and what the others say of it --------------------------
+
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+
+
+def of_three(scene: Scene, name: str, *failures: Failure, state: ClaimState = STOPPED) -> None:
+    """A member of the three of round 4 comes to the new master."""
+    rank = "abc".index(name)
+    claim = claim_of(4, rank, nodes=3, state=state, failures=failures, successor="bca"[rank])
+    scene.attend(name, claim=claim)
+
+
+@pytest.mark.parametrize("words", [RESET, ""])
+def test_who_lost_a_peer_that_died_with_the_master_is_not_to_blame(words):
+    scene = Scene(3, restarts=0)
+    scene.attend("a", incarnation="again")
+    of_three(scene, "b", worker_failure(1, message=words))
+    of_three(scene, "c", worker_failure(2, message=words))
+    place = scene.place("b")
+    assert (place.round, place.restarts, place.cause) == (5, 0, None)
+    assert place.reason == "node 0 (a) came back anew, without its workers of round 4"
+    assert scene.ranks("a", "b", "c") == [0, 1, 2]
+
+
+def test_a_failure_of_its_own_counts_whoever_died_with_the_master():
+    scene = Scene(3)
+    scene.attend("a", incarnation="again")
+    of_three(scene, "b", worker_failure(1, message=RESET))
+    own = worker_failure(2, code=-11)
+    of_three(scene, "c", own)
+    place = scene.place("b")
+    assert (place.restarts, place.cause) == (1, own)
+
+
+def test_a_node_that_stays_away_comes_before_who_lost_it():
+    scene = Scene(2, 3)
+    of_three(scene, "a", worker_failure(0, message=RESET))
+    of_three(scene, "b", worker_failure(1, message=RESET))
+    scene.wait(10)
+    place = scene.place("a")
+    assert place.restarts == 1
+    assert place.cause is not None
+    assert (place.cause.kind, place.cause.host) == (FailureKind.NODE_LOST, "c")
+
+
+def test_a_failure_of_its_own_comes_before_a_node_that_stays_away():
+    scene = Scene(2, 3)
+    own = worker_failure(1, code=3, message="ValueError: no")
+    of_three(scene, "a", worker_failure(0, message=RESET))
+    of_three(scene, "b", own)
+    scene.wait(10)
+    assert (scene.place("a").restarts, scene.place("a").cause) == (1, own)
+
+
+def test_who_came_back_anew_is_named_where_all_the_others_run():
+    scene = Scene(3)
+    scene.attend("a", incarnation="again")
+    for name in "bc":
+        of_three(scene, name, state=ClaimState.RUNNING)
+    scene.stopped("b", "c")
+    place = scene.place("b")
+    assert place.reason == "node 0 (a) came back anew, without its workers of round 4"
+    assert place.restarts == 0
+
+
+def test_who_had_never_heard_of_the_round_is_named():
+    scene = Scene(3)
+    for name in "bc":
+        of_three(scene, name, state=ClaimState.RUNNING)
+    scene.attend("a", claim=claim_of(3, 0, nodes=3, state=STOPPED))
+    scene.stopped("b", "c")
+    reason = "node 0 (a) had never heard of round 4 when the master was lost"
+    assert scene.place("b").reason == reason
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_who_is_started_again_takes_its_old_rank_where_anybody_knows_it(comes):
+    """Of two, of which the host names would give the other ranks."""
+    scene = Scene(1, 3)
+    scene.attend("x", incarnation="again")
+    if comes == "before":
+        scene.attend("a", incarnation="again")
+    scene.attend("k", claim=claim_of(4, 1, nodes=3, successor="a"))
+    scene.wait(10)
+    if comes == "after":
+        scene.attend("a", incarnation="again")
+    scene.stopped("k")
+    assert scene.ranks("x", "k", "a") == [0, 1, 2]
+
+
+# --- who has stopped is no spare -----------------------------------------------------------------
+
+
+def test_members_of_a_round_that_is_being_stopped_are_no_spares():
+    """Told that they are, they would forget their failures, and the next master never hear."""
+    scene = Scene(3)
+    own = worker_failure(1, code=3)
+    scene.attend("n")
+    of_three(scene, "b", own)
+    of_three(scene, "a", state=ClaimState.RUNNING)
+    of_three(scene, "c", state=ClaimState.RUNNING)
+    assert scene.group.phase is GroupPhase.STOPPING
+    assert scene.all_told("b", Waiting) == []
+    assert scene.last("n", Waiting).spare
+    scene.stopped("a", "c")
+    assert scene.place("b").cause == own
+
+
+def test_a_member_whose_stream_breaks_after_it_has_stopped_is_no_spare():
+    scene = running(2)
+    before = len(scene.all_told("b", Waiting))
+    own = worker_failure(1)
+    scene.fail("b", own)
+    scene.stopped("b")
+    scene.detach("b")
+    claim = claim_of(0, 1, state=STOPPED, failures=(own,))
+    scene.attend("b", claim=claim)
+    assert len(scene.all_told("b", Waiting)) == before
+    scene.stopped("a")
+    assert scene.place("b").restarts == 1
 
 
 def test_each_node_of_a_world_knows_the_next():

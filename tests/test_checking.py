@@ -690,6 +690,18 @@ def test_a_new_master_believes_what_its_nodes_have_passed():
     assert [o.phase for o in scene.all_told("b", CheckOrder)] == ["pair"]
 
 
+def test_a_new_master_doubts_the_node_whose_failure_it_hears_of():
+    scene = CheckScene(2)
+    failure = worker_failure(1, code=-11)
+    claim = claim_of(4, 1, state=ClaimState.STOPPED, failures=(failure,), checked=True)
+    scene.attend("b", claim=claim)
+    scene.attend("a", claim=claim_of(4, 0, checked=True))
+    scene.stopped("a")
+    assert scene.check_all() == ["facts", "solo", "pair"]
+    assert [order.phase for order in scene.all_told("a", CheckOrder)] == ["pair"]
+    assert scene.place("b").cause == failure
+
+
 # --- the checks alone, and agreement ---------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from ft_run.launcher import events_text as say
+from ft_run.rendezvous.endpoint import Endpoint
 from ft_run.rendezvous.messages import Waiting
 
 FIRST = Waiting(1, 2, 2, ("--node-rank 1",), timeout_s=600.0, spare=False)
@@ -34,3 +35,11 @@ def test_the_same_wait_a_moment_later_is_none() -> None:
 def test_a_node_that_leaves_without_workers_stops_none() -> None:
     assert say.leaving("SIGTERM", 0) == "received SIGTERM: leaving the job"
     assert say.leaving("SIGINT", 2) == "received SIGINT: stopping 2 worker(s) and leaving the job"
+
+
+def test_a_master_that_cannot_be_reached_is_told_with_its_address() -> None:
+    where = Endpoint("10.0.0.1", 29400)
+    assert say.link_down("connection refused", where, True) == (
+        "no connection to the master at 10.0.0.1:29400 (connection refused): "
+        "workers run on; trying again"
+    )

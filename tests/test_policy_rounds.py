@@ -464,7 +464,8 @@ def test_a_later_master_replaces_who_is_away_and_not_who_was_started_again() -> 
     place = scene.place("b")
     assert place.past == Past(excluded=("d",))
     assert place.reason == (
-        "node 3 (d) was lost: it did not come back to the new master within 10 s"
+        "node 3 (d) was lost: it did not come back to the new master with its workers of "
+        "round 5 within 10 s"
     )
 
 

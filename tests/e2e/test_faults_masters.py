@@ -24,7 +24,7 @@ def test_a_lone_master_dies_while_the_nodes_train(ft, network):
     workers = job.start("abc")
     kill(master)
     for name in "abc":
-        job.agents[name].expect("no connection to the master .*: workers run on")
+        job.agents[name].expect("no connection to the master at .*: workers run on")
     since = time.monotonic()
     successor = job.master("m")
     job.noticed("new master", since, "abc", "connected to the master again")
@@ -44,7 +44,7 @@ def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
         job.agent(name).expect("waiting for nodes: . of 3")
     kill(master)
     for name in "ab":
-        job.agents[name].expect("no connection to the master .*: trying again")
+        job.agents[name].expect("no connection to the master at .*: trying again")
     job.agent("c")
     successor = job.master("m")
     job.started("abc", 0)
@@ -119,7 +119,7 @@ def test_a_lone_master_that_is_cut_off_takes_nobody_for_lost(ft, network):
     workers = job.start("ab")
     job.hosts["m"].cut()
     for name in "ab":
-        job.agents[name].expect("no connection to the master .*: workers run on")
+        job.agents[name].expect("no connection to the master at .*: workers run on")
     master.expect("nothing is heard of any node: the round is kept for 600 s")
     job.hosts["m"].mend()
     for name in "ab":
@@ -139,7 +139,7 @@ def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
     workers = job.start("ab")
     since = time.monotonic()
     job.hosts["m"].freeze()
-    job.noticed("master frozen", since, "ab", "no connection to the master .*: workers run on")
+    job.noticed("master frozen", since, "ab", "no connection to the master at .*: workers run on")
     job.hosts["m"].thaw()
     for name in "ab":
         job.agents[name].expect("connected to the master again")
@@ -185,7 +185,7 @@ def test_the_node_that_hosts_the_master_dies_while_the_nodes_train(ft, network):
     before = job.start("abc")
     job.kill_agent("a")
     for name in "bc":
-        job.agents[name].expect("no connection to the master .*: workers run on")
+        job.agents[name].expect("no connection to the master at .*: workers run on")
     assert job.are_alive(before["b"], before["c"])
     since = time.monotonic()
     job.agent("a")
@@ -201,7 +201,7 @@ def test_the_node_that_hosts_the_master_dies_before_all_have_come(ft, network):
     for name in "ab":
         job.agent(name).expect("waiting for nodes: . of 3")
     job.kill_agent("a")
-    job.agents["b"].expect("no connection to the master")
+    job.agents["b"].expect("no connection to the master at")
     job.agent("c")
     job.agent("a")
     job.started("abc", 0)

@@ -77,7 +77,7 @@ def test_a_link_that_is_back_within_the_grace_touches_no_worker(ft, network):
     workers = job.start("abc")
     since = time.monotonic()
     job.hosts["c"].cut()
-    job.noticed("link cut", since, "c", "no connection to the master.*workers run on")
+    job.noticed("link cut", since, "c", "no connection to the master at .*workers run on")
     job.hosts["c"].mend()
     job.agents["c"].expect("connected to the master again")
     assert job.are_alive(*workers.values())

@@ -136,7 +136,7 @@ def test_a_new_master_takes_the_running_round_over(
     status = master.wait()
     assert status == (-number if number is signal.SIGKILL else exit_codes.SIGNAL_BASE + number)
     for agent in agents:
-        agent.expect("no connection to the master .*workers run on")
+        agent.expect("no connection to the master at .*workers run on")
 
     successor = job.master()
     for agent in agents:
@@ -209,7 +209,7 @@ def test_the_agent_that_hosts_the_master_is_killed_and_started_again(
     up(survivor, 0)
     host.send(signal.SIGKILL)
     host.wait()
-    survivor.expect("no connection to the master")
+    survivor.expect("no connection to the master at")
     replacement = job.agent()
     replacement.expect("hosted here")
     # Its node was lost and is back: a new round, with the ranks of before.
