@@ -282,7 +282,7 @@ class Agent:
         self.status.connected = False
         if reason != self._last_down:  # each change once
             running = self._workers.group is not None
-            where = self._options.endpoint
+            where = self._options.rendezvous.endpoint
             self._event(say.link_down(reason, where, running), logging.WARNING)
         self._last_down = reason
 

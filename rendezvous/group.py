@@ -241,11 +241,8 @@ class Group(Joining):
                 if claim.state is not ClaimState.STOPPED:
                     self._stop_stale(node, claim.round)
                 continue
-            node.round, node.rank, node.rank_offset = (
-                claim.round,
-                claim.node_rank,
-                claim.rank_offset,
-            )
+            node.round = claim.round
+            node.rank, node.rank_offset = claim.node_rank, claim.rank_offset
             for failure in claim.failures:
                 self._postmortem.remember(failure)
             if claim.state is ClaimState.STOPPED:

@@ -105,8 +105,8 @@ class GroupState:
 
     def _was_member(self, node: Node) -> bool:
         """Whether a node had, or may have had, workers of the present round."""
-        is_of_it = node.round == self.round and node.rank is not None
-        return is_of_it and self._members.get(node.rank) == node.spec.node_id
+        rank = -1 if node.rank is None else node.rank
+        return node.round == self.round and self._members.get(rank) == node.spec.node_id
 
     def _waiting(self, now: float) -> Waiting:
         assert self.job is not None

@@ -166,8 +166,8 @@ BREAKS = (
     Break(
         "a new master doubts the node whose failure it hears of",
         "group",
-        "node.round, node.rank, node.rank_offset = claim.round, claim.node_rank, claim.rank_offset",
-        "node.rank, node.rank_offset = claim.node_rank, claim.rank_offset",
+        "            node.round = claim.round\n",
+        "            node.round = claim.round if claim.state is not ClaimState.STOPPED else -1\n",
     ),
     Break(
         "a new round waits for all to stop",
