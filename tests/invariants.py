@@ -38,10 +38,11 @@ from ft_run.rendezvous.messages import (
     Stopped,
     Verdict,
 )
-from ft_run.rendezvous.roster import NodePhase
+from ft_run.rendezvous.roster import Node, NodePhase
 from ft_run.rendezvous.world import usable_size
 from ft_run.tests.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.simulated_agent import Agent
+from ft_run.tests.takeover_invariants import TakeoverWatch
 
 
 class InvariantError(AssertionError):
@@ -74,6 +75,7 @@ class Invariants:
         self._settings = settings
         self._agents = agents
         self._policy = PolicyWatch(job)
+        self._takeover = TakeoverWatch()
         self._highest = -1
         self._given_up: dict[str, int] = {}
         """By incarnation: up to this round its workers are no longer waited for."""
@@ -86,6 +88,7 @@ class Invariants:
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
         self._policy.new_master()
+        self._takeover.new_master()
         self._is_silent = False
         """Nothing was heard since a stream broke."""
         self._silent_since = 0.0
@@ -113,6 +116,7 @@ class Invariants:
     def before(self, group: Group, event: Event) -> None:
         """Take note of how things stand."""
         self._phase, self._round, self._restarts = group.phase, group.round, group.restarts
+        self._formed_by = group.formed_by
         self._roster = {n.spec.incarnation: n for n in group.roster}
         self._came |= self._roster.keys()
         self._links = {n.link for n in group.roster}
@@ -141,6 +145,7 @@ class Invariants:
             del self._in_world[incarnation]
         if not isinstance(message, Failed) or node.phase is NodePhase.STALE:
             return
+        self._takeover.failed(incarnation, world, message.failure)
         # While a round is taken over, a failure during an earlier master's stop says nothing new.
         if not (message.failure.after_stop and group.phase is GroupPhase.ADOPTING):
             self._hear_of_failure(group, world)
@@ -165,9 +170,14 @@ class Invariants:
         self._how_the_policy_saw_it(group, commands, now, claim)
         self._who_was_given_up(group, now)
         self._how_the_round_ended(group, event)
+        self._takeover.look(group, {n.spec.incarnation: n.spec.node_id for n in self._both(group)})
         self._what_was_sent(group, commands, now)
         self._all_were_stopped(group)
         self._who_was_lost(group, event, now)
+
+    def _both(self, group: Group) -> list[Node]:
+        """Who attended before the event, or attends after it."""
+        return [*self._roster.values(), *group.roster]
 
     # --- the master may be cut off -----------------------------------------------------------
 
@@ -218,6 +228,7 @@ class Invariants:
         if node is None or attend.claim is None:
             return
         claim, incarnation = attend.claim, attend.node.incarnation
+        self._takeover.attended(attend)
         self._heard_of = max(self._heard_of, claim.round)
         self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
         if claim.nodes == 0:
@@ -295,6 +306,7 @@ class Invariants:
     def _what_was_sent(self, group: Group, commands: Sequence[Command], now: float) -> None:
         new: dict[int, dict[str, Place]] = defaultdict(dict)
         incarnations = {n.link: n.spec.incarnation for n in group.roster if n.link is not None}
+        identities = {n.spec.incarnation: n.spec.node_id for n in group.roster}
         for command in commands:
             if not isinstance(command, Send):
                 continue
@@ -306,6 +318,7 @@ class Invariants:
                             raise InvariantError("I2: another place in the same round")
                     else:
                         new[place.round][incarnation] = place
+                        self._takeover.started(incarnation, identities[incarnation], place)
                         self._in_world[incarnation] = _world_of(place)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
@@ -376,6 +389,7 @@ class Invariants:
                 raise InvariantError("I3: a regroup is taken for a restart")
             self._is_counted = is_counted
         self._counted(first.restarts)
+        self._takeover.formed(first)
         self._pins_hold(nodes)
         self._worlds[round_number] = places
 
@@ -444,6 +458,8 @@ class Invariants:
         self._is_counted = not is_left and (
             was_lost or isinstance(message, Failed | Attend | Stopped)
         )
+        if not self._is_counted:
+            self._takeover.ended_freely((self._round, self._formed_by))
 
     def _one_verdict(self, group: Group, verdict: Verdict, now: float) -> None:
         if self._verdict is not None:
