@@ -50,6 +50,8 @@ class FactSources:
     root: Path = Path("/")
     environ: Mapping[str, str] | None = None
     """None: that of this process."""
+    unix_time_s: float | None = None
+    """This node's clock at the moment that others have theirs of; None: now."""
     nvml: NvmlLoader = load_nvml
 
 
@@ -61,7 +63,7 @@ def collect_facts(sources: FactSources) -> dict[str, Fact]:
     facts |= _limits(sources)
     facts |= _disks(sources)
     facts |= _infiniband(sources.root)
-    facts |= _clock()
+    facts |= _clock(sources.unix_time_s)
     if sources.use_gpus:
         environ = os.environ if sources.environ is None else sources.environ
         facts |= collect_gpu_facts(environ, sources.nvml)
@@ -181,9 +183,9 @@ def _word(path: Path) -> str:
     return path.read_text(encoding="ascii", errors="replace").strip()
 
 
-def _clock() -> dict[str, Fact]:
+def _clock(unix_time_s: float | None) -> dict[str, Fact]:
     """Return the time, and what the kernel knows of its error (adjtimex(2), read only)."""
-    facts: dict[str, Fact] = {"unix_time_s": time.time()}
+    facts: dict[str, Fact] = {"unix_time_s": unix_time_s or time.time()}
     with suppress(OSError, AttributeError):
         # struct timex begins with: unsigned modes; long offset, freq, maxerror (µs).
         buffer = ctypes.create_string_buffer(512)

@@ -94,6 +94,8 @@ class Order:
     """Seconds, from the moment the order arrives, after which no answer counts."""
     interface: str = ""
     """The network interface that leads to the store; empty where it is not known."""
+    unix_time_s: float = 0.0
+    """The node's clock when the order arrived there; 0 where it was not looked at."""
 
 
 def record_to_json(record: Record) -> str:
@@ -154,6 +156,7 @@ def order_from_json(text: str | bytes) -> Order:
         master_port=_whole(parts, "master_port"),
         deadline_s=_number(parts, "deadline_s"),
         interface=_text(parts, "interface"),
+        unix_time_s=_number(parts, "unix_time_s"),
     )
 
 

@@ -5,10 +5,10 @@ what failed and cannot be told from a bad link or a bad partner is undecided, an
 """
 
 import enum
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from .differences import different_clocks, different_facts
 from .fact_rules import WARNINGS
 from .plan import is_slow, is_surely_bad, together
 from .post import NOT_CARRIED_OUT
@@ -23,9 +23,6 @@ from .results import (
     Results,
     metric_names,
 )
-
-COMPARED_FACTS = ("ft_run", "python", "torch", "cuda", "nccl", "driver", "script_sha256")
-"""What must be the same everywhere; a node that differs is warned of."""
 
 _NAMED = 4
 
@@ -84,17 +81,11 @@ def verdict(results: Results) -> Verdicts:
     fit = frozenset(together(results))
     all_failure = _failure_of_all(results)
     links = tuple((one, other) for one, other in results.bad_links)
-    facts = {
-        record.node: record.facts
-        for answered in results.steps
-        if answered.step.phase is Phase.FACTS
-        for record in answered.records.values()
-    }
-    usual = {name: _usual(name, facts) for name in COMPARED_FACTS}
+    facts, different = _facts(results)
     nodes = tuple(
         replace(
             _judge(results, node, fit, all_failure),
-            remarks=_remarks(results, node, facts.get(node, {}), usual),
+            remarks=_remarks(results, node, facts.get(node, {}), different.get(node, ())),
             facts=facts.get(node, {}),
         )
         for node in results.nodes
@@ -251,14 +242,28 @@ def _slow_words(results: Results, node: str, metric: str) -> str:
 # --- remarks ---------------------------------------------------------------------------------
 
 
+_FactsByNode = dict[str, Mapping[str, Fact]]
+
+
+def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
+    """Return what each node says of itself, and in what it differs from others, in words."""
+    facts: _FactsByNode = {}
+    found: list[tuple[str, str]] = []
+    for answered in results.steps:
+        if answered.step.phase is Phase.FACTS:
+            told = {node: record.facts for node, record in answered.records.items() if record.facts}
+            found += different_clocks(told)
+            facts |= told
+    different: dict[str, list[str]] = {}
+    for node, words in (*different_facts(facts), *found):
+        different.setdefault(node, []).append(words)
+    return facts, different
+
+
 def _remarks(
-    results: Results, node: str, facts: Mapping[str, Fact], usual: Mapping[str, Fact | None]
+    results: Results, node: str, facts: Mapping[str, Fact], different: Iterable[str]
 ) -> tuple[str, ...]:
-    found = [
-        f"{name} is {facts[name]} here and {value} on most other nodes"
-        for name, value in usual.items()
-        if value is not None and facts.get(name, value) != value
-    ]
+    found = list(different)
     if facts.get(WARNINGS):
         found.append(str(facts[WARNINGS]))
     found += [
@@ -269,15 +274,6 @@ def _remarks(
         and results.misses_floor(metric, results.best[metric][node])
     ]
     return tuple(found)
-
-
-def _usual(name: str, facts: Mapping[str, Mapping[str, Fact]]) -> Fact | None:
-    """Return the value of a fact on most nodes; None where there is no majority."""
-    values = Counter(mine[name] for mine in facts.values() if name in mine)
-    if not values:
-        return None
-    value, count = values.most_common(1)[0]
-    return value if 2 * count > values.total() else None
 
 
 # --- words -----------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class CheckWorker:
         try:
             match order.phase:
                 case Phase.FACTS:
-                    return self._facts(record)
+                    return self._facts(order, record)
                 case Phase.SOLO:
                     return replace(record, metrics=plausible(self._solo(order)))
                 case _:
@@ -94,7 +94,7 @@ class CheckWorker:
 
     # --- phases ------------------------------------------------------------------------------
 
-    def _facts(self, record: Record) -> Record:
+    def _facts(self, order: Order, record: Record) -> Record:
         self._enter("collecting facts")
         post = self._post
         facts = collect_facts(
@@ -107,6 +107,7 @@ class CheckWorker:
                 memory_cgroups=post.memory_cgroups,
                 ft_run_version=post.ft_run_version,
                 environ=_environ_of_node(post),
+                unix_time_s=order.unix_time_s or None,
             )
         )
         found = fact_rules.findings(facts)

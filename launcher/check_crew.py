@@ -10,6 +10,7 @@ import asyncio
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -185,6 +186,7 @@ class CheckCrew:
     @contextmanager
     def _at_home(self, order: Order) -> Iterator[Order]:
         """Give the order that the workers get; where they meet is reserved meanwhile."""
+        order = replace(order, unix_time_s=time.time())
         if order.phase not in (Phase.FACTS, Phase.SOLO):
             yield replace(order, interface=interface_towards(order.master_addr) or "")
             return

@@ -28,8 +28,8 @@ class SeenGpus:
         return self._count
 
 
-def facts_order(number):
-    return Order(number, Phase.FACTS, Level.LIGHT, 0, 1, "", 0, 10.0)
+def facts_order(number, unix_time_s=0.0):
+    return Order(number, Phase.FACTS, Level.LIGHT, 0, 1, "", 0, 10.0, unix_time_s=unix_time_s)
 
 
 def test_a_post_survives_the_command_line():
@@ -60,11 +60,12 @@ def answers():
 
 def test_facts_are_answered_and_end_of_file_ends_it(answers, tmp_path):
     post = Post("n0", 0, 1, 0, "cpu", log_dir=str(tmp_path))
-    first, second = answers(post, facts_order(7), facts_order(8))
+    first, second = answers(post, facts_order(7), facts_order(8, unix_time_s=1.8e9))
     assert (first[1], second[1]) == ("7", "8")
     record = record_from_json(second[2])
     assert (record.node, record.phase, record.failure) == ("n0", Phase.FACTS, "")
     assert record.facts["local_world_size"] == 1
+    assert record.facts["unix_time_s"] == 1.8e9, "the time at which the order came"
 
 
 def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):

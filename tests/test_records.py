@@ -26,6 +26,7 @@ ORDER = Order(
     master_port=29500,
     deadline_s=12.5,
     interface="eth0",
+    unix_time_s=1.8e9,
 )
 
 RECORDS = (

@@ -64,8 +64,19 @@ def crews(ft):
     return run
 
 
-def test_facts_and_solo_of_two_workers(crews):
-    facts, solo = crews({"phase": "facts"}, {"phase": "solo"}, workers=2)
+# Check workers live in another time: that of the facts is when the order came to the agent.
+LONG_AGO = """
+import sys, time
+if "-c" in sys.orig_argv:
+    time.time = lambda: 1.0
+"""
+
+
+def test_facts_and_solo_of_two_workers(crews, ft):
+    ft.script(LONG_AGO, "sitecustomize.py")
+    steps = ({"phase": "facts"}, {"phase": "solo"})
+    facts, solo = crews(*steps, workers=2, env={"PYTHONPATH": str(ft.folder)})
+    assert facts["facts"]["unix_time_s"] > 1.7e9
     assert facts["node"] == "node0"
     assert "failure" not in facts
     assert facts["facts"]["local_world_size"] == 2

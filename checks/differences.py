@@ -1,0 +1,86 @@
+"""What nodes say of themselves, compared: a node that differs is told so, in words. Pure."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from .records import Fact
+
+COMPARED_FACTS: Final = (
+    *("ft_run", "python", "torch", "cuda", "hip", "nccl", "driver", "script_sha256"),
+)
+"""What must be the same everywhere."""
+
+CLOCK_FACT: Final = "unix_time_s"
+CLOCKS_APART_S: Final = 10.0
+"""What clocks are told of. An order reaches all nodes at once; one that is not heard of for a few
+seconds is lost (``node_timeout``), so that the way of an order explains less."""
+
+
+def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
+    """Yield a node and in which fact it differs from most others.
+
+    Where no value has the majority, every node but those of a group larger than any other is told
+    of: nobody knows who is right. A fact that only some nodes have differs, too.
+
+    Args:
+        facts: of the nodes that have answered, by name.
+    """
+    for name in COMPARED_FACTS:
+        groups: dict[Fact | None, list[str]] = {}
+        for node, mine in facts.items():
+            groups.setdefault(mine.get(name), []).append(node)
+        if len(groups) > 1:
+            yield from _who_differs(name, groups)
+
+
+def _who_differs(name: str, groups: Mapping[Fact | None, list[str]]) -> Iterator[tuple[str, str]]:
+    first, second, *_ = ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
+    largest = len(first[1])
+    has_majority = 2 * largest > sum(map(len, groups.values()))
+    for value, nodes in ranked:
+        if len(nodes) == largest > len(second[1]):
+            continue
+        other, others = second if value == first[0] else first
+        where = "most other nodes" if has_majority else others[0]
+        words = f"{name} is {_word(value)} here and {_word(other)} on {where}"
+        yield from ((node, words) for node in nodes)
+
+
+def _word(value: Fact | None) -> str:
+    return "missing" if value is None else str(value)
+
+
+def different_clocks(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[str, str]]:
+    """Yield a node and how far its clock is from the others', where it is on no majority's side.
+
+    Args:
+        facts: of the nodes that were asked at the same moment, by name.
+    """
+    by_node = {
+        node: float(value)
+        for node, mine in facts.items()
+        if isinstance(value := mine.get(CLOCK_FACT), int | float)
+    }
+    clocks = sorted(by_node.values())
+    for node, own in by_node.items():
+        agree = bisect_right(clocks, own + CLOCKS_APART_S) - bisect_left(
+            clocks, own - CLOCKS_APART_S
+        )
+        if 2 * agree > len(clocks):
+            continue
+        others = _medians_without(clocks, bisect_left(clocks, own))
+        apart = max((own - other for other in others), key=abs)
+        if abs(apart) > CLOCKS_APART_S:
+            side = "ahead of" if apart > 0 else "behind"
+            yield node, f"its clock is {abs(apart):.0f} s {side} the others'"
+
+
+def _medians_without(values: list[float], index: int) -> tuple[float, float]:
+    """Return the lower and the upper median of sorted values without one of them."""
+    count = len(values) - 1
+    low, high = (
+        values[middle if middle < index else middle + 1]
+        for middle in ((count - 1) // 2, count // 2)
+    )
+    return low, high
