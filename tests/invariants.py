@@ -223,12 +223,12 @@ class Invariants:
 
     def _hear_attend(self, group: Group, link: int, attend: Attend, now: float) -> None:
         node = group.roster.by_link(link)
+        self._takeover.attended(attend)  # also of one that is sent away for what it says
         if attend.claim is not None:
             self._policy.hear(attend.claim, now, is_admitted=node is not None)
         if node is None or attend.claim is None:
             return
         claim, incarnation = attend.claim, attend.node.incarnation
-        self._takeover.attended(attend)
         self._heard_of = max(self._heard_of, claim.round)
         self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
         if claim.nodes == 0:

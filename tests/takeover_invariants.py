@@ -74,7 +74,7 @@ class TakeoverWatch:
         self._rounds[world].is_free = True
 
     def attended(self, attend: Attend) -> None:
-        """A node has been let in and says what it was in last."""
+        """A node comes and says what it was in last."""
         claim = attend.claim
         if claim is None or not claim.nodes:
             self._claims.pop(attend.node.incarnation, None)
