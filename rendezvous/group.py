@@ -61,6 +61,7 @@ class Group(Joining):
         self._timers(now)
         self._advance(now)
         self._tell_newly_ready(now)
+        self._forget_job()
         commands, self._out = self._out, []
         return commands
 
@@ -89,6 +90,18 @@ class Group(Joining):
         assert self.job is not None
         enough = len(self.roster) >= self.job.min_nodes
         return self._lobby.last_call() if enough else None
+
+    def _forget_job(self) -> None:
+        """Nobody is left of a job that has not begun: the next node comes to a job of its own.
+
+        Its options and its patience are those of whoever comes first, not of one who left.
+        """
+        has_begun = self._formed_before or self._adoption is not None or self._highest >= 0
+        is_waiting = self.phase is GroupPhase.GATHERING and not self._aftermath.ledger.excluded
+        if self.job is not None and is_waiting and not has_begun and not len(self.roster):
+            self._note("nobody is left of a job that has not begun")
+            self.job = None
+            self._lobby.close()
 
     # --- events ------------------------------------------------------------------------------
 

@@ -170,6 +170,24 @@ BREAKS = (
         "            node.round = claim.round if claim.state is not ClaimState.STOPPED else -1\n",
     ),
     Break(
+        "who has left before the first round decides nothing",
+        "group",
+        "            self.job = None\n",
+        "",
+    ),
+    Break(
+        "who has left before the first round takes its clock along",
+        "group",
+        "            self.job = None\n            self._lobby.close()\n",
+        "            self.job = None\n",
+    ),
+    Break(
+        "a job that has begun is not forgotten",
+        "group",
+        "is_waiting and not has_begun and not len",
+        "is_waiting and not len",
+    ),
+    Break(
         "a new round waits for all to stop",
         "rounds",
         "self.phase = GroupPhase.STOPPING\n",

@@ -65,6 +65,33 @@ def test_a_refused_first_node_decides_nothing():
     assert scene.group.job == scene.job
 
 
+@pytest.mark.parametrize("way", ["leaves", "is lost"])
+def test_who_is_gone_before_anything_began_decides_nothing(way):
+    """Neither the options of a job nor how long its nodes wait for each other."""
+    scene = Scene(2)
+    scene.attend("a")
+    if way == "leaves":
+        scene.say("a", Leave("SIGTERM"))
+    else:
+        scene.detach("a")
+    scene.wait(590)
+    scene.attend("b", job=JobSpec("job", 2, 3, 1, 3))
+    assert scene.all_told("b", Refused) == []
+    scene.wait(599)
+    assert scene.group.verdict is None
+    scene.wait(1)
+    assert scene.last("b", Verdict).outcome is Outcome.RENDEZVOUS_FAILED
+
+
+def test_what_has_begun_is_not_forgotten_when_nobody_is_left():
+    scene = running(1, names="a")
+    scene.detach("a")
+    scene.wait(1)
+    assert len(scene.group.roster) == 0
+    scene.attend("b", job=JobSpec("job", 1, 3, 1, 3))
+    assert "the maximum of --nnodes is 3 here and 1 there" in scene.last("b", Refused).sentence
+
+
 # --- identity --------------------------------------------------------------------------------
 
 
