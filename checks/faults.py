@@ -7,7 +7,7 @@
     fail                     the rank reports a failure of its device
     exit                     the rank's process ends in the middle
     hang                     the rank never answers
-    wrong-value              what the rank puts into a collective is wrong
+    wrong-value              every product and what the rank puts into a collective is wrong
     slow-compute=3           every product and every copy takes three times as long
     slow-communication=3     every collective takes three times as long
 
@@ -164,7 +164,7 @@ class ActiveFaults:
 
     @property
     def wrong_value(self) -> bool:
-        """Whether this rank's part in a collective is wrong."""
+        """Whether this rank's products, and its part in a collective, are wrong."""
         return FaultKind.WRONG_VALUE in self._faults
 
     def slow_compute(self, run: Callable[[], None]) -> Callable[[], None]:

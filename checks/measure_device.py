@@ -21,10 +21,10 @@ _GPU_MEMORY_BYTES: Final = 256 << 20
 _GPU_COPIES: Final = 8
 _PINNED_BYTES: Final = 64 << 20
 
-_BFLOAT16_TOLERANCE: Final = 0.02
-"""2⁻⁹, the rounding of one entry, times the five standard deviations that ten thousand rows of
-normally distributed errors reach, doubled."""
-_FLOAT32_TOLERANCE: Final = 1e-4
+_TOLERANCES: Final = {torch.bfloat16: 0.02, torch.float32: 1e-4}
+"""What a sum of a row may be off by, in parts of n, by the precision. bfloat16: 2⁻⁹, the rounding
+of one entry, times the five standard deviations that ten thousand rows of normally distributed
+errors reach, doubled."""
 
 
 class WrongValueError(Exception):
@@ -59,7 +59,7 @@ class DeviceProbe:
         sizes = _GPU_SIZES if self._on_gpu else _CPU_SIZES
         target_s = _GPU_PIECE_S if self._on_gpu else _CPU_PIECE_S
         size = largest_within(sizes, self._product_time_s, target_s)
-        product = _Product(size, self._device)
+        product = self._product(size)
         run = self._computing(product.run)
         run()
         product.verify()
@@ -105,8 +105,17 @@ class DeviceProbe:
         if self._on_gpu:
             torch.cuda.empty_cache()
 
+    def _product(self, size: int) -> "Product":
+        return Product(
+            size,
+            self._device,
+            dtype=torch.bfloat16 if self._on_gpu else torch.float32,
+            repeats_exactly=self._on_gpu,
+            is_wrong=self._faults.wrong_value,
+        )
+
     def _product_time_s(self, size: int) -> float:
-        run = self._computing(_Product(size, self._device).run)
+        run = self._computing(self._product(size).run)
         run()  # the first one loads kernels and starts threads
         return best_time_s(run, 0.0, QuotaWatch())  # of a piece, not of what follows from it
 
@@ -134,46 +143,64 @@ class DeviceProbe:
         return self._faults.slow_compute(run)
 
 
-class _Product:
+class Product:
     """A product of two square matrices whose result can be checked at little cost."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        dtype = torch.bfloat16 if on_gpu else torch.float32
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        repeats_exactly: bool = False,
+        is_wrong: bool = False,
+    ) -> None:
+        """Make the matrices; nothing is multiplied yet.
+
+        Args:
+            size: rows and columns of each.
+            device: where they are.
+            dtype: bfloat16 or float32.
+            repeats_exactly: whether the device promises the same result, bit for bit, each time.
+            is_wrong: puts a wrong value into each result, as an injected fault.
+        """
         generator = torch.Generator(device).manual_seed(size)
         self._left, self._right = (
             torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2)
         )
-        self._result = torch.empty_like(self._left)
-        self._tolerance = size * (_BFLOAT16_TOLERANCE if on_gpu else _FLOAT32_TOLERANCE)
-        self._repeats_exactly = on_gpu
+        self.result = torch.empty_like(self._left)
+        self._tolerance = size * _TOLERANCES[dtype]
+        self._repeats_exactly = repeats_exactly
+        self._is_wrong = is_wrong
         self._first: torch.Tensor | None = None
 
     def run(self) -> None:
         """Multiply."""
-        torch.mm(self._left, self._right, out=self._result)
+        torch.mm(self._left, self._right, out=self.result)
+        if self._is_wrong:
+            self.result[0, 0] += self.result.shape[0]
 
     def verify(self) -> None:
         """Compare the sum of the columns of A·B with A·(B·1), as Freivalds' algorithm does.
 
         The sum of n entries of the order of √n, each rounded by itself, is off by the order of n.
-        On a GPU the product must also be the same, bit for bit, as at the first call: cuBLAS
-        promises that on one stream.
+        Where the device repeats exactly, the product must also be the same, bit for bit, as at the
+        first call: cuBLAS promises that on one stream.
 
         Raises:
             WrongValueError: it is wrong.
         """
-        size = self._result.shape[0]
-        ones = torch.ones(size, 1, device=self._result.device)
+        size = self.result.shape[0]
+        ones = torch.ones(size, 1, device=self.result.device)
         expected = self._left.float() @ (self._right.float() @ ones)
-        worst = float((self._result.float().sum(dim=1, keepdim=True) - expected).abs().max())
+        worst = float((self.result.float().sum(dim=1, keepdim=True) - expected).abs().max())
         if not worst <= self._tolerance:
             raise WrongValueError(
                 f"the product of two {size} × {size} matrices is off by {worst:g}"
             )
         if self._first is None:
-            self._first = self._result.clone()
-        elif self._repeats_exactly and not torch.equal(self._first, self._result):
+            self._first = self.result.clone()
+        elif self._repeats_exactly and not torch.equal(self._first, self.result):
             raise WrongValueError(
                 f"the product of two {size} × {size} matrices differs from one time to the next"
             )

@@ -34,6 +34,16 @@ def test_a_healthy_node_as_json_and_as_a_report(ft):
     assert sorted(path.name for path in ft.folder.glob("*report*")) == ["report.json"]
 
 
+@pytest.mark.long
+def test_the_full_level_measures_the_same(ft):
+    args = ("--nproc-per-node", 2, "--check-level", "full", "--check-timeout", 300, "--json")
+    command = ft.run("check", "--accelerator", "cpu", *args)
+    assert command.process.returncode == 0
+    (node,) = json.loads(command.stdout)["nodes"]
+    assert node["verdict"] == "passed"
+    assert set(node["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
+
+
 def test_a_device_that_fails_is_named_and_the_exit_status_is_30(ft):
     command = ft.run("check", env={"FT_RUN_CHECK_FAULT": "fail@phase=solo", "COLUMNS": "80"})
     assert command.process.returncode == 30
