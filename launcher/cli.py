@@ -70,7 +70,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
         node_grace_s=conf.node_grace_s,
         node_timeout_s=conf.node_timeout_s,
         master_timeout_s=conf.master_timeout_s,
-        rescale_delay_s=conf.rescale_delay_s,
+        **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,
     )
 
@@ -160,7 +160,6 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
     remarks.extend(conf.remarks)
     where = _endpoint(given, max_nodes)
     node_rank = _node_rank(given, where, max_nodes, remarks)
-    (rescale_delay_s,) = given.get("rescale_delay", (conf.rescale_delay_s,))
     return RendezvousOptions(
         job_id=_job_id(given, where, max_nodes, remarks),
         min_nodes=min_nodes,
@@ -178,7 +177,7 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
         node_timeout_s=conf.node_timeout_s,
         master_timeout_s=conf.master_timeout_s,
         connect_timeout_s=conf.connect_timeout_s,
-        rescale_delay_s=rescale_delay_s,
+        rescale_delay_s=given.get("rescale_delay", conf.rescale_delay_s),
     )
 
 

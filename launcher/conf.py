@@ -60,8 +60,8 @@ class RendezvousConf:
     node_timeout_s: float = defaults.NODE_TIMEOUT_S
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
-    rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
-    """None: never."""
+    rescale_delay_s: float | None = None
+    """Infinity: never; None: not said."""
     is_host: bool | None = None
     """None: not said."""
     remarks: tuple[str, ...] = ()

@@ -162,7 +162,6 @@ class Hosting:
             join_timeout_s=options.join_timeout_s,
             last_call_timeout_s=options.last_call_timeout_s,
             node_grace_s=options.node_grace_s,
-            rescale_delay_s=options.rescale_delay_s,
             master_timeout_s=options.master_timeout_s,
         )
         return Master(

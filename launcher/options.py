@@ -86,8 +86,9 @@ class RendezvousOptions:
     node_timeout_s: float = defaults.NODE_TIMEOUT_S
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
-    rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
-    """None: never; late-comers enter at the next restart."""
+    rescale_delay_s: float | None = None
+    """Infinity: never, late-comers enter at the next restart; None: not given, then the master
+    knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class LaunchOptions:
             policy=self.policy,
             checks=self.checks.spec if self.checks is not None else None,
             separate_store=self.separate_store,
+            rescale_delay_s=self.rendezvous.rescale_delay_s,
         )
 
 
@@ -170,8 +172,8 @@ class MasterOptions:
     node_grace_s: float = defaults.NODE_GRACE_S
     node_timeout_s: float = defaults.NODE_TIMEOUT_S
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
-    rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
-    """None: never; late-comers enter at the next restart."""
+    rescale_delay_s: float = defaults.RESCALE_DELAY_S
+    """Where the job's nodes were given none; infinity: never."""
     remarks: tuple[str, ...] = ()
 
 

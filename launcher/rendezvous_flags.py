@@ -60,7 +60,7 @@ def rendezvous_flags() -> list[Flag]:
             "--rescale-delay",
             group=_RENDEZVOUS,
             metavar="SECONDS|never",
-            read=lambda text: (values.seconds_or_never(text),),
+            read=values.seconds_or_never,
             ours=True,
             help="How long a new node waits for more before the world grows; default"
             f" {defaults.RESCALE_DELAY_S:g}. never: it enters at the next restart.",

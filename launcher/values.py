@@ -102,10 +102,10 @@ def seconds_above_zero(text: str) -> float:
     return value
 
 
-def seconds_or_never(text: str) -> float | None:
-    """Return a time in seconds, or None for ``never``."""
+def seconds_or_never(text: str) -> float:
+    """Return a time in seconds, or infinity for ``never``."""
     if text.strip().lower() == "never":
-        return None
+        return math.inf
     return _seconds(text, "a number of seconds, 0 or more, or never")
 
 

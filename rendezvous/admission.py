@@ -1,5 +1,7 @@
 """Who may join: the reasons for which a node is refused. Pure."""
 
+import math
+
 from .messages import PROTOCOL_VERSION, Attend, JobSpec, PolicySpec
 from .policy import BadRule, Rule
 
@@ -9,6 +11,7 @@ _OPTIONS = (
     ("node_unit", "--node-unit"),
     ("max_restarts", "--max-restarts"),
     ("separate_store", "--store separate"),
+    ("rescale_delay_s", "--rescale-delay in seconds"),
 )
 
 _CHECK_OPTIONS = (
@@ -70,6 +73,11 @@ def _nonsense(attend: Attend) -> str | None:
             f"the minimum of --nnodes ({job.min_nodes}) is not a multiple of --node-unit "
             f"({job.node_unit})."
         )
+    if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
+        return (
+            f"--rescale-delay {job.rescale_delay_s:g} makes no sense; right would be a number of "
+            "seconds, 0 or more, or never."
+        )
     if not node.node_id or not node.incarnation or node.local_world_size < 1:
         return "this node sent no identity or no number of workers; is it an ft-run agent?"
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
@@ -124,8 +132,10 @@ def _differing(given: object, agreed: object, options: tuple[tuple[str, str], ..
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(repr, value)) or "empty"
+    if value is None:
+        return "not given"
     if isinstance(value, float):
-        return f"{value:g}"
+        return "never" if value == math.inf else f"{value:g}"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 

@@ -13,7 +13,8 @@ class GroupSettings:
     join_timeout_s: float = defaults.JOIN_TIMEOUT_S
     last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
     node_grace_s: float = defaults.NODE_GRACE_S
-    rescale_delay_s: float | None = defaults.RESCALE_DELAY_S
+    rescale_delay_s: float = defaults.RESCALE_DELAY_S
+    """Where the job has no ``--rescale-delay`` of its own; infinity: never."""
     adoption_grace_s: float = defaults.ADOPTION_GRACE_S
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S

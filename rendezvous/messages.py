@@ -68,6 +68,8 @@ class JobSpec:
     """None: nodes are not checked."""
     separate_store: bool = False
     """``--store separate``: of all nodes, since any may get rank 0 and the workers are told."""
+    rescale_delay_s: float | None = None
+    """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ This is the lower part of ``group.Group``. It knows who is there and what they r
 how they come: that is ``joining``.
 """
 
+import math
 from dataclasses import replace
 
 from .ending import Ending, sentence_of, spent, verdict_of
@@ -204,9 +205,9 @@ class Rounds(GroupState):
         return usable_size(nodes, job.min_nodes, job.max_nodes, job.node_unit) - members
 
     def _plan_rescale(self, now: float) -> None:
-        delay = self.settings.rescale_delay_s
-        if delay is not None and self._rescale_at is None and self._growth() > 0:
-            self._rescale_at = now + delay
+        delay_s = self.rescale_delay_s
+        if delay_s < math.inf and self._rescale_at is None and self._growth() > 0:
+            self._rescale_at = now + delay_s
 
     def _rescale(self) -> None:
         self._rescale_at = None

@@ -81,6 +81,12 @@ class GroupState:
         return (self.job and self.job.policy) or _DEFAULT_POLICY
 
     @property
+    def rescale_delay_s(self) -> float:
+        """How long a newcomer waits for more before the world grows; infinity: for ever."""
+        given = self.job.rescale_delay_s if self.job is not None else None
+        return self.settings.rescale_delay_s if given is None else given
+
+    @property
     def restarts_in_budget(self) -> int:
         """How many restarts count against ``--max-restarts`` now."""
         return self._aftermath.budget.used(self.restarts, self.policy, self._now)

@@ -4,6 +4,7 @@ They look at what was sent to and from the nodes, at the nodes themselves, and o
 at what its ``Status`` shows: phase, round, restarts, roster.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -588,7 +589,7 @@ class Invariants:
             raise InvariantError(f"I7: {members} nodes run of {group.world_nodes}")
         job, ready = self._job, group.roster.count(NodePhase.READY)
         could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
-        grows = self._settings.rescale_delay_s is not None and members == group.world_nodes
+        grows = group.rescale_delay_s < math.inf and members == group.world_nodes
         if grows and could > members:
             raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")
 

@@ -1,6 +1,7 @@
 """A group and its nodes for tests of single rules: a fake clock and what each node was told."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ft_run.rendezvous.checking import Examiner
@@ -97,10 +98,12 @@ class Scene:
         policy: PolicySpec | None = None,
         checks: CheckSpec | None = None,
         examiner: Examiner | None = None,
-        **times: float | None,
+        job_rescale_delay_s: float | None = None,
+        **times: float,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
-        self.group = Group(GroupSettings(**times), "master", examiner)  # type: ignore[arg-type]
+        self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s)
+        self.group = Group(GroupSettings(**times), "master", examiner)
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)
         self.closed: list[str] = []

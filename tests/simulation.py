@@ -4,6 +4,7 @@ A history is a string of bytes, two for each step: what happens and to whom. Zer
 so that hypothesis can shrink a history to the few steps that matter.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Setup:
     """What a history begins with."""
 
     job: JobSpec
-    rescale_delay_s: float | None
+    rescale_delay_s: float
     has_pins: bool
     repeats_leave: bool
     nodes_at_start: int
@@ -63,7 +64,7 @@ class Setup:
         bad_alone, bad = restarts // 8 % 8, restarts // 32 % 8
         return cls(
             job=job,
-            rescale_delay_s=None if options & 1 else 10.0,
+            rescale_delay_s=math.inf if options & 1 else 10.0,
             has_pins=bool(options & 2) and bool(options & 4),
             repeats_leave=bool(options & 8),
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),

@@ -1,5 +1,6 @@
 """What a command line means: options, or one sentence."""
 
+import math
 import signal
 import stat
 import zipfile
@@ -403,15 +404,16 @@ def test_times_and_remarks_of_the_conf() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], 10.0),
+        ([], None),
         (["--rdzv-conf=rescale_delay=3"], 3.0),
         (["--rdzv-conf=rescale_delay=3", "--rescale-delay=4"], 4.0),
-        (["--rdzv-conf=rescale_delay=3", "--rescale-delay=never"], None),
-        (["--rdzv-conf=rescale_delay=never"], None),
+        (["--rdzv-conf=rescale_delay=3", "--rescale-delay=never"], math.inf),
+        (["--rdzv-conf=rescale_delay=never"], math.inf),
     ],
 )
 def test_rescale_delay(argv: list[str], expected: float | None) -> None:
     assert rendezvous(*argv).rescale_delay_s == expected
+    assert launch(*argv, "train.py").job_spec().rescale_delay_s == expected
 
 
 def test_addresses_and_ports() -> None:
@@ -536,7 +538,7 @@ def test_master() -> None:
         node_timeout_s=2,
         last_call_timeout_s=3,
         join_timeout_s=4,
-        rescale_delay_s=None,
+        rescale_delay_s=math.inf,
         remarks=("--rdzv-conf: the key 'x' is unknown and ignored.",),
     )
     assert cli.parse(["master", "--rdzv-endpoint", ":2"], {}) == MasterOptions(Endpoint("::", 2))

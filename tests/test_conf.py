@@ -1,6 +1,7 @@
 """--rdzv-conf."""
 
 import contextlib
+import math
 
 import pytest
 from ft_run import defaults
@@ -32,7 +33,7 @@ def test_quotes_and_spaces_are_tolerated(text: str) -> None:
 
 
 def test_rescale_delay_may_be_never() -> None:
-    assert parse_conf("rescale_delay=never").rescale_delay_s is None
+    assert parse_conf("rescale_delay=never").rescale_delay_s == math.inf
 
 
 @pytest.mark.parametrize(

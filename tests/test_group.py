@@ -1,5 +1,6 @@
 """The rules of worlds: forming, ranks, growing, leaving, and the verdict. A fake clock, no I/O."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -217,8 +218,27 @@ def test_the_world_grows_once_for_several_newcomers_and_it_costs_nothing():
     assert scene.rounds("a") == [0, 1]
 
 
+@pytest.mark.parametrize(("delay_s", "of_the_master_s"), [(60.0, 0.0), (0.0, math.inf)])
+def test_the_rescale_delay_of_the_job_holds_with_any_master(delay_s, of_the_master_s):
+    scene = running(1, 3, names="a", rescale_delay_s=of_the_master_s, job_rescale_delay_s=delay_s)
+    scene.attend("b")
+    if delay_s:
+        scene.wait(delay_s - 1)
+        assert scene.stops("a") == []
+        scene.wait(1)
+    scene.stopped("a")
+    assert scene.ranks("a", "b") == [0, 1]
+
+
+def test_a_job_may_never_grow_whatever_the_master_was_told():
+    scene = running(1, 3, names="a", rescale_delay_s=0.0, job_rescale_delay_s=math.inf)
+    scene.attend("b")
+    scene.wait(1000)
+    assert scene.stops("a") == []
+
+
 def test_without_a_rescale_delay_newcomers_wait_for_the_next_restart():
-    scene = running(1, 3, names="a", rescale_delay_s=None)
+    scene = running(1, 3, names="a", rescale_delay_s=math.inf)
     scene.attend("b")
     scene.wait(1000)
     assert scene.rounds("b") == []

@@ -1,5 +1,7 @@
 """Who may join, whose identity it is, and who is refused."""
 
+import math
+
 import pytest
 from ft_run.rendezvous.messages import (
     Answer,
@@ -30,6 +32,13 @@ from ft_run.tests.scene import Scene, claim_of, running
             JobSpec("job", 2, 2, 1, 3, separate_store=True),
             "--store separate is on here and off there",
         ),
+        (
+            JobSpec("job", 2, 2, 1, 3, rescale_delay_s=60.0),
+            "--rescale-delay in seconds is 60 here and not given there",
+        ),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.inf), "is never here and not given there"),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=-1.0), "--rescale-delay -1 makes no sense"),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.nan), "--rescale-delay nan makes"),
         (JobSpec("job", 3, 2, 1, 3), "1 <= MIN <= MAX"),
         (JobSpec("job", 3, 4, 2, 3), "not a multiple of --node-unit"),
     ],

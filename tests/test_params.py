@@ -1,6 +1,7 @@
 """The machinery of the command line: spellings, prefixes, sources, and the readers of values."""
 
 import contextlib
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -230,7 +231,7 @@ Reader = Callable[[str], Any]
         (values.number, "-1e-2", -0.01),
         (values.seconds, ".5", 0.5),
         (values.seconds, "-0", 0.0),
-        (values.seconds_or_never, "Never", None),
+        (values.seconds_or_never, "Never", math.inf),
         (values.nnodes, "4", (4, 4)),
         (values.nnodes, "2:5", (2, 5)),
         (values.nnodes, " 2 : 5 ", (2, 5)),

@@ -66,14 +66,17 @@ def test_an_elastic_world_shrinks_and_grows_again(ft, network):
 
 
 def test_a_late_comer_that_need_not_wait_enters_at_the_next_restart(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", "never",
-                  conf="last_call_timeout=1")  # fmt: skip
+    """It is an option of the job: the master alone, which was told otherwise, follows it."""
+    job = Cluster(ft, network, "abcm", "--nnodes", "2:3", "--rescale-delay", "never", master="m")
+    master = job.master("m", "--rdzv-conf", "last_call_timeout=1,rescale_delay=0")
     job.start("ab")
     job.agent("c").expect("this node is a spare")
     job.told("fail", 1)
     after = job.started("abc", 1)
     assert {name: after[name].node_rank for name in "abc"} == {"a": 0, "b": 1, "c": 2}
     job.ends("abc")
+    assert master.wait() == 0
+    assert "the world grows" not in job.agents["a"].stderr
 
 
 def test_three_survivors_of_a_job_in_pairs(ft, network):
