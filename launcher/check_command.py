@@ -23,9 +23,9 @@ from ..rendezvous.failure import signal_name
 from . import event_loop
 from . import events_text as say
 from .check_crew import CheckCrew, CrewPlan
-from .check_flags import refuse_floors
 from .check_gpus import gpus_asked_by
 from .display import Display
+from .floor_flags import refuse_floors
 from .log_dir import check_log_dir
 from .options import CheckOptions
 from .preload import other_interpreter
@@ -50,6 +50,8 @@ def run_check(options: CheckOptions) -> int:
     check_log_dir(options.log_dir)
     check_interpreter(os.environ)
     display = Display()
+    for text in options.remarks:
+        display.event(text)
     if options.preload and (remark := other_interpreter(os.environ)):
         display.event(remark, logging.WARNING)
         options = replace(options, preload=())
@@ -67,7 +69,7 @@ def run_check(options: CheckOptions) -> int:
     else:
         print_table(verdicts)
     (node,) = verdicts.nodes
-    status = _exit_code(node, is_strict=options.is_strict)
+    status = _exit_code(node, options)
     if options.report is not None:
         try:
             write_report(options.report, report)
@@ -217,11 +219,17 @@ async def _live_line(
 # --- what is said at the end -----------------------------------------------------------------
 
 
-def _exit_code(node: NodeVerdict, *, is_strict: bool) -> int:
+def _exit_code(node: NodeVerdict, options: CheckOptions) -> int:
     match node.standing:
+        case Standing.SLOW if options.exclude_straggler:
+            return exit_codes.NODE_EXCLUDED
         case Standing.PASSED | Standing.SLOW:
             has_warning = node.standing is Standing.SLOW or node.remarks
-            return exit_codes.CHECKS_WARNED if is_strict and has_warning else exit_codes.SUCCESS
+            return (
+                exit_codes.CHECKS_WARNED
+                if options.is_strict and has_warning
+                else exit_codes.SUCCESS
+            )
         case Standing.FAULTY:
             return exit_codes.NODE_EXCLUDED
         case _:

@@ -7,21 +7,15 @@ from .. import defaults
 from ..checks.records import Level
 from ..errors import UsageError
 from . import values
+from .floor_flags import floor_flags, given_floors, known_count, needs_others, refuse_floors
+from .ladder_flags import straggler_flags
 from .options import CheckOptions, RendezvousOptions
 from .params import CommandLine, Flag, Given, HelpText
 from .rendezvous_flags import address_flags, rendezvous_flags
-from .values import BadValue, shown
+from .values import shown
 
 _CHECK: Final = "Checks"
 _NODE: Final = "Node"
-
-_FLOORS: Final = {
-    "compute_tflops": ("TFLOPS", "the matrix product of the slowest device"),
-    "memory_gb_per_s": ("GB/S", "the memory of the slowest device"),
-    "copy_gb_per_s": ("GB/S", "the copy from host to device"),
-    "intra_gb_per_s": ("GB/S", "the all-reduce within the node"),
-}
-"""Metric → unit and words. The flag is ``--min-`` and the metric's name."""
 
 _BEFORE = """\
 Usage: ft-run check [OPTIONS]
@@ -44,7 +38,7 @@ Exit codes:
   2      wrong usage
   10     with --strict: it has passed with a warning
   20     the check could not be carried out: worth retrying
-  30     this node is unhealthy
+  30     this node is unhealthy; with --exclude-straggler also: it is slow
   40     with --nnodes: no master, or not enough nodes in time
   41     with --nnodes: the master refused this node
   128+n  ended by signal n
@@ -73,12 +67,16 @@ def read_check(
             f"ft-run check takes no arguments, but was given {shown(rest[0])}; right would be"
             " ft-run check with options only, or ./check for a script of that name."
         )
-    floors = {name: v for name in _FLOORS if (v := given[f"min_{name}"]) is not None}
-    nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
-    accelerator = given.get("accelerator", "auto")
-    refuse_floors(floors, accelerator, int(nproc_per_node) if nproc_per_node.isdigit() else None)
     remarks: list[str] = []
     _, max_nodes = given.get("nnodes", (1, 1))
+    floors = given_floors(given, max_nodes, remarks)
+    nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
+    accelerator = given.get("accelerator", "auto")
+    refuse_floors(floors, accelerator, known_count(nproc_per_node))
+    threshold = given.get("straggler_threshold", defaults.STRAGGLER_THRESHOLD)
+    if max_nodes == 1 and given["straggler_threshold"] is not None:
+        needs_others(given.origin("straggler_threshold"), remarks)
+        threshold = defaults.STRAGGLER_THRESHOLD
     return CheckOptions(
         # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
         rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
@@ -89,6 +87,8 @@ def read_check(
         level=given.get("check_level", defaults.CHECK_LEVEL),
         timeout_s=given.get("check_timeout", defaults.CHECK_TIMEOUT_S),
         floors=floors,
+        straggler_threshold=threshold,
+        exclude_straggler=given["exclude_straggler"],
         is_strict=given["strict"],
         json=given["json"],
         report=given["check_report"] or None,
@@ -111,7 +111,8 @@ def check_command() -> CommandLine:
     flags = [
         *_node_flags(),
         *_check_flags(),
-        *_floor_flags(),
+        *floor_flags(),
+        *straggler_flags(),
         *rendezvous_flags(),
         *address_flags(),
     ]
@@ -192,50 +193,3 @@ def _check_flags() -> list[Flag]:
             help="Write the same JSON to a file; with --nnodes on that one node only.",
         ),
     ]
-
-
-def _floor_flags() -> list[Flag]:
-    return [
-        Flag(
-            "--min-" + name.replace("_", "-"),
-            group=_CHECK,
-            metavar=unit,
-            read=_floor,
-            help=f"Warn when {words} is slower, twice running; a node where it cannot be measured"
-            " is unhealthy.",
-        )
-        for name, (unit, words) in _FLOORS.items()
-    ]
-
-
-def refuse_floors(floors: Mapping[str, float], accelerator: str, workers: int | None) -> None:
-    """Refuse a floor for what cannot be measured here: no healthy node would pass.
-
-    Args:
-        floors: by the names of metrics.
-        accelerator: ``--accelerator``.
-        workers: of this node; None where that is not known yet.
-
-    Raises:
-        UsageError: there is such a floor.
-    """
-    if "copy_gb_per_s" in floors and accelerator == "cpu":
-        raise UsageError(
-            "--min-copy-gb-per-s is for the copy from host to GPU, but --accelerator cpu leaves the"
-            " GPUs alone; right would be one of the two without the other."
-        )
-    if "intra_gb_per_s" in floors and workers == 1:
-        raise UsageError(
-            "--min-intra-gb-per-s is for the all-reduce within the node, but there is one worker"
-            " only; right would be --nproc-per-node 2 or more."
-        )
-
-
-def _floor(text: str) -> float:
-    try:
-        number = values.number(text)
-    except BadValue:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise BadValue("a number above 0")
-    return number

@@ -1,6 +1,7 @@
 """``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
 
 from ..rendezvous.messages import CheckSpec
+from .floor_flags import floor_texts
 from .launch import launch
 from .options import CheckOptions, LadderOptions, LaunchOptions, RendezvousOptions
 
@@ -20,7 +21,9 @@ def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
         timeout_s=options.timeout_s,
         only=True,
         is_strict=options.is_strict,
-        floors=tuple(f"{name}={value}" for name, value in options.floors.items()),
+        straggler_threshold=options.straggler_threshold,
+        exclude_straggler=options.exclude_straggler,
+        floors=floor_texts(options.floors),
     )
     return launch(
         LaunchOptions(

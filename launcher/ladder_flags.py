@@ -4,6 +4,14 @@ from .. import defaults
 from ..errors import UsageError
 from ..rendezvous.messages import CheckSpec
 from . import values
+from .floor_flags import (
+    FLOOR_KEYS,
+    floor_flags,
+    floor_texts,
+    given_floors,
+    known_count,
+    refuse_floors,
+)
 from .options import LadderOptions
 from .params import Flag, Given
 
@@ -63,11 +71,27 @@ def ladder_flags() -> list[Flag]:
             ours=True,
             help="enforce (default), or warn: say what failed and start all the same.",
         ),
+        *straggler_flags(),
+        *floor_flags(),
+        Flag(
+            "--check-report",
+            group=_GROUP,
+            metavar="FILE",
+            read=values.string,
+            ours=True,
+            help="Where one node of the job writes what was found, as JSON.",
+        ),
+    ]
+
+
+def straggler_flags() -> list[Flag]:
+    """Return the flags for nodes that are slow."""
+    return [
         Flag(
             "--exclude-straggler",
             group=_GROUP,
             ours=True,
-            help="A slow node fails the checks; default: it is warned of.",
+            help="A node that is found to be slow fails the checks; default: it is warned of.",
         ),
         Flag(
             "--straggler-threshold",
@@ -77,14 +101,6 @@ def ladder_flags() -> list[Flag]:
             ours=True,
             help="How many times worse than the median of the others is slow; default"
             f" {defaults.STRAGGLER_THRESHOLD:g}.",
-        ),
-        Flag(
-            "--check-report",
-            group=_GROUP,
-            metavar="FILE",
-            read=values.string,
-            ours=True,
-            help="Where one node of the job writes what was found, as JSON.",
         ),
     ]
 
@@ -97,13 +113,18 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
         remarks: takes what is ignored.
 
     Raises:
-        UsageError: the command line says how to check, but nothing says that.
+        UsageError: the command line says how to check, but nothing says that; or a floor cannot
+            be met.
     """
     if not given["network_check"]:
-        for key in _DETAILS:
+        for key in (*_DETAILS, *FLOOR_KEYS):
             if given[key]:
                 _without_checks(given.origin(key), remarks)
         return None
+    _, max_nodes = given.get("nnodes", (1, 1))
+    floors = given_floors(given, max_nodes, remarks)
+    workers = known_count(given.get("nproc_per_node", defaults.NPROC_PER_NODE))
+    refuse_floors(floors, given.get("accelerator", "auto"), workers)
     return LadderOptions(
         spec=CheckSpec(
             level=given.get("check_level", defaults.CHECK_LEVEL),
@@ -112,6 +133,7 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
             is_binding=given.get("check_mode", "enforce") == "enforce",
             straggler_threshold=given.get("straggler_threshold", defaults.STRAGGLER_THRESHOLD),
             exclude_straggler=given["exclude_straggler"],
+            floors=floor_texts(floors),
         ),
         report=given["check_report"] or None,
     )

@@ -57,6 +57,11 @@ def _parts(options: LaunchOptions) -> NodeParts:
         environ,
         virtual_local_rank=options.virtual_local_rank,
     )
+    if options.checks is not None and options.checks.spec.floors:
+        # Only now it is known how many workers ``--nproc-per-node gpu`` stands for.
+        from .floor_flags import floor_names, refuse_floors
+
+        refuse_floors(floor_names(options.checks.spec.floors), options.accelerator, count.count)
     if options.mode is not ScriptMode.COMMAND:
         check_interpreter(environ)
     _set_omp_threads(environ, count)

@@ -192,6 +192,9 @@ class CheckOptions:
     """For all phases together."""
     floors: Mapping[str, float] = field(default_factory=dict)
     """What metrics must reach, by name; the units are in the names."""
+    straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
+    exclude_straggler: bool = False
+    """A node that is slow is unhealthy."""
     is_strict: bool = False
     """A warning is told by the exit status."""
     json: bool = False

@@ -23,7 +23,7 @@ _CHECK_OPTIONS = (
     ("exclude_straggler", "--exclude-straggler"),
     ("only", "ft-run check"),
     ("is_strict", "--strict"),
-    ("floors", "the list of least values"),
+    ("floors", "the list of floors (--min-..., --max-...)"),
 )
 
 

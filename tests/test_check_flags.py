@@ -2,8 +2,8 @@
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.check_flags import refuse_floors
 from ft_run.launcher.cli import parse
+from ft_run.launcher.floor_flags import refuse_floors
 from ft_run.launcher.options import CheckOptions
 
 
@@ -24,7 +24,7 @@ def test_everything_at_once():
         *("--check-level", "full", "--check_timeout=90", "--strict", "--json"),
         *("--check-report", "r.json", "--log-dir", "/logs"),
         *("--min-compute-tflops", "500", "--min-memory-gb-per-s", "2e3"),
-        *("--preload", "torch,torch.distributed"),
+        *("--preload", "torch,torch.distributed", "--exclude-straggler"),
     )
     assert options == CheckOptions(
         nproc_per_node="gpu",
@@ -33,6 +33,7 @@ def test_everything_at_once():
         level="full",
         timeout_s=90.0,
         floors={"compute_tflops": 500.0, "memory_gb_per_s": 2000.0},
+        exclude_straggler=True,
         is_strict=True,
         json=True,
         report="r.json",
@@ -57,6 +58,11 @@ def test_variables_stand_for_flags_and_are_beaten_by_them():
         (["--min-copy-gb-per-s", "9", "--accelerator", "cpu"], "--accelerator cpu leaves the GPUs"),
         (["--min-intra-gb-per-s", "9"], "there is one worker only; right would be --nproc-per"),
         (["--min-copy-gb-per-s", "fast"], "--min-copy-gb-per-s was given 'fast'"),
+        (["--max-latency-us", "0"], "--max-latency-us was given '0'; right would be a number abo"),
+        (["--max-latency-us", "9"], "is for several nodes, but there is one only; right would be"),
+        (["--min-bandwidth-gb-per-s", "9"], "right would be --nnodes 2 or more beside it."),
+        (["--straggler-threshold", "2"], "--straggler-threshold is for several nodes"),
+        (["--straggler-threshold", "1"], "was given '1'; right would be a number above 1"),
         (["--nnodes", "2"], "asks for up to 2 nodes, but no endpoint was given; right would be"),
         (["--nnodes", "2", "--master-port", "29500"], "but no endpoint was given"),
         (["--nnodes", "2", "--standalone"], "--standalone is for one node"),
@@ -75,6 +81,32 @@ def test_a_floor_that_can_be_met_is_taken():
     refuse_floors(options.floors, "auto", 2)
     with pytest.raises(UsageError, match="one worker only"):
         refuse_floors(options.floors, "auto", 1)
+
+
+def test_several_nodes_have_floors_for_what_they_measure_together():
+    floors = ("--min-bandwidth-gb-per-s", "9", "--max-latency-us", "50", "--min-memory-gb-per-s=1")
+    options = check(
+        *("--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", *floors),
+        *("--straggler-threshold", "3"),
+    )
+    assert options.straggler_threshold == 3.0
+    assert options.floors == {
+        "memory_gb_per_s": 1.0,
+        "latency_us": 50.0,
+        "bandwidth_gb_per_s": 9.0,
+    }
+    assert options.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PET_MAX_LATENCY_US", "50"), ("PET_STRAGGLER_THRESHOLD", "2")]
+)
+def test_a_variable_for_several_nodes_that_may_be_meant_for_the_training_is_remarked(
+    variable: str, value: str
+):
+    options = check("--nnodes", "1", **{variable: value})
+    says = f"{variable} is for several nodes, but there is one only: it is ignored."
+    assert options == CheckOptions(remarks=(says,))
 
 
 def test_one_node_is_checked_by_itself_whatever_is_said_of_an_endpoint():

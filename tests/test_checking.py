@@ -258,6 +258,32 @@ def test_a_straggler_stays_unless_it_is_to_be_excluded():
     assert scene.place("a").nodes == 2
 
 
+def test_a_link_below_the_floors_is_told_of_and_excluded_if_asked_for():
+    world = World((), slow_network=frozenset("c"))
+    floors = {"floors": ("latency_us=60.0", "bandwidth_gb_per_s=0.5"), "straggler_threshold": 99.0}
+    scene = checked("abc", 2, 3, world=world, spec=floors)
+    scene.check_all()
+    assert scene.verdict_on("c").sentence == (
+        "inter-node bandwidth 0.25 GB/s, less than the 0.5 asked for"
+    )
+    assert [scene.verdict_on(name).sentence for name in "ab"] == ["", ""]
+    assert scene.place("c").nodes == 3
+    scene = checked("abc", 2, 3, world=world, spec={**floors, "exclude_straggler": True})
+    scene.check_all()
+    assert scene.verdict_on("c").exit_code == 30
+    assert scene.place("a").nodes == 2
+
+
+def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
+    spec = {"floors": ("latency_us=40.0",), "exclude_straggler": True}
+    scene = checked("ab", 2, spec=spec)
+    scene.check_all()
+    assert [scene.verdict_on(name).exit_code for name in "ab"] == [0, 0]
+    assert scene.verdict_on("a").sentence == (
+        "two nodes cannot tell which of them makes their inter-node latency miss its floor"
+    )
+
+
 # --- time, loss, lost messages ---------------------------------------------------------------
 
 
@@ -735,6 +761,14 @@ def test_a_warning_is_told_by_the_exit_status_if_asked_for():
     [
         (None, "--network-check is off here and on there"),
         (CheckSpec("full", 60.0), "--check-level is full here and light there"),
+        (
+            CheckSpec("light", 60.0, floors=("latency_us=50.0",)),
+            "the list of floors (--min-..., --max-...) is 'latency_us=50.0' here and empty there",
+        ),
+        (
+            CheckSpec("light", 60.0, straggler_threshold=2.0),
+            "--straggler-threshold is 2 here and 1.5 there",
+        ),
         (CheckSpec("light", 30.0), "--check-timeout in seconds is 30 here and 60 there"),
     ],
 )

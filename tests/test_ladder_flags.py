@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from ft_run.checks.ladder import floors
+from ft_run.checks.records import Metrics
 from ft_run.errors import UsageError
 from ft_run.launcher.cli import parse
 from ft_run.launcher.launch import launch
@@ -37,6 +39,7 @@ def test_a_flag_that_says_how_to_check_needs_the_one_that_says_that() -> None:
         ("PET_CHECK_TIMEOUT", "90"),
         ("PET_CHECK_REPORT", "r.json"),
         ("PET_EXCLUDE_STRAGGLER", "1"),
+        ("PET_MIN_COMPUTE_TFLOPS", "500"),
     ],
 )
 def test_a_variable_that_may_be_meant_for_a_check_beside_the_job_is_remarked(
@@ -51,6 +54,37 @@ def test_a_variable_that_may_be_meant_for_a_check_beside_the_job_is_remarked(
     found = options("--network-check", **{name: value})
     assert found.checks is not None
     assert found.remarks == ()
+
+
+def test_nodes_are_held_to_floors_before_training() -> None:
+    several = ("--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--network-check")
+    given = (*several, "--max-latency-us", "50", "--min-compute-tflops", "2.5")
+    found = options(*given, PET_MIN_BANDWIDTH_GB_PER_S="9").checks
+    assert found is not None
+    assert found.spec.floors == (
+        *("compute_tflops=2.5", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
+    )
+    assert floors(found.spec.floors) == Metrics(
+        compute_tflops=2.5, latency_us=50.0, bandwidth_gb_per_s=9.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--min-memory-gb-per-s", "1"], "nothing asks for checks; right would be --network-check"),
+        (["--network-check", "--max-latency-us", "1"], "is for several nodes, but there is one"),
+        (["--network-check", "--min-intra-gb-per-s", "1"], "there is one worker only; right would"),
+        (
+            ["--network-check", "--min-copy-gb-per-s", "1", "--accelerator", "cpu"],
+            "--accelerator cpu leaves the GPUs alone",
+        ),
+    ],
+)
+def test_a_floor_that_nobody_can_meet_is_refused(argv: list[str], says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        options(*argv)
+    assert says in error.value.sentence
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_what_misses_a_floor_twice_is_a_warning(ft):
     assert command.process.returncode == 10
     assert " ! " in command.stdout
     assert "less than the 1e+06 asked for" in command.stdout
+    command = ft.run(*args, "--exclude-straggler")
+    assert command.process.returncode == 30
 
 
 def test_a_report_that_cannot_be_written_leaves_the_verdict_as_it_is(ft):
@@ -178,9 +180,15 @@ def test_wrong_usage(ft):
     one_cpu = ("--nproc-per-node", "cpu")
     cpu = min(os.sched_getaffinity(0))
     program = ("taskset", "-c", str(cpu), sys.executable, "-m", "ft_run")
-    command = ft.run("check", *one_cpu, "--min-intra-gb-per-s", 1, program=program)
-    assert command.process.returncode == 2
-    assert "there is one worker only; right would be --nproc-per-node 2" in command.stderr
+    several = ("--nnodes", 2, "--rdzv-endpoint", "127.0.0.1:1")
+    job = ("--standalone", "--network-check")
+    script = ft.script("")
+    # How many workers there are is known only after they are counted.
+    for before, after in ((("check",), ()), (("check", *several), ()), (job, (script,))):
+        floor = (*one_cpu, "--min-intra-gb-per-s", 1)
+        command = ft.run(*before, *floor, *after, program=program)
+        assert command.process.returncode == 2
+        assert "there is one worker only; right would be --nproc-per-node 2" in command.stderr
 
 
 # Notes every interpreter of a check worker.

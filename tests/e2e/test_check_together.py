@@ -35,6 +35,16 @@ def test_two_nodes_are_checked_and_one_of_them_prints_the_table(together):
     assert all("the checks are over" in command.stderr for _, command in (first, second))
 
 
+@pytest.mark.long
+def test_two_nodes_that_miss_a_floor_together_pass_with_a_warning(together):
+    first, second = together("--max-latency-us", 0.001, "--strict", "--json")
+    assert (first[0], second[0]) == (10, 10)
+    (report,) = [json.loads(command.stdout) for _, command in (first, second) if command.stdout]
+    assert [node["verdict"] for node in report["nodes"]] == ["passed", "passed"]
+    for node in report["nodes"]:
+        assert any("inter-node latency miss its floor" in remark for remark in node["remarks"])
+
+
 @pytest.mark.slow
 def test_a_wrong_value_between_two_is_worth_a_retry_and_the_report_is_json(together):
     first, second = together("--json", fault="wrong-value@local-rank=0,phase=pair")
