@@ -39,6 +39,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             "FT_RUN_FORBID_SKIPS is set and tests were skipped: that is a failure.", red=True
         )
     _tell_conformance(terminalreporter)
+    _tell_times(terminalreporter)
 
 
 def _tell_conformance(reporter: pytest.TerminalReporter) -> None:
@@ -46,15 +47,29 @@ def _tell_conformance(reporter: pytest.TerminalReporter) -> None:
 
     Here, since of parallel runs only this file is known to the process that prints.
     """
-    verdicts = [
-        value
-        for report in reporter.getreports("passed")
-        for name, value in report.user_properties
-        if name == "conformance"
-    ]
+    verdicts = _properties(reporter, "conformance")
     if verdicts:
         counts = ", ".join(f"{verdicts.count(name)} {name}" for name in sorted({*verdicts}))
         reporter.write_line(f"conformance with torchrun: {len(verdicts)} rows: {counts}")
+
+
+def _tell_times(reporter: pytest.TerminalReporter) -> None:
+    """Say how soon the faults of this run were noticed: no test asserts it."""
+    times = _properties(reporter, "detection time")
+    if times:
+        reporter.section("detection times")
+        for line in sorted(times):
+            reporter.write_line(line)
+
+
+def _properties(reporter: pytest.TerminalReporter, wanted: str) -> list[str]:
+    """Return what tests that passed have recorded under a name, also on other processes."""
+    return [
+        str(value)
+        for report in reporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == wanted
+    ]
 
 
 @pytest.hookimpl(trylast=True)

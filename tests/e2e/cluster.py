@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,7 +171,7 @@ class Cluster:
     # --- time --------------------------------------------------------------------------------
 
     def noticed(self, what: str, since: float, names: str, pattern: str) -> None:
-        """Wait until the agents of hosts say something; print how long it took to be noticed.
+        """Wait until the agents of hosts say something; tell how long it took to be noticed.
 
         Args:
             what: the fault, for people.
@@ -182,4 +181,4 @@ class Cluster:
         """
         for name in names:
             self.agents[name].expect(pattern)
-        print(f"{what}: noticed by {', '.join(names)} after {time.monotonic() - since:.2f} s")
+        self.ft.measured(f"{what}: noticed by {', '.join(names)}", since)

@@ -122,8 +122,15 @@ class Launcher:
 
     program = (FT_RUN,)
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, record: Callable[[str, object], None]) -> None:
+        """Make the folder for temporary files.
+
+        Args:
+            folder: the test's own.
+            record: pytest's ``record_property``.
+        """
         self.folder = folder
+        self._record = record
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.mark = uuid.uuid4().hex
@@ -188,6 +195,15 @@ class Launcher:
                 pytest.fail(f"not within {timeout_s} s: {what}; running: {self.processes()}")
             threading.Event().wait(0.01)
 
+    def measured(self, what: str, since: float) -> None:
+        """Tell how long something took, at the end of the test run.
+
+        Args:
+            what: for people, as in "agent killed: noticed by a, b".
+            since: when it began, ``time.monotonic()``.
+        """
+        self._record("detection time", f"{what} after {time.monotonic() - since:.2f} s")
+
     def finish(self) -> None:
         """End what still runs; no process and no temporary file of the test may be left."""
         for command in self.commands:
@@ -216,9 +232,9 @@ def default_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def ft(tmp_path: Path) -> Iterator[Launcher]:
+def ft(tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Launcher]:
     """A launcher; afterwards no process and no temporary file of the test may be left."""
-    launcher = Launcher(tmp_path)
+    launcher = Launcher(tmp_path, record_property)
     yield launcher
     launcher.finish()
 

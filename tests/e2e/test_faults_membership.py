@@ -18,7 +18,7 @@ def test_a_spare_takes_the_rank_of_a_node_that_is_lost(ft, network):
     job.kill_agent("b")
     job.noticed("agent killed", since, "ac", r"node 1 \(b\) was lost")
     after = job.started("acd", 1)
-    print(f"spare runs after {time.monotonic() - since:.2f} s")
+    ft.measured("agent killed: a spare stands in, all run", since)
     assert {name: after[name].node_rank for name in "acd"} == {"a": 0, "c": 2, "d": 1}
     job.agents["d"].expect(r"restart 1/9: node 1 \(b\) was lost")
     job.ends("acd")
@@ -133,7 +133,7 @@ def test_two_nodes_with_one_rank(ft, network):
     since = time.monotonic()
     job.agent("c", "--node-rank", 1)
     after = job.started("ac", 1)
-    print(f"frozen node replaced after {time.monotonic() - since:.2f} s")
+    ft.measured("two agents claim one rank, the older frozen: replaced", since)
     assert after["c"].node_rank == 1
     job.hosts["b"].thaw()
     assert job.agents["b"].wait() == exit_codes.REFUSED
