@@ -5,17 +5,19 @@ the package, by replacing a piece of source text; then the scenario tests and, s
 simulation must fail. Prints a table; exits 1 when a broken rule went unnoticed by both.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HISTORIES = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
+HISTORIES = 4000
 SCENARIOS = (
     "test_group",
     "test_restarts",
@@ -837,12 +839,27 @@ BREAKS = (
 )
 
 
+def source_of(broken: Break, package: Path = ROOT) -> Path:
+    """Return the file in which a rule is broken."""
+    return package / "rendezvous" / f"{broken.module}.py"
+
+
 def check_breaks() -> None:
-    """Every piece of text to replace must be there, or its rule is not tested at all."""
+    """Every piece of text to replace must be there once, or another rule is broken, or none."""
     for broken in BREAKS:
-        source = (ROOT / "rendezvous" / f"{broken.module}.py").read_text()
-        if source.count(broken.old) < 1:
-            sys.exit(f"{broken.rule}: its text is no longer in {broken.module}.py")
+        count = source_of(broken).read_text().count(broken.old)
+        if count != 1:
+            sys.exit(f"{broken.rule}: its text is {count} times in {broken.module}.py, not once")
+
+
+@contextlib.contextmanager
+def broken_rule(package: Path, broken: Break) -> Iterator[None]:
+    """Break a rule in a copy of the package for a while."""
+    path = source_of(broken, package)
+    source = path.read_text()
+    path.write_text(source.replace(broken.old, broken.new, 1))
+    yield
+    path.write_text(source)
 
 
 def copy_package(to: Path) -> Path:
@@ -881,9 +898,9 @@ def failed_scenario(package: Path) -> str:
     return failed.group(1) if failed else ""
 
 
-def failed_history(package: Path) -> str:
+def failed_history(package: Path, histories: int = HISTORIES) -> str:
     """Simulate random histories in a copy; return what the first bad one breaks."""
-    printed = run(package, "-c", _SIMULATE, str(HISTORIES))
+    printed = run(package, "-c", _SIMULATE, str(histories))
     return printed.strip().splitlines()[-1][:70] if printed else ""
 
 
@@ -900,23 +917,20 @@ for number in range(int(sys.argv[1])):
 """
 
 
-def main() -> int:
+def main(histories: int) -> int:
     """Break all rules, one after the other; return the exit status."""
     check_breaks()
     unnoticed = 0
     with tempfile.TemporaryDirectory() as folder:
         package = copy_package(Path(folder))
-        whole = failed_scenario(package) or failed_history(package)
+        whole = failed_scenario(package) or failed_history(package, histories)
         if whole:
             sys.exit(f"nothing is broken yet, and still: {whole}")
-        print(f"{'rule that is broken':58} | {'scenario test':54} | simulation, {HISTORIES}")
+        print(f"{'rule that is broken':58} | {'scenario test':54} | simulation, {histories}")
         for broken in BREAKS:
-            path = package / "rendezvous" / f"{broken.module}.py"
-            source = path.read_text()
-            path.write_text(source.replace(broken.old, broken.new, 1))
-            scenario = failed_scenario(package)
-            simulated = failed_history(package)
-            path.write_text(source)
+            with broken_rule(package, broken):
+                scenario = failed_scenario(package)
+                simulated = failed_history(package, histories)
             unnoticed += not (scenario or simulated)
             print(f"{broken.rule:58} | {scenario[:54] or '-':54} | {simulated or '-'}", flush=True)
     print(f"{len(BREAKS)} rules broken, {unnoticed} unnoticed")
@@ -924,4 +938,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else HISTORIES))
