@@ -256,3 +256,24 @@ def network(ft: Launcher) -> Iterator[Network]:
 def free_port() -> int:
     """A TCP port on which nothing listens."""
     return ports.free_port()
+
+
+@pytest.fixture
+def memory_limit() -> Iterator[tuple[str, ...]]:
+    """The beginning of a command that is to run in a memory cgroup (v1, v2) of 256 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("memory cgroups need root")
+    root = Path("/sys/fs/cgroup")
+    is_v1 = (root / "memory/memory.limit_in_bytes").exists()
+    name = f"ft-run-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    path = root / "memory" / name if is_v1 else root / name
+    path.mkdir()
+    limits = [path / "memory.limit_in_bytes", path / "memory.max", path / "memory.swap.max"]
+    found = [limit for limit in limits if limit.exists()]
+    for limit in found:
+        limit.write_text(str(256 << 20))
+    if found:
+        yield ("sh", "-c", f'echo $$ > {path}/cgroup.procs && exec "$@"', "sh")
+    path.rmdir()
+    if not found:
+        pytest.skip("there is no memory controller here")

@@ -241,3 +241,126 @@ def test_node_0_hosts_the_master_also_when_its_workers_are_done(ft, network):
     assert job.agents["a"].process.poll() is None
     job.hosts["c"].thaw()
     job.ends("abc")
+
+
+def test_the_host_of_the_master_is_cut_off_from_the_others(ft, network):
+    """To a master in node 0's agent that node is not silent: it takes the others for lost."""
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=2")
+    before = job.start("abc")
+    job.hosts["a"].cut()
+    for name in "bc":
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    job.agents["a"].expect(r"waiting for nodes: 1 of 3 are here; missing: ")
+    assert job.are_alive(before["b"], before["c"])
+    assert not job.are_alive(before["a"])
+    job.hosts["a"].mend()
+    after = job.started("abc", 1)
+    assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
+    assert not job.are_alive(*before.values())
+    for name in "abc":
+        job.agents[name].expect(r"round=1 .*restart 1/9: node [12] \([bc]\) was lost")
+    job.ends("abc")
+    assert "(1 of 9 restarts used)" in job.agents["c"].stderr
+
+
+def test_the_host_of_the_master_freezes(ft, network):
+    """Frozen, it takes nobody for lost; when it thaws, the others have the grace to be back."""
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=2,node_grace=600")
+    before = job.start("abc")
+    job.hosts["a"].freeze()
+    for name in "bc":
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    job.hosts["a"].thaw()
+    for name in "bc":
+        job.agents[name].expect("connected to the master again")
+    assert job.are_alive(*before.values())
+    # The master and the nodes agree again: a failure goes all the way and back.
+    job.told("fail", 2)
+    job.started("abc", 1)
+    for name in "abc":
+        job.agents[name].expect(r"round=1 .*restart 1/9: rank 2 on node 2 \(c\) exited with 3")
+    job.ends("abc")
+
+
+def test_node_0_that_hosts_the_master_comes_back_at_another_address(ft, network):
+    """As a pod does that is made anew on another machine, behind the name of its service."""
+    job = Cluster(ft, network, "abcd", "--nnodes", 3, master="master")
+    network.alias("master", job.hosts["a"])
+    for rank, name in enumerate("abc"):
+        job.agent(name, "--node-rank", rank)
+    before = job.started("abc", 0)
+    # Its host goes silently, as the whole node of a pod does.
+    job.hosts["a"].cut()
+    job.hosts["a"].kill()
+    for name in "bc":
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    assert job.are_alive(before["b"], before["c"])
+    network.alias("master", job.hosts["d"])
+    job.agent("d", "--node-rank", 0)
+    after = job.started("bcd", 1)
+    assert {name: after[name].node_rank for name in "bcd"} == {"b": 1, "c": 2, "d": 0}
+    assert not job.are_alive(*before.values())
+    assert "hosted here" in job.agents["d"].stderr
+    job.ends("bcd")
+    assert job.agents["a"].wait() == -signal.SIGKILL
+
+
+# --- few are left --------------------------------------------------------------------------------
+
+
+def test_all_agents_but_one_are_killed_under_a_lone_master(ft, network):
+    job = Cluster(ft, network, "abcm", "--nnodes", "1:3", master="m")
+    master = job.master("m")
+    job.start("abc")
+    since = time.monotonic()
+    for name in "ab":
+        job.agents[name].send(signal.SIGKILL)
+    job.noticed("two of three agents killed", since, "c", r"stopping 1 worker.* was lost")
+    # Of two that die at once one may be lost a moment before the other.
+    job.agents["c"].expect(r"started ranks=0 of 1 on 1 node")
+    for name in "ab":
+        assert job.agents[name].wait() == -signal.SIGKILL
+    job.ends("c")
+    assert master.wait() == 0
+
+
+def test_all_agents_but_one_are_killed_and_with_them_the_master(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
+    before = job.start("abc")
+    for name in "ab":
+        job.kill_agent(name)
+    job.agents["c"].expect("no connection to the master .*: workers run on")
+    assert job.are_alive(before["c"])
+    job.agent("a")
+    after = job.started("ac", 1)
+    assert sorted(started.node_rank for started in after.values()) == [0, 1]
+    assert not job.are_alive(before["c"])
+    job.ends("ac")
+
+
+def test_who_is_left_when_the_master_dies_for_good_says_so(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "1:3", conf="master_timeout=2")
+    before = job.start("abc")
+    for name in "ab":
+        job.kill_agent(name)
+    assert job.agents["c"].wait() == exit_codes.RENDEZVOUS_FAILED
+    assert "the master at a:29400 stayed away for 2 s" in job.agents["c"].stderr.splitlines()[-1]
+    assert not job.are_alive(before["c"])
+
+
+def test_a_spare_outlives_the_host_of_the_master(ft, network):
+    job = Cluster(ft, network, "abcd", "--nnodes", 3)
+    before = job.start("abc")
+    spare = job.agent("d")
+    spare.expect("this node is a spare")
+    job.kill_agent("a")
+    for name in "bcd":
+        job.agents[name].expect("no connection to the master")
+    assert job.are_alive(before["b"], before["c"])
+    job.agent("a")
+    for name in "bcd":
+        job.agents[name].expect("connected to the master again")
+    for name in "bc":
+        job.agents[name].expect("round=1 .* started")
+    assert spare.process.poll() is None
+    job.ends("abcd")

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 # A worker that does everything to stay: it ignores SIGTERM and leaves a child and a grandchild
@@ -133,3 +134,29 @@ def test_as_pid_1_it_reaps_strangers_and_ends_with_the_status_of_the_job(ft):
     assert "pid of the agent: 1" in command.stdout
     assert command.process.returncode == 1
     assert "exited with 4" in command.stderr
+
+
+def test_a_bystander_is_left_alone(ft):
+    """Somebody else's process may have the variables of a job, even those of this one."""
+    ready, gate = ft.folder / "ready", ft.folder / "gate"
+    script = ft.script(
+        "import os, sys, threading\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1': sys.exit()\n"
+        "names = ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'LOCAL_RANK', 'WORLD_SIZE',\n"
+        "         'TORCHELASTIC_RUN_ID')\n"
+        "print('env', *(f'{name}={os.environ[name]}' for name in names), flush=True)\n"
+        "while not os.path.exists(sys.argv[1]): threading.Event().wait(0.02)\n"
+        "sys.exit(3)\n"
+    )
+    command = ft.start("--standalone", "--max-restarts", 1, script, gate)
+    (match,) = command.expect("^env (.*)")
+    env = dict(pair.split("=", 1) for pair in match[1].split())
+    wait = f"import threading; open({str(ready)!r}, 'w').close(); threading.Event().wait()"
+    bystander = ft.start("-c", wait, program=(sys.executable,), env=env)
+    ft.wait_until(ready.exists, "the bystander runs")
+    gate.touch()
+    assert command.wait() == 0
+    command.expect("round=1 .*restart 1/1")
+    assert bystander.process.poll() is None
+    bystander.send(signal.SIGTERM)
+    assert bystander.wait() == -signal.SIGTERM

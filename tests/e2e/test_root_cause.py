@@ -5,11 +5,9 @@ fails, all others fail a moment later, by what they see of the lost connections.
 is left must name the rank or the node that was first, and how it ended.
 """
 
-import os
 import re
 import signal
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,38 +93,11 @@ SAYS = {
     "raise": "exited with 1: ValueError: loss is nan",
     "record": "exited with 1: ValueError: loss is nan",
 }
-OOM_LIMIT_BYTES = 256 << 20
 
 
 @pytest.fixture
 def script(ft: "Launcher") -> Path:
     return ft.script(WORKERS)
-
-
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """A memory cgroup with a limit, v1 or v2."""
-    if os.geteuid() != 0:
-        pytest.skip("memory cgroups need root")
-    root = Path("/sys/fs/cgroup")
-    is_v1 = (root / "memory/memory.limit_in_bytes").exists()
-    name = f"ft-run-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    path = root / "memory" / name if is_v1 else root / name
-    path.mkdir()
-    limits = [path / "memory.limit_in_bytes", path / "memory.max", path / "memory.swap.max"]
-    found = [limit for limit in limits if limit.exists()]
-    for limit in found:
-        limit.write_text(str(OOM_LIMIT_BYTES))
-    if found:
-        yield path
-    path.rmdir()
-    if not found:
-        pytest.skip("there is no memory controller here")
-
-
-def inside(cgroup: Path, program: str) -> tuple[str, ...]:
-    """The beginning of a command that is to run in a cgroup."""
-    return ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', program)
 
 
 def root_cause(command: "Command") -> str:
@@ -176,7 +147,7 @@ def test_on_one_node(
 ) -> None:
     program: tuple[str, ...] = ft.program
     if how == "oom":
-        program = inside(request.getfixturevalue("cgroup"), *ft.program)
+        program = (*request.getfixturevalue("memory_limit"), *ft.program)
     flags = ("--standalone", "--nproc-per-node", 3, *captured(how))
     command = ft.run(*flags, script, rank, how, program=program)
     assert command.process.returncode == exit_codes.WORKERS_FAILED
@@ -227,7 +198,7 @@ def test_on_several_nodes(
 ) -> None:
     programs: list[tuple[str, ...]] = [(), ()]
     if how == "oom":
-        programs[rank // 2] = inside(request.getfixturevalue("cgroup"), *ft.program)
+        programs[rank // 2] = (*request.getfixturevalue("memory_limit"), *ft.program)
     flags = captured(how)
     nodes = start_nodes(
         ft, script, f"127.0.0.1:{free_port}", rank, how, *flags, programs=tuple(programs)

@@ -120,3 +120,24 @@ def test_a_node_that_leaves_is_replaced_without_a_restart(ft, free_port):
     assert "regroup with 2 node(s)" in host.stderr
     assert sorted(host.stdout.splitlines()) == ["round of 0 0", "round of 0 0"]
     assert replacement.stdout == "round of 1 0\n"
+
+
+def test_a_node_whose_workers_are_done_and_which_waits_for_the_others_can_be_told_to_go(
+    ft, free_port
+):
+    script = ft.script(
+        "import os, sys, threading\n"
+        "while os.environ['RANK'] == '0' and not os.path.exists(sys.argv[1]):\n"
+        "    threading.Event().wait(0.02)\n"
+    )
+    gate = ft.folder / "gate"
+    args = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark,
+            script, gate)  # fmt: skip
+    host = ft.start(*args)
+    host.expect("hosted here")
+    done = ft.start(*args)
+    done.expect("all 1 worker.* finished; waiting for the other nodes")
+    done.send(signal.SIGTERM)
+    assert done.wait() == 128 + signal.SIGTERM
+    gate.touch()
+    assert host.wait() == 0
