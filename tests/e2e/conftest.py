@@ -122,12 +122,14 @@ class Launcher:
 
     program = (FT_RUN,)
 
-    def __init__(self, folder: Path, record: Callable[[str, object], None]) -> None:
+    def __init__(
+        self, folder: Path, record: Callable[[str, object], None] = lambda name, value: None
+    ) -> None:
         """Make the folder for temporary files.
 
         Args:
             folder: the test's own.
-            record: pytest's ``record_property``.
+            record: pytest's ``record_property``, where something is measured.
         """
         self.folder = folder
         self._record = record
