@@ -10,8 +10,9 @@ from dataclasses import replace
 from .. import defaults, exit_codes
 from ..rendezvous.checking import CheckStep, Conclusion, Finding
 from ..rendezvous.messages import CheckSpec
-from .plan import plan
-from .records import Metrics, Phase, Record, RecordError, record_from_json
+from .measure import needed_s
+from .plan import MAX_ROUNDS, just_failed, plan
+from .records import Level, Metrics, Phase, Record, RecordError, record_from_json
 from .report import report_to_json
 from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Results, Rules, Step
 from .verdict import NodeVerdict, Standing, metric_words, verdict
@@ -29,6 +30,9 @@ Where everything hangs from the pairs on, two thirds of the time are used: what 
 a few seconds of its own.
 """
 
+_LEAST_SHARE = 1 / 20
+"""What a meeting may take in any case."""
+
 
 class Ladder:
     """One way up the ladder, for some nodes of a job."""
@@ -45,35 +49,82 @@ class Ladder:
             ValueError: a floor of the spec makes no sense.
         """
         self._spec = spec
+        self._level = Level(spec.level)
         rules = Rules(spec.straggler_threshold, floors(spec.floors))
         self._results = Results(tuple(nodes), frozenset(vouched), rules=rules)
         self._step: Step | None = None
         self._records: dict[str, Record] = {}
-        self._remaining_s = spec.timeout_s
-        self._import_s = 0.0
-        """How long the phases took that begin with the import of torch."""
+        self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
+        """How long the slowest of those who passed took for these phases, import of torch included:
+        so long takes who has to start anew."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
         """Return what is to be done next; None when there is a conclusion."""
-        if self._step is not None and self._step.phase in (Phase.FACTS, Phase.SOLO):
-            self._import_s = max(self._import_s, self._remaining_s - remaining_s)
-        self._remaining_s = remaining_s
         self._close_step()
-        self._step = step = plan(self._results)
+        may_meet_again = self._has_time_for_a_round(remaining_s)
+        step = plan(self._results, max(1, self._results.rounds + may_meet_again))
         if step is None:
             return None
-        limit_s = min(remaining_s, self._spec.timeout_s * _SHARES[step.phase])
-        if step.phase in (Phase.SUSPECTS, Phase.ALL):
-            # A crew that hung was killed: the next one has to import torch again.
-            limit_s = min(limit_s + self._import_s, max(limit_s, remaining_s / 2))
+        limit_s = min(remaining_s, self._limit_s(step, remaining_s))
+        if limit_s < needed_s(self._level, step.phase):
+            return None  # what could come of it says nothing
+        self._step = step
         return CheckStep(step.phase.value, step.meetings, limit_s, _progress(self._results, step))
 
-    def answered(self, node_id: str, report: str) -> None:
-        """Take what a node says of the present step."""
+    # --- time --------------------------------------------------------------------------------
+
+    @property
+    def _restart_s(self) -> float:
+        """How long somebody takes whose check workers were killed, to be ready for a meeting."""
+        return sum(self._alone_s.values())
+
+    @property
+    def _least_s(self) -> float:
+        """What a meeting of two, or of all, must be able to take."""
+        own = 1.5 * needed_s(self._level, Phase.PAIR)
+        return max(own, self._spec.timeout_s * _LEAST_SHARE)
+
+    def _has_time_for_a_round(self, remaining_s: float) -> bool:
+        """Whether all can still meet after one more round of meetings in which somebody hangs.
+
+        Who is good keeps its place by that; who is bad leaves also when it is not yet known to be.
+        """
+        starts = 2 if just_failed(self._results) else 1
+        return remaining_s >= starts * self._restart_s + 2 * self._least_s
+
+    def _limit_s(self, step: Step, remaining_s: float) -> float:
+        """Return how long a step may take."""
+        share_s = self._spec.timeout_s * _SHARES[step.phase]
+        if step.phase is Phase.FACTS:
+            return share_s
+        if step.phase is Phase.SOLO:
+            # When it comes after meetings, it must not use up the time of the others.
+            later_s = remaining_s - 2 * self._least_s if self._results.rounds else share_s
+            enough_s = max(1.5 * self._restart_s, 2 * needed_s(self._level, Phase.SOLO))
+            return max(enough_s, min(share_s, later_s))
+        limit_s = max(share_s, self._least_s)
+        if step.phase is not Phase.ALL:
+            # One that hangs may do so in each round that is left, and is started anew after each.
+            rounds = min(MAX_ROUNDS - self._results.rounds, len(self._results.sound) - 1)
+            fair_s = (remaining_s - self._least_s) / rounds - self._restart_s
+            limit_s = max(self._least_s, min(limit_s, fair_s))
+        # Check workers of a node that has passed before are started by its first order.
+        asked = {node for answered in self._results.steps for node in answered.records}
+        is_cold = any(node not in asked for meeting in step.meetings for node in meeting)
+        return limit_s + self._restart_s if is_cold else limit_s
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def answered(self, node_id: str, report: str, took_s: float) -> None:
+        """Take what a node says of the present step, and how many seconds it took to."""
         try:
             record = record_from_json(report)
         except RecordError as error:
             record = Record(node_id, Phase.FACTS, failure=f"its answer makes no sense: {error}")
+        if self._step is not None and not self._results.rounds and not record.failure:
+            phase = self._step.phase
+            if phase in self._alone_s:
+                self._alone_s[phase] = max(self._alone_s[phase], took_s)
         self._take(node_id, record)
 
     def silent(self, node_id: str, why: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .records import Level
+from .records import Level, Phase
 
 Clock = Callable[[], float]
 
@@ -39,6 +39,21 @@ BUDGETS: Final = {
     Level.LIGHT: Budget(0.25, 0.1, 0.1, 0.2, 0.5, 64 << 20, 32 << 20),
     Level.FULL: Budget(2.0, 1.0, 1.0, 1.0, 3.0, 512 << 20, 256 << 20),
 }
+
+
+def needed_s(level: Level, phase: Phase) -> float:
+    """Return the seconds that the measurements of a phase take in any case, all of them together.
+
+    What it takes to meet, to open a device or to import torch is not in it.
+    """
+    budget = BUDGETS[level]
+    meeting_s = budget.latency_s + budget.bandwidth_s
+    match phase:
+        case Phase.SOLO:
+            return budget.compute_s + budget.memory_s + budget.copy_s + budget.bandwidth_s
+        case Phase.PAIR | Phase.SUSPECTS:
+            return meeting_s
+    return 0.0
 
 
 class QuotaWatch:

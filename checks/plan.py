@@ -29,9 +29,14 @@ _ALL_STEPS = 2
 """How often everybody meets: once more where the first time has shown a bad link."""
 
 
-def plan(results: Results) -> Step | None:
-    """Return the next step; None when the verdict can be given."""
-    step = _next_step(results)
+def plan(results: Results, rounds: int = MAX_ROUNDS) -> Step | None:
+    """Return the next step; None when the verdict can be given.
+
+    Args:
+        results: what is known.
+        rounds: after so many rounds of meetings there is no time for another one.
+    """
+    step = _next_step(results, min(rounds, MAX_ROUNDS))
     return step if step is None else _revived(results, step)
 
 
@@ -41,20 +46,27 @@ def _revived(results: Results, step: Step) -> Step:
     Check workers that hang are killed, those of the healthy partner too, and others import torch.
     How long that takes says nothing of a node, and must not be taken for a failure to meet.
     """
-    last = results.steps[-1] if results.steps else None
-    if last is None or len(step.meetings[0]) == 1:
+    if len(step.meetings[0]) == 1:
         return step
-    failed = {
+    failed = just_failed(results)
+    again = [node for meeting in step.meetings for node in meeting if node in failed]
+    return Step(Phase.SOLO, tuple((node,) for node in again)) if again else step
+
+
+def just_failed(results: Results) -> set[str]:
+    """Return who did not pass in the meetings of the last step."""
+    last = results.steps[-1] if results.steps else None
+    if last is None:
+        return set()
+    return {
         node
         for meeting in last.step.meetings
         if len(meeting) > 1 and results.outcome(last, meeting) is not Outcome.PASSED
         for node in meeting
     }
-    again = [node for meeting in step.meetings for node in meeting if node in failed]
-    return Step(Phase.SOLO, tuple((node,) for node in again)) if again else step
 
 
-def _next_step(results: Results) -> Step | None:
+def _next_step(results: Results, rounds: int) -> Step | None:
     alone = _next_alone(results)
     if alone is not None:
         return alone
@@ -64,11 +76,11 @@ def _next_step(results: Results) -> Step | None:
         pairs = _first_pairs(results)
         if pairs:
             return Step(Phase.PAIR, pairs)
-    if results.rounds < MAX_ROUNDS and not results.all_steps():
+    if results.rounds < rounds and not results.all_steps():
         meetings = tuple(_second_meetings(results))
         if meetings:
             return Step(Phase.SUSPECTS, meetings)
-    return _next_for_all(results)
+    return _next_for_all(results, rounds)
 
 
 # --- alone -----------------------------------------------------------------------------------
@@ -257,11 +269,11 @@ def _is_explained(
 # --- everybody -------------------------------------------------------------------------------
 
 
-def _next_for_all(results: Results) -> Step | None:
+def _next_for_all(results: Results, rounds: int) -> Step | None:
     everybody = together(results)
     done = results.all_steps()
-    if len(everybody) < 2:
-        return None
+    if len(everybody) < 2 or results.before.issuperset(everybody):
+        return None  # nobody new would be in their world
     if not done:
         has_met = len(everybody) == 2 and everybody[1] in results.passed[everybody[0]]
         return None if has_met else Step(Phase.ALL, (everybody,))
@@ -273,7 +285,7 @@ def _next_for_all(results: Results) -> Step | None:
     if outcome is Outcome.UNKNOWN or meeting != everybody:
         return Step(Phase.ALL, (everybody,))
     # Pairs that have not met yet may show the link that breaks it.
-    hunt = tuple(_unmet_pairs(results, everybody)) if results.rounds < MAX_ROUNDS else ()
+    hunt = tuple(_unmet_pairs(results, everybody)) if results.rounds < rounds else ()
     return Step(Phase.SUSPECTS, hunt) if hunt else None
 
 
@@ -289,14 +301,17 @@ def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
 def together(results: Results) -> tuple[str, ...]:
     """Return who could be in one world: the trusted, without an end of each bad link.
 
-    Of two ends the one with more bad links stays out, then the one that comes later in the order.
+    Of two ends the one that has not passed before stays out, then the one with more bad links,
+    then the one that comes later in the order.
     """
     links = list(results.bad_links)
     out: set[str] = set()
     order = {node: place for place, node in enumerate(results.nodes)}
     while links:
         ends = [node for link in links for node in link]
-        worst = max(ends, key=lambda node: (ends.count(node), order[node]))
+        worst = max(
+            ends, key=lambda node: (node not in results.before, ends.count(node), order[node])
+        )
         out.add(worst)
         links = [link for link in links if worst not in link]
     return tuple(n for n in results.sound if n in results.trusted and n not in out)

@@ -19,6 +19,9 @@ FAREWELL: Final = "farewell"
 NOT_CARRIED_OUT: Final = "the check could not be carried out"
 """In the reason of a failure that says nothing of the node: worth trying again."""
 
+NO_ANSWER: Final = "no answer within"
+"""So begins the reason of a failure where time was over."""
+
 WAITING: Final = "waiting for the preload"
 STARTING: Final = "starting"
 IMPORTING: Final = "importing torch"
@@ -29,6 +32,21 @@ STARTUP_STAGES: Final = (WAITING, STARTING, IMPORTING)
 MEETING, SMALL, LARGE = "meeting the other workers", "small all-reduce", "large all-reduce"
 COLLECTIVE_STAGES: Final = (MEETING, SMALL, LARGE)
 """Where a worker can hang because another one does."""
+
+
+def no_answer(stage: str, limit_s: float, had_s: float, needed_s: float) -> str:
+    """Return the failure of a worker that has not answered in time.
+
+    Args:
+        stage: what it was about to do.
+        limit_s: how long the order could take.
+        had_s: how much of that was left when torch had been imported.
+        needed_s: how long the measurements take in any case: who had less is not to blame.
+    """
+    failure = f"{NO_ANSWER} {limit_s:.3g} s ({stage})"
+    return (
+        f"{NOT_CARRIED_OUT}: {failure}" if stage in STARTUP_STAGES or had_s < needed_s else failure
+    )
 
 
 @dataclass(frozen=True, slots=True)

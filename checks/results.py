@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from .. import defaults
-from .post import NOT_CARRIED_OUT
+from .post import NO_ANSWER, NOT_CARRIED_OUT
 from .records import Metrics, Phase, Record
 
 Meeting = tuple[str, ...]
@@ -83,13 +83,23 @@ class Results:
     def solo_failures(self) -> dict[str, tuple[Phase, str]]:
         """Who failed alone: the phase and the reason, by node."""
         found: dict[str, tuple[Phase, str]] = {}
+        passed: set[str] = set()
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
             failure = record.failure
             if phase is Phase.SOLO:
                 failure = failure or self._unmeasured(record.metrics)
+                had_no_time = NOT_CARRIED_OUT in failure or NO_ANSWER in failure
+                if had_no_time and record.node in passed:
+                    continue  # it has shown that it can
+                if not failure:
+                    passed.add(record.node)
             if failure:
                 found.setdefault(record.node, (phase, failure))
         return found
+
+    def is_bad_alone(self, node: str) -> bool:
+        """Return whether a node has failed alone, and not for want of time or a process."""
+        return NOT_CARRIED_OUT not in self.solo_failures.get(node, ("", NOT_CARRIED_OUT))[1]
 
     def _unmeasured(self, metrics: Metrics) -> str:
         """Return, in words, which metric has a floor and was not measured; empty for none.
@@ -203,6 +213,14 @@ class Results:
     def trusted(self) -> frozenset[str]:
         """Who is known to be good: it has passed with somebody, or before."""
         return frozenset(n for n in self.sound if n in self.vouched or self.passed[n])
+
+    @property
+    def before(self) -> frozenset[str]:
+        """Who passes whatever becomes of the others: their world has passed before.
+
+        Nobody, where all have passed before: they are here because they have not met.
+        """
+        return self.vouched if len(self.vouched) < len(self.nodes) else frozenset()
 
     @cached_property
     def bad_links(self) -> tuple[Meeting, ...]:

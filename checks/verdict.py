@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from .differences import different_clocks, different_facts
 from .fact_rules import WARNINGS
 from .plan import is_slow, is_surely_bad, together
-from .post import NOT_CARRIED_OUT
 from .records import Fact, Phase
 from .results import (
     LOWER_IS_BETTER,
@@ -116,35 +115,38 @@ def _standing(
         return Standing.LOST, "it went away during the checks"
     if node in results.solo_failures:
         phase, reason = results.solo_failures[node]
-        standing = Standing.UNDECIDED if NOT_CARRIED_OUT in reason else Standing.FAULTY
+        standing = Standing.FAULTY if results.is_bad_alone(node) else Standing.UNDECIDED
         return standing, f"{phase.value}: {reason}"
-    if len(results.sound) == 1:
-        if node in results.vouched or _was_alone(results, node):
-            return Standing.PASSED, ""
-        return Standing.UNDECIDED, "the checks were not carried out to the end"
+    if len(results.sound) == 1 and (node in results.trusted or _was_alone(results, node)):
+        return Standing.PASSED, ""
     if node not in results.trusted:
         return _untrusted(results, node)
     if node not in fit:
         return Standing.LEFT_OUT, _link_words(results, node)
-    if all_failure:
+    if all_failure and node not in results.before:
         return Standing.UNDECIDED, all_failure
     return Standing.PASSED, ""
 
 
 def _was_alone(results: Results, node: str) -> bool:
-    """Whether a node has passed the phases that need no partner."""
-    phases = {
-        answered.step.phase
+    """Whether a node has passed the phases that need no partner, and all partners are gone.
+
+    A meeting that failed may have been its own fault, unless the partner is known to be bad.
+    """
+    if any(not results.is_bad_alone(partner) for partner in results.failed[node]):
+        return False
+    last = {
+        answered.step.phase: answered.records[node].failure
         for answered in results.steps
-        if node in answered.records and not answered.records[node].failure
+        if node in answered.records
     }
-    return phases >= {Phase.FACTS, Phase.SOLO}
+    return all(last.get(phase) == "" for phase in (Phase.FACTS, Phase.SOLO))
 
 
 def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
     failed = results.failed[node]
     if not failed:
-        return Standing.UNDECIDED, "no other node was there to check it with"
+        return Standing.UNDECIDED, "the checks were not carried out to the end"
     words = next(
         words
         for meeting, outcome, words in reversed(results.meetings)
@@ -175,7 +177,7 @@ def _link_words(results: Results, node: str) -> str:
 def _failure_of_all(results: Results) -> str:
     """Return why not all who are fit could work together; empty where they could."""
     everybody = together(results)
-    if len(everybody) < 2:
+    if len(everybody) < 2 or results.before.issuperset(everybody):
         return ""
     steps = results.all_steps()
     if not steps:
@@ -293,12 +295,13 @@ def _sentence(
     nodes: tuple[NodeVerdict, ...], links: tuple[tuple[str, str], ...], all_failure: str
 ) -> str:
     parts = []
+    passed = sum(v.standing in (Standing.PASSED, Standing.SLOW) for v in nodes)
     for standing in (Standing.FAULTY, Standing.UNDECIDED, Standing.SLOW, Standing.LOST):
         names = [verdict.node for verdict in nodes if verdict.standing is standing]
-        if names and not (standing is Standing.UNDECIDED and all_failure):
+        # Where nobody passes, the reason says it all.
+        if names and (passed or standing is not Standing.UNDECIDED or not all_failure):
             parts.append(f"{standing.value}: {_names(names)}")
     if all_failure:
         parts.append(all_failure)
     parts += [f"bad link between {one} and {other}" for one, other in links[:_NAMED]]
-    passed = sum(v.standing in (Standing.PASSED, Standing.SLOW) for v in nodes)
     return f"{passed} of {len(nodes)} nodes pass" + "".join(f"; {part}" for part in parts)

@@ -105,6 +105,8 @@ class CheckCrew:
         self._spawner_gone = False
         self._empty = True
         self._closed = False
+        self._renewal: asyncio.Task[None] | None = None
+        """Ends workers that cannot go on, and starts others."""
         self._image_changed = image_changed
         spawner.listen(self._heard_from_spawner)
         if plan.preload:
@@ -145,6 +147,8 @@ class CheckCrew:
         with a check: it is the failure in the record.
         """
         deadline = asyncio.get_running_loop().time() + order.deadline_s
+        if not await self._is_renewed(deadline):
+            return self._not_carried_out(order, "those of the order before have not ended")
         if any(member.has_ended for member in self._members):
             await self._kill()
         with ExitStack() as stack:
@@ -164,20 +168,39 @@ class CheckCrew:
         answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
         record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
         if not all(member.can_go_on for member in asked):
-            await self._kill()
-            with suppress(OSError):  # said by the next order
-                self.start()
+            # A worker may take long to die. The answer goes out meanwhile: it has a deadline.
+            self._renewal = asyncio.create_task(self._renew())
         return record
 
     async def rest(self) -> None:
         """End the workers; the next order starts others. Devices are free when this returns."""
+        await self._is_renewed()
         await self._kill()
 
     async def close(self) -> None:
         """End the workers and the spawner. What they used of a device is free when this returns."""
         self._closed = True
+        await self._is_renewed()
         await self._kill()
         self._spawner.close()
+
+    async def _renew(self) -> None:
+        await self._kill()
+        with suppress(OSError):  # said by the next order
+            self.start()
+
+    async def _is_renewed(self, deadline: float | None = None) -> bool:
+        """Wait for workers of an earlier order to end; return whether they have in time."""
+        renewal = self._renewal
+        if renewal is not None:
+            loop = asyncio.get_running_loop()
+            limit_s = None if deadline is None else max(deadline - loop.time(), 0.0)
+            await asyncio.wait([renewal], timeout=limit_s)  # not cancelled with who waits for it
+            if not renewal.done():
+                return False
+            self._renewal = None
+            renewal.result()
+        return True
 
     def _not_carried_out(self, order: Order, why: str) -> Record:
         failure = f"{NOT_CARRIED_OUT}: check workers could not be started: {why}"

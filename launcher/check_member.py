@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from ..checks.measure import needed_s
 from ..checks.merge import Answer
 from ..checks.post import (
     COLLECTIVE_STAGES,
@@ -16,6 +17,7 @@ from ..checks.post import (
     STARTING,
     STARTUP_STAGES,
     WAITING,
+    no_answer,
 )
 from ..checks.records import Order, Record, RecordError, order_to_json, record_from_json
 from ..rendezvous.failure import signal_name
@@ -48,6 +50,10 @@ class CheckMember:
         self._end = ""
         """How the process ended, in words."""
         self._says_farewell = False
+        self._asked_at = 0.0
+        """When it got its order, by the clock of the event loop."""
+        self._ready_at = 0.0
+        """When it had imported torch, by the same clock."""
 
     @property
     def has_ended(self) -> bool:
@@ -91,6 +97,7 @@ class CheckMember:
     def ask(self, order: Order) -> None:
         """Give an order; what came of the one before is forgotten."""
         self._order, self._record = order, None
+        self._asked_at = asyncio.get_running_loop().time()
         if self._stage not in STARTUP_STAGES:
             self._stage = IDLE
         with suppress(BrokenPipeError):  # its end is reported by the spawner
@@ -125,9 +132,9 @@ class CheckMember:
             return Answer(self.local_rank, self._end)
         if was_cut_short:
             return Answer(self.local_rank, f"not finished ({self._stage})", held_up=True)
-        failure = f"no answer within {order.deadline_s:.3g} s ({self._stage})"
-        if self._stage in STARTUP_STAGES:
-            failure = f"{NOT_CARRIED_OUT}: {failure}"
+        had_s = order.deadline_s - max(self._ready_at - self._asked_at, 0.0)
+        needed = needed_s(order.level, order.phase)
+        failure = no_answer(self._stage, order.deadline_s, had_s, needed)
         return Answer(self.local_rank, failure, held_up=self._stage in COLLECTIVE_STAGES)
 
     def close(self) -> None:
@@ -159,6 +166,8 @@ class CheckMember:
     def _hear(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == STAGE:
+            if self._stage in STARTUP_STAGES and rest not in STARTUP_STAGES:
+                self._ready_at = asyncio.get_running_loop().time()
             self._stage = rest
             return
         number, _, text = rest.partition(" ")

@@ -74,8 +74,8 @@ class Examination(Protocol):
     def next_step(self, remaining_s: float) -> CheckStep | None:
         """Return what is to be done next; None when there is a conclusion."""
 
-    def answered(self, node_id: str, report: str) -> None:
-        """Take what a node says of the present step."""
+    def answered(self, node_id: str, report: str, took_s: float) -> None:
+        """Take what a node says of the present step, and how many seconds it took to."""
 
     def silent(self, node_id: str, why: str) -> None:
         """A node has not answered in the present step: that is a failure of it."""
@@ -98,7 +98,8 @@ class _Checks:
     examination: Examination
     nodes: frozenset[str]
     until: float
-    """When it must be over."""
+    """When the last order must have been carried out."""
+    step_begun: float = 0.0
     step_until: float = 0.0
     limit_s: float = 0.0
     orders: dict[str, CheckOrder] = field(default_factory=dict)
@@ -243,7 +244,7 @@ class Checking(Rounds):
         checks = self._checks
         if checks is None:
             return
-        if checks.orders and self._checks_deadline() <= now:
+        if checks.orders and checks.step_until <= now:
             for name in list(checks.orders):
                 checks.examination.silent(name, f"no answer within {checks.limit_s:.0f} s")
             checks.orders.clear()
@@ -257,15 +258,16 @@ class Checking(Rounds):
 
     def _checks_deadline(self) -> float:
         assert self._checks is not None
-        return min(self._checks.step_until, self._checks.until)
+        return self._checks.step_until
 
     def _order(self, checks: _Checks, step: CheckStep, now: float) -> None:
         assert self.job is not None
         assert self.job.checks is not None
         self._order_number += 1
+        checks.step_begun = now
         checks.limit_s = min(step.limit_s, checks.until - now)
+        # The last answer has its grace too, which is no time for another order.
         checks.step_until = now + checks.limit_s + _ANSWER_GRACE_S
-        checks.until = max(checks.until, checks.step_until)  # the last answer has its grace too
         for meeting in step.meetings:
             nodes = [node for name in meeting if (node := self.roster.get(name)) is not None]
             size = sum(node.spec.local_world_size for node in nodes)
@@ -286,7 +288,7 @@ class Checking(Rounds):
                 checks.orders[node.spec.node_id] = order
                 self._send(node, order)
 
-    def _check_result(self, node: Node, result: CheckResult) -> None:
+    def _check_result(self, node: Node, result: CheckResult, now: float) -> None:
         """A node has carried out an order."""
         if result.number > self._order_number:
             node.offer = result.offer  # the answer to an earlier master, which nobody waits for
@@ -300,7 +302,7 @@ class Checking(Rounds):
         if checks is None or order is None or order.number != result.number:
             return
         del checks.orders[name]
-        checks.examination.answered(name, result.report)
+        checks.examination.answered(name, result.report, now - checks.step_begun)
 
     def _wait(self, node: Node, now: float) -> None:
         super()._wait(node, now)

@@ -130,7 +130,7 @@ class Group(Joining):
             case Answer():
                 self._answered(node)
             case CheckResult():
-                self._check_result(node, message)
+                self._check_result(node, message, now)
 
     def _link_gone(self, link: int, now: float) -> None:
         self._contest.withdraw(link)

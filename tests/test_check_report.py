@@ -143,7 +143,7 @@ class OneStep:
     def next_step(self, _remaining_s: float) -> CheckStep | None:
         return None
 
-    def answered(self, _node_id: str, _report: str) -> None:
+    def answered(self, _node_id: str, _report: str, _took_s: float) -> None:
         pass
 
     def silent(self, _node_id: str, _why: str) -> None:
