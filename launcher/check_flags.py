@@ -8,7 +8,7 @@ from ..checks.records import Level
 from ..errors import UsageError
 from . import values
 from .floor_flags import floor_flags, given_floors, known_count, needs_others, refuse_floors
-from .ladder_flags import straggler_flags
+from .ladder_flags import refuse_timeout, straggler_flags
 from .options import CheckOptions, RendezvousOptions
 from .params import CommandLine, Flag, Given, HelpText
 from .rendezvous_flags import address_flags, rendezvous_flags
@@ -69,6 +69,7 @@ def read_check(
         )
     remarks: list[str] = []
     _, max_nodes = given.get("nnodes", (1, 1))
+    refuse_timeout(given, is_alone=max_nodes == 1)
     floors = given_floors(given, max_nodes, remarks)
     nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
     accelerator = given.get("accelerator", "auto")

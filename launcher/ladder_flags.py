@@ -114,7 +114,7 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
 
     Raises:
         UsageError: the command line says how to check, but nothing says that; or a floor cannot
-            be met.
+            be met, or the time is too short.
     """
     if not given["network_check"]:
         for key in (*_DETAILS, *FLOOR_KEYS):
@@ -125,6 +125,7 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
     floors = given_floors(given, max_nodes, remarks)
     workers = known_count(given.get("nproc_per_node", defaults.NPROC_PER_NODE))
     refuse_floors(floors, given.get("accelerator", "auto"), workers)
+    refuse_timeout(given, is_alone=max_nodes == 1)
     return LadderOptions(
         spec=CheckSpec(
             level=given.get("check_level", defaults.CHECK_LEVEL),
@@ -137,6 +138,32 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
         ),
         report=given["check_report"] or None,
     )
+
+
+def refuse_timeout(given: Given, *, is_alone: bool) -> None:
+    """Refuse a ``--check-timeout`` that is shorter than what the level measures.
+
+    Args:
+        given: the flags and variables.
+        is_alone: whether the node meets no other.
+
+    Raises:
+        UsageError: it is; a healthy node could not show itself to be.
+    """
+    if given["check_timeout"] is None:
+        return
+    from ..checks.measure import needed_s  # most jobs have no checks
+    from ..checks.records import Level, Phase
+
+    timeout_s, level = given["check_timeout"], given.get("check_level", defaults.CHECK_LEVEL)
+    phases = (Phase.SOLO,) if is_alone else (Phase.SOLO, Phase.PAIR)
+    least_s = sum(needed_s(Level(level), phase) for phase in phases)
+    if timeout_s < least_s:
+        raise UsageError(
+            f"{given.origin('check_timeout')} was given {timeout_s:g}, but --check-level {level}"
+            f" measures for {least_s:.3g} s, and torch has to be imported before; right would be"
+            f" such as {defaults.CHECK_TIMEOUT_S:g}."
+        )
 
 
 def _without_checks(origin: str, remarks: list[str]) -> None:

@@ -52,6 +52,12 @@ def test_variables_stand_for_flags_and_are_beaten_by_them():
     [
         (["train.py"], "takes no arguments, but was given 'train.py'; right would be"),
         (["--check-level", "deep"], "--check-level was given 'deep'; right would be light"),
+        (["--check-timeout", "0.9"], "was given 0.9, but --check-level light measures for 0.95 s"),
+        (
+            ["--check-timeout", "10", "--check-level", "full", "--nnodes", "2"],
+            "--check-timeout was given 10, but --check-level full measures for 11 s, and torch has"
+            " to be imported before; right would be such as 60.",
+        ),
         (["--check-timeout", "0"], "--check-timeout was given '0'"),
         (["--min-compute-tflops", "-1"], "was given '-1'; right would be a number above 0"),
         (["--min-compute-tflops", "nan"], "was given 'nan'; right would be a number above 0"),

@@ -307,6 +307,17 @@ def test_the_whole_has_a_limit_and_what_is_not_known_by_then_has_failed():
     assert scene.finished[0].exit_code == 20
 
 
+def test_the_grace_of_the_answers_adds_up_to_no_more_than_one():
+    scene = checked("abcd", 4)
+    begun = scene.now
+    while orders := scene.open_orders():
+        scene.wait(min(order.deadline_s for order in orders.values()) + 1.9)
+        if scene.open_orders():
+            scene.carry_out()
+    assert not scene.is_in(GroupPhase.CHECKING)
+    assert 55.0 < scene.now - begun <= 62.0
+
+
 def test_a_node_that_is_lost_condemns_nobody_and_may_be_replaced():
     scene = checked("abcd", 4)
     scene.carry_out()

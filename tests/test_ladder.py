@@ -10,11 +10,13 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+from ft_run.checks.measure import needed_s
 from ft_run.checks.plan import BAD_LINKS, MAX_ROUNDS, PARTNERS_OF_THE_SLOW
-from ft_run.checks.records import Metrics, Phase, Record
+from ft_run.checks.post import NO_ANSWER, NOT_CARRIED_OUT
+from ft_run.checks.records import Level, Metrics, Phase, Record
 from ft_run.checks.results import Answered, Results, Rules, Step
 from ft_run.checks.verdict import Standing, Verdicts, verdict
-from ft_run.tests.ladder_world import World, climb, names
+from ft_run.tests.ladder_world import Clock, Pace, World, climb, names
 
 FIT = (Standing.PASSED, Standing.SLOW)
 
@@ -212,6 +214,96 @@ def test_who_is_lost_condemns_nobody_and_the_others_pass(count, step):
         assert set(found.values()) == {Standing.PASSED}, (step, node, verdicts)
 
 
+# --- time runs short -------------------------------------------------------------------------
+
+
+def exit_codes_in_time(
+    count: int, pace: Pace, vouched: frozenset[str] = frozenset(), bad: str = "n1"
+) -> dict[str, int]:
+    """Who leaves with which status, where one node hangs in every meeting."""
+    clock = Clock(World(names(count), bad=frozenset({bad})), pace, vouched)
+    conclusion = clock.climb()
+    assert clock.now <= pace.timeout_s
+    return {node: f.exit_code for node, f in conclusion.findings.items() if f.exit_code}
+
+
+@pytest.mark.parametrize("import_s", [0, 1, 3, 5, 8, 10])
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 33])
+def test_one_that_hangs_is_condemned_alone_also_where_an_import_takes_long(count, import_s):
+    assert exit_codes_in_time(count, Pace(import_s, solo_s=1)) == {"n1": 30}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+def test_who_is_healthy_is_never_condemned_for_want_of_time(count):
+    for import_s, solo_s in itertools.product(range(26), (1, 3)):
+        found = exit_codes_in_time(count, Pace(import_s, solo_s))
+        assert found.keys() >= {"n1"}
+        assert all(code == 20 for node, code in found.items() if node != "n1")
+        if import_s + solo_s <= 16:  # there is time for one more meeting
+            assert count == 2 or found.keys() == {"n1"}, (import_s, solo_s)
+
+
+@pytest.mark.parametrize("count", range(2, 6))
+def test_who_has_passed_before_keeps_its_place_whatever_time_is_left(count):
+    last = names(count)[-1]
+    vouched = frozenset(names(count)) - {last}
+    for import_s in range(0, 26, 2):
+        found = exit_codes_in_time(count, Pace(import_s), vouched, bad=last)
+        assert found.keys() == {last}, import_s
+
+
+def step_of(phase: Phase, *meetings: tuple[str, ...], **failures: str) -> Answered:
+    """A step, and the reasons of those for whom it failed."""
+    nodes = [node for meeting in meetings for node in meeting]
+    records = {node: Record(node, phase, failure=failures.get(node, "")) for node in nodes}
+    return Answered(Step(phase, meetings), records)
+
+
+NO_TIME = f"{NOT_CARRIED_OUT}: {NO_ANSWER} 2 s (importing torch)"
+ALONE = (("a",), ("b",))
+APART = (step_of(Phase.FACTS, *ALONE), step_of(Phase.SOLO, *ALONE))
+FAILED = (*APART, step_of(Phase.PAIR, ("a", "b"), a="no", b="no"))
+
+
+@pytest.mark.parametrize("reason", [NO_TIME, f"{NO_ANSWER} 4 s (memory)"])
+def test_who_has_passed_alone_does_not_fail_for_having_no_time_to_do_so_again(reason):
+    steps = (*FAILED, step_of(Phase.SOLO, *ALONE, a=reason, b=reason))
+    verdicts = verdict(Results(("a", "b"), steps=steps))
+    assert verdicts.of("a").standing is verdicts.of("b").standing is Standing.UNDECIDED
+    assert verdicts.of("a").reason == "the link between a and b fails: no"
+    steps = (*FAILED, step_of(Phase.SOLO, *ALONE, b="the matrix product is wrong"))
+    assert verdict(Results(("a", "b"), steps=steps)).of("b").standing is Standing.FAULTY
+
+
+def test_one_node_that_hangs_in_its_second_measurement_is_undecided():
+    steps = (
+        step_of(Phase.FACTS, ("a",)),
+        step_of(Phase.SOLO, ("a",)),
+        step_of(Phase.SOLO, ("a",), a=f"{NO_ANSWER} 4 s (memory)"),
+    )
+    assert verdict(Results(("a",), steps=steps)).of("a").standing is Standing.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("partner", "expected"),
+    [("is lost", Standing.UNDECIDED), ("is bad", Standing.PASSED)],
+)
+def test_who_failed_with_all_and_is_left_alone_passes_only_if_they_were_to_blame(partner, expected):
+    failure = "the matrix product is wrong" if partner == "is bad" else ""
+    lost = frozenset({"b"}) if partner == "is lost" else frozenset[str]()
+    steps = (*FAILED, step_of(Phase.SOLO, *ALONE, b=failure))
+    verdicts = verdict(Results(("a", "b"), steps=steps, lost=lost))
+    assert verdicts.of("a").standing is expected
+
+
+def test_no_order_is_given_that_is_too_short_for_what_it_measures():
+    pace = Pace(import_s=30.0, solo_s=1.0, timeout_s=31.5)
+    clock = Clock(World(names(2)), pace)
+    conclusion = clock.climb()
+    assert all(s.limit_s >= needed_s(Level.LIGHT, Phase(s.phase)) for s in clock.steps)
+    assert {finding.exit_code for finding in conclusion.findings.values()} == {20}
+
+
 # --- those who have passed before ------------------------------------------------------------
 
 
@@ -238,6 +330,34 @@ def test_no_vouched_node_is_condemned(count):
             verdicts, _ = climb(world, vouched=frozenset(map(str, known)))
             for node in map(str, known):
                 assert verdicts.of(node).standing is not Standing.FAULTY
+
+
+@pytest.mark.parametrize("steps", [0, 3, 4])
+def test_a_world_that_has_passed_goes_on_without_newcomers_who_do_not_get_to_the_end(steps):
+    """Time is over after so many steps, or all together fail."""
+    vouched = frozenset(names(3))
+    world = World(names(4), deaf_in_all=True)
+    _, results = climb(world, vouched=vouched)
+    verdicts = verdict(replace(results, steps=results.steps[:steps]))
+    found = standings(verdicts)
+    assert found.pop("n3") is Standing.UNDECIDED
+    assert set(found.values()) == {Standing.PASSED}
+    assert verdicts.sentence.startswith("3 of 4 nodes pass; undecided: n3")
+
+
+def test_those_who_passed_apart_and_fail_together_do_not_pass():
+    verdicts, _ = climb(World(names(3), deaf_in_all=True), vouched=frozenset(names(3)))
+    assert set(standings(verdicts).values()) == {Standing.UNDECIDED}
+
+
+@pytest.mark.parametrize("newcomer", ["n0", "n3"])
+def test_the_newcomer_stays_out_where_its_link_to_one_who_has_passed_fails(newcomer):
+    links = frozenset({frozenset({newcomer, "n1"}), frozenset({newcomer, "n2"})})
+    vouched = frozenset(names(4)) - {newcomer}
+    verdicts, _ = climb(World(names(4), bad_links=links), vouched=vouched)
+    found = standings(verdicts)
+    assert found.pop(newcomer) is not Standing.PASSED
+    assert set(found.values()) == {Standing.PASSED}
 
 
 # --- stragglers ------------------------------------------------------------------------------

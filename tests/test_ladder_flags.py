@@ -87,6 +87,17 @@ def test_a_floor_that_nobody_can_meet_is_refused(argv: list[str], says: str) -> 
     assert says in error.value.sentence
 
 
+def test_a_timeout_that_is_shorter_than_the_measurements_is_refused() -> None:
+    full = ("--network-check", "--check-level", "full", "--nnodes", "2", "--rdzv-endpoint", "h:1")
+    with pytest.raises(UsageError) as error:
+        options(*full, PET_CHECK_TIMEOUT="10")
+    assert error.value.sentence == (
+        "PET_CHECK_TIMEOUT was given 10, but --check-level full measures for 11 s, and torch has"
+        " to be imported before; right would be such as 60."
+    )
+    assert options(*full, "--check-timeout", "11").checks
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
     report = tmp_path / "missing" / "r.json"
     logs = tmp_path / "logs"

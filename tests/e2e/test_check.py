@@ -122,7 +122,11 @@ def test_the_interpreter_of_the_workers_checks_too(ft):
 
 
 def test_a_check_that_has_no_time_is_worth_retrying(ft):
-    command = ft.run("check", "--check-timeout", 0.05)
+    (ft.folder / "hangs.py").write_text("import threading; threading.Event().wait()")
+    command = ft.run(
+        *("check", "--check-timeout", 1, "--preload", "hangs"),
+        env={"PYTHONPATH": str(ft.folder)},
+    )
     assert command.process.returncode == 20
     assert "the check could not be carried out" in command.stdout
 
