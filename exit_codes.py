@@ -10,7 +10,7 @@ SUCCESS: Final = 0
 """The job succeeded."""
 
 WORKERS_FAILED: Final = 1
-"""Workers failed and the restart budget is spent (as torchrun)."""
+"""Workers failed and the restart budget is spent (as torchrun), or one survived SIGKILL."""
 
 USAGE: Final = 2
 """The command line, the environment or a file it names is wrong."""

@@ -38,7 +38,7 @@ cut short while it is unambiguous. What follows SCRIPT belongs to the script.
 
 Exit codes:
   {exit_codes.SUCCESS:<6} the job succeeded
-  {exit_codes.WORKERS_FAILED:<6} workers failed and the restarts are spent
+  {exit_codes.WORKERS_FAILED:<6} workers failed and the restarts are spent, or one survived SIGKILL
   {exit_codes.USAGE:<6} wrong usage
   {exit_codes.POLICY_ENDED_JOB:<6} the failure policy ended the job: trying again would not help
   {exit_codes.CHECKS_FAILED:<6} checks failed: worth retrying
