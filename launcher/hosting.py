@@ -80,7 +80,7 @@ class Hosting:
             endpoint,
             agent.attend,
             self._watched(agent.post) if self._port_is_taken else agent.post,
-            node_timeout_s=self._options.node_timeout_s,
+            silence_s=self._silence_s,
             connect_timeout_s=connect_timeout_s,
             master_timeout_s=self._options.master_timeout_s,
             port_is_taken=self._port_is_taken,
@@ -108,11 +108,17 @@ class Hosting:
         else:
             self.master.close()
 
+    @property
+    def _silence_s(self) -> float:
+        from ..rendezvous.channel_options import silence_s
+
+        return silence_s(self._options.node_timeout_s, self._options.node_grace_s)
+
     async def _serve(self, address: Endpoint) -> None:
         from ..rendezvous.server import MasterServer
 
         master = self._new_master()
-        server = MasterServer(master, VERSION, self._options.node_timeout_s)
+        server = MasterServer(master, VERSION, self._silence_s)
         try:
             await server.start(address)
         except PortInUseError:

@@ -27,6 +27,7 @@ def run_master(options: MasterOptions) -> int:
 
 
 async def _serve(options: MasterOptions, display: Display) -> int:
+    from ..rendezvous.channel_options import silence_s
     from ..rendezvous.master import Master
     from ..rendezvous.server import MasterServer
 
@@ -42,7 +43,8 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     master = Master(
         settings, lambda text: display.event(f"master: {text}"), examiner=begin_examination
     )
-    server = MasterServer(master, VERSION, options.node_timeout_s)
+    silence = silence_s(options.node_timeout_s, options.node_grace_s)
+    server = MasterServer(master, VERSION, silence)
     port = await server.start(options.endpoint)
     display.event(f"master: listening at {options.endpoint} (port {port})")
     outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()

@@ -15,14 +15,29 @@ MASTER_KEY = "ft-run-master"
 
 _CLIENT_PINGS_AFTER = 0.48
 _SERVER_PINGS_AFTER = 0.5
-"""Shares of the node timeout. What arrives puts a side's own ping off, so that the pings of the
+"""Shares of the silence. What arrives puts a side's own ping off, so that the pings of the
 clients keep the server from sending any: an idle master then needs a quarter less CPU time."""
 
 
-def _keepalive(node_timeout_s: float, after: float) -> Options:
-    """A silent peer is noticed within ``node_timeout_s``: it is pinged after a share of it and
-    has the rest to answer."""
-    timeout_ms = node_timeout_s * 1000
+_ON_THE_WAY = 0.02
+"""Share of the silence that is left for what follows it: to ask the others, and to tell them."""
+
+
+def silence_s(node_timeout_s: float, node_grace_s: float) -> float:
+    """Return after which silence a connection is given up, in seconds.
+
+    The grace comes after it, and a silent node is to be lost within ``node_timeout_s``. A grace of
+    half of that or more does not fit: then the silence takes the one half, and the node is lost
+    later.
+    """
+    left = max(node_timeout_s - node_grace_s, node_timeout_s / 2)
+    return left * (1 - _ON_THE_WAY)
+
+
+def _keepalive(silence_s: float, after: float) -> Options:
+    """A peer's silence is noticed within that time, in seconds: it is pinged after a share of it
+    and has the rest to answer."""
+    timeout_ms = silence_s * 1000
     return [
         ("grpc.keepalive_time_ms", int(timeout_ms * after)),
         ("grpc.keepalive_timeout_ms", int(timeout_ms * (1 - after))),
@@ -35,10 +50,10 @@ def _keepalive(node_timeout_s: float, after: float) -> Options:
     ]
 
 
-def server_options(node_timeout_s: float) -> Options:
+def server_options(silence_s: float) -> Options:
     """Return the options of a master's server; the time is in seconds."""
     return [
-        *_keepalive(node_timeout_s, _SERVER_PINGS_AFTER),
+        *_keepalive(silence_s, _SERVER_PINGS_AFTER),
         # Or the pings of the clients are answered with GOAWAY too_many_pings.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
@@ -52,10 +67,10 @@ def server_options(node_timeout_s: float) -> Options:
     ]
 
 
-def client_options(node_timeout_s: float) -> Options:
+def client_options(silence_s: float) -> Options:
     """Return the options of an agent's channel; the time is in seconds."""
     return [
-        *_keepalive(node_timeout_s, _CLIENT_PINGS_AFTER),
+        *_keepalive(silence_s, _CLIENT_PINGS_AFTER),
         # The master is a peer, never behind the web proxy of the environment.
         ("grpc.enable_http_proxy", 0),
         # A pod that comes back has a new address; the defaults (30 s, 120 s) would be fatal.

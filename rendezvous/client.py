@@ -57,7 +57,7 @@ class GrpcLink:
         attend: Callable[[], Attend],
         on_event: Callable[[LinkEvent], None],
         *,
-        node_timeout_s: float,
+        silence_s: float,
         connect_timeout_s: float,
         master_timeout_s: float,
         port_is_taken: bool = False,
@@ -68,7 +68,7 @@ class GrpcLink:
             endpoint: where the master is.
             attend: returns what the node says first on every stream, as of now.
             on_event: takes what the master says and what becomes of the link.
-            node_timeout_s: a silent master is noticed within this time.
+            silence_s: a silent master is noticed within this time.
             connect_timeout_s: how long the first connection may take.
             master_timeout_s: how long the master may be away later.
             port_is_taken: the endpoint is on this host, and another process has its port.
@@ -76,7 +76,7 @@ class GrpcLink:
         self._endpoint = endpoint
         self._attend = attend
         self._on_event = on_event
-        self._options = client_options(node_timeout_s)
+        self._options = client_options(silence_s)
         self._connect_timeout_s = connect_timeout_s
         self._master_timeout_s = master_timeout_s
         self._port_is_taken = port_is_taken

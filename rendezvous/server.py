@@ -27,10 +27,10 @@ _STOP_GRACE_S = 0.5
 class MasterServer:
     """Serves one master on one port."""
 
-    def __init__(self, master: Master, version: str, node_timeout_s: float) -> None:
+    def __init__(self, master: Master, version: str, silence_s: float) -> None:
         self._master = master
         self._version = version
-        self._server = grpc.aio.server(options=server_options(node_timeout_s))
+        self._server = grpc.aio.server(options=server_options(silence_s))
         handlers = {
             "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
             "Status": grpc.unary_unary_rpc_method_handler(

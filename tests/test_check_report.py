@@ -176,7 +176,7 @@ def test_the_longest_report_arrives() -> None:
             Endpoint("127.0.0.1", port),
             lambda: attend,
             events.put_nowait,
-            node_timeout_s=60.0,
+            silence_s=60.0,
             connect_timeout_s=60.0,
             master_timeout_s=60.0,
         )

@@ -48,7 +48,7 @@ class Node:
 
     def __init__(self, endpoint: Endpoint, first: Callable[[], Attend], **options: Any) -> None:
         self.events: asyncio.Queue[LinkEvent] = asyncio.Queue()
-        times = {"node_timeout_s": 5.0, "connect_timeout_s": 60.0, "master_timeout_s": 60.0}
+        times = {"silence_s": 5.0, "connect_timeout_s": 60.0, "master_timeout_s": 60.0}
         self.link = GrpcLink(endpoint, first, self.events.put_nowait, **{**times, **options})
 
     async def next(self, kind: type) -> Any:

@@ -38,7 +38,7 @@ def test_a_host_whose_power_goes_is_a_lost_node(ft, network):
 
 
 def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
-    """The default node_timeout of 5 s; the printed time has the grace of 1 s in it."""
+    """The default node_timeout of 5 s, with the grace of 1 s in it."""
     job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", 0)
     before = job.start("abc")
     since = time.monotonic()
