@@ -27,8 +27,8 @@ class _Judgement:
     restarts: int
     there: set[str]
     """Identities of the nodes that attended."""
-    members: set[str]
-    """By incarnation, the members that attended."""
+    failures: list[Failure]
+    """Of the members that attended, those that must be answered."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,15 @@ class TakeoverWatch:
         (world,) = worlds
         members = {name for name, c in claims.items() if (c.round, c.formed_by) == world}
         restarts = max(claim.restarts for claim in claims.values())
-        self._judged = _Judgement(world, restarts, set(there.values()), members)
+        taken = self._rounds[world]
+        is_whole = members >= taken.places.keys()
+        failures = [
+            failure
+            for name in members
+            for failure in taken.failures[name]
+            if evidence(failure) is Evidence.OWN or (is_whole and not failure.after_stop)
+        ]
+        self._judged = _Judgement(world, restarts, set(there.values()), failures)
 
     # --- what follows ------------------------------------------------------------------------
 
@@ -118,15 +126,8 @@ class TakeoverWatch:
             self._was_away(taken, judged, cause)
         if place.restarts > judged.restarts + 1:
             raise TakeoverError(f"{place.restarts} restarts after {judged.restarts}")
-        failures = [f for name in judged.members for f in taken.failures[name]]
-        is_whole = judged.members >= taken.places.keys()
-        must_count = [
-            failure
-            for failure in failures
-            if evidence(failure) is Evidence.OWN or (is_whole and not failure.after_stop)
-        ]
-        if must_count and cause is None and not taken.is_free:
-            raise TakeoverError(f"{judged.world} was taken over as if not: {must_count}")
+        if judged.failures and cause is None and not taken.is_free:
+            raise TakeoverError(f"{judged.world} was taken over as if not: {judged.failures}")
 
     def _happened(self, cause: Failure) -> None:
         rounds = self._rounds.values()
