@@ -216,20 +216,22 @@ class Claim(_message.Message):
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ...) -> None: ...
 
 class Attend(_message.Message):
-    __slots__ = ("protocol", "version", "job", "node", "offer", "claim")
+    __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     job: JobSpec
     node: NodeSpec
     offer: Offer
     claim: Claim
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., job: _Optional[_Union[JobSpec, _Mapping]] = ..., node: _Optional[_Union[NodeSpec, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ...) -> None: ...
+    leaving: str
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., job: _Optional[_Union[JobSpec, _Mapping]] = ..., node: _Optional[_Union[NodeSpec, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("round", "failure")

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from .failure import Evidence, Failure, evidence
+from .failure import Evidence, Failure, evidence, preempted
 from .messages import Claim, ClaimState
 
 
@@ -20,7 +20,7 @@ class Finding(enum.Enum):
     INCOMPLETE = "members are missing"
     COMPLETE = "all members are there and run"
     FAILED = "a member reports a failure, or never came back"
-    RETURNED = "all members are there, some without workers of it"
+    REGROUP = "members are there without workers of it, or have left"
     BROKEN = "the round was being formed or stopped when the master was lost"
 
 
@@ -78,6 +78,8 @@ class Adoption:
         """The worlds of the highest round, by the master that formed them."""
         self._doomed: dict[str, int] = {}
         self._told: set[str] = set()
+        self._departures: dict[str, Failure] = {}
+        """By identity, who has asked to go away."""
 
     def claim(self, node_id: str, claim: Claim) -> None:
         """Take in what a node says of itself on attending."""
@@ -156,6 +158,34 @@ class Adoption:
             world.members.pop(node_id, None)
         self._doomed.pop(node_id, None)
         self._told.discard(node_id)
+        self._departures.pop(node_id, None)
+
+    def leaves(self, node_id: str, reason: str, host: str, role: str) -> None:
+        """A node has asked to go away; it stays until its workers are dead."""
+        claim = self._claims.get(node_id)
+        if claim is not None and not is_spare(claim):
+            self._departures[node_id] = preempted(claim.node_rank, host, role, reason)
+
+    def gone_by_name(self, node_id: str) -> None:
+        """Who has asked to go is gone: nobody waits for it, and it has no workers any more."""
+        claim = self._claims.get(node_id)
+        if claim is None or node_id not in self._departures:
+            self.forget(node_id)
+            return
+        self._doomed.pop(node_id, None)
+        self._told.discard(node_id)
+        self._keep(node_id, replace(claim, state=ClaimState.STOPPED))
+
+    @property
+    def departure(self) -> Failure | None:
+        """The first member of the world to be taken over that has stopped in order to go."""
+        members = self._chosen().members
+        stopped = (
+            departure
+            for node_id, departure in self._departures.items()
+            if node_id in members and members[node_id].state is ClaimState.STOPPED
+        )
+        return next(stopped, None)
 
     def claims(self) -> dict[str, Claim]:
         """Return what each node claims."""
@@ -203,10 +233,10 @@ class Adoption:
         world = self._chosen()
         named = {name for name in world.absent().values() if is_there(name)}
         others = sum(
-            not (is_spare(claim) or name in world.members or name in named)
+            not (is_spare(claim) or name in world.members or name in named) and is_there(name)
             for name, claim in self._claims.items()
         )
-        unclaimed = nodes - len(self._claims) - len(named - self._claims.keys())
+        unclaimed = nodes - sum(map(is_there, self._claims)) - len(named - self._claims.keys())
         return max(0, world.missing - len(named) - others - unclaimed)
 
     def judge(self, nodes: int, now: float, is_there: Callable[[str], bool]) -> Finding:
@@ -225,9 +255,10 @@ class Adoption:
         if not members:
             return Finding.BROKEN
         gone = self.gone(nodes, is_there)
-        if missing and not gone and not _has_own_failure(world):
+        is_short = missing or self.departure is not None
+        if is_short and not gone and not _has_own_failure(world):
             # What the others say of their lost connections follows from that.
-            return Finding.RETURNED
+            return Finding.REGROUP
         if world.has_failed:
             return Finding.FAILED
         if any(claim.state is ClaimState.STOPPED for claim in members.values()):

@@ -249,7 +249,11 @@ class Group(Joining):
         )
         for name, claim in adoption.claims().items():
             node = self.roster.get(name)
-            assert node is not None
+            if node is None:
+                # It has left: what it said of its round counts all the same.
+                for failure in claim.failures if name in members else ():
+                    self._postmortem.remember(failure)
+                continue
             if name not in members:
                 if claim.state is not ClaimState.STOPPED:
                     self._stop_stale(node, claim.round)
@@ -322,8 +326,10 @@ class Group(Joining):
             foremost = self._postmortem.foremost
             assert foremost is not None
             self._break(foremost.summary(), counted=True)
-        elif finding is Finding.RETURNED:
-            self._break(self._who_returned(adoption), counted=False)
+        elif finding is Finding.REGROUP:
+            departure = adoption.departure
+            reason = departure.summary() if departure else self._who_returned(adoption)
+            self._break(reason, counted=False, departure=departure)
         elif finding is Finding.BROKEN:
             self._break(finding.value, counted=False)
         else:

@@ -10,7 +10,7 @@ from .adoption import Adoption, is_spare
 from .checking import Checking, Examiner
 from .contest import Contest, Newcomer
 from .events import Close, GroupSettings, Send
-from .messages import Attend, Challenge, Claim, ClaimState, Offer, Past, Refused, Start, Stop
+from .messages import Attend, Challenge, Claim, ClaimState, Past, Refused, Start, Stop
 from .roster import Node, NodePhase
 from .rounds import IN_ROUND, stale_stop
 from .state import GroupPhase
@@ -136,7 +136,9 @@ class Joining(Checking):
             self._take_claim(node, claim, now)
         elif claim is not None and claim.state is not ClaimState.STOPPED:
             self._stop_stale(node, claim.round)
-        elif self.phase is not GroupPhase.ADOPTING:
+        if attend.leaving:
+            self._leave(node, attend.leaving)
+        elif node.phase is NodePhase.READY and self.phase is not GroupPhase.ADOPTING:
             self._wait(node, now)
 
     def _learn(self, claim: Claim | None, now: float) -> None:
@@ -189,8 +191,10 @@ class Joining(Checking):
             self._resume(node, attend, now)
         elif claim is not None and claim.state is not ClaimState.STOPPED:
             self._stop_stale(node, claim.round)
-        else:
+        elif not attend.leaving:
             self._wait(node, now)
+        if attend.leaving and self.roster.get(node.spec.node_id) is node:
+            self._leave(node, attend.leaving)
 
     def _resume(self, node: Node, attend: Attend, now: float) -> None:
         """Bring a node of a round and its master to the same knowledge again."""
@@ -198,7 +202,7 @@ class Joining(Checking):
         if claim is not None and claim.round == node.round and not is_spare(claim):
             if node.phase in IN_ROUND and claim.formed_by != self.formed_by:
                 self._was_taken(node, claim)
-            self._catch_up(node, claim, attend.offer, now)
+            self._catch_up(node, claim, attend, now)
         elif node.phase is NodePhase.RUNNING and node.place is not None:
             self._send(node, Start(node.place))  # the stream broke before it heard of its round
         if was_told and node.phase in _TO_STOP:
@@ -215,11 +219,15 @@ class Joining(Checking):
             where = f"node {node.rank} ({node.spec.host})"
             self._break(f"{where} was in round {claim.round} of another master", counted=False)
 
-    def _catch_up(self, node: Node, claim: Claim, offer: Offer, now: float) -> None:
+    def _catch_up(self, node: Node, claim: Claim, attend: Attend, now: float) -> None:
         """Take in what happened on a node while its stream was broken."""
+        if attend.leaving and all(failure.after_stop for failure in claim.failures):
+            self._leave(node, attend.leaving)  # its workers were stopped because of that
+            if self.roster.get(node.spec.node_id) is not node:
+                return
         for failure in claim.failures:
             self._failed(node, claim.round, failure)
         if claim.state is ClaimState.STOPPED:
-            self._stopped(node, claim.round, offer, now)
+            self._stopped(node, claim.round, attend.offer, now)
         elif claim.state is ClaimState.DONE:
             self._done(node, claim.round)

@@ -166,6 +166,8 @@ class Attend:
     node: NodeSpec
     offer: Offer
     claim: Claim | None
+    leaving: str = ""
+    """Why the node goes away, as in ``Leave``; empty while it does not."""
 
 
 @dataclass(frozen=True, slots=True)

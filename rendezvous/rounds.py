@@ -79,8 +79,10 @@ class Rounds(GroupState):
         if not node.leaving:
             self._note(f"node {node.spec.node_id} leaves: {reason}")
         node.leaving = reason
-        if self._adoption is not None and self._adoption.alive(node.spec.node_id):
-            return  # it confirms when its workers are dead
+        if self._adoption is not None:
+            self._adoption.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
+            if self._adoption.alive(node.spec.node_id):
+                return  # it confirms when its workers are dead
         if node.phase is NodePhase.RUNNING:
             departure = preempted(node.rank, node.spec.host, node.spec.role, reason)
             self._break(departure.summary(), counted=False, departure=departure)
@@ -110,7 +112,7 @@ class Rounds(GroupState):
         if node.rank is not None:
             self._former_ranks[node.spec.node_id] = node.rank
         if self._adoption is not None:
-            self._adoption.forget(node.spec.node_id)
+            self._adoption.gone_by_name(node.spec.node_id)
         self.roster.remove(node)
 
     # --- the end of a round ------------------------------------------------------------------

@@ -456,6 +456,11 @@ class Invariants:
         sender = group.roster.by_link(received.link) if received is not None else None
         was_running = sender and self._node_phases.get(sender.spec.incarnation) is NodePhase.RUNNING
         is_left = isinstance(message, Leave) and was_running
+        if isinstance(message, Attend) and message.leaving:
+            # Its workers have stopped because of that, unless one had failed before.
+            was_running = self._node_phases.get(message.node.incarnation) is NodePhase.RUNNING
+            failures = message.claim.failures if message.claim is not None else ()
+            is_left = was_running and all(failure.after_stop for failure in failures)
         self._is_counted = not is_left and (
             was_lost or isinstance(message, Failed | Attend | Stopped)
         )

@@ -151,6 +151,7 @@ class Scene:
         workers: int = 1,
         job: JobSpec | None = None,
         protocol: int = PROTOCOL_VERSION,
+        leaving: str = "",
     ) -> None:
         """Open a (new) stream for a node. ``name`` is its identity unless ``node_id`` is given."""
         link = len(self._names) + 1
@@ -165,9 +166,9 @@ class Scene:
             local_world_size=workers,
             wanted_rank=wanted_rank,
         )
-        self.handle(
-            Received(link, Attend(protocol, "1", job or self.job, spec, self.offer(name), claim))
-        )
+        offer = self.offer(name)
+        attend = Attend(protocol, "1", job or self.job, spec, offer, claim, leaving)
+        self.handle(Received(link, attend))
 
     def offer(self, name: str) -> Offer:
         """A fresh place for a store."""

@@ -140,6 +140,8 @@ class Agent:
         self._repeats_leave = repeats_leave
         self._claim: Claim | None = None
         self._is_spare = False
+        self._has_to_say_why = False
+        """It stays only to tell the next master that it leaves."""
         self.offer = Offer(spec.address, new_port())
 
     @property
@@ -163,12 +165,15 @@ class Agent:
         """Open a stream."""
         self.stream = Stream(number, self)
         self._newest_order = 0
-        self._send(
-            Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, self._present_claim())
-        )
+        leaving = "SIGTERM" if self.is_leaving else ""
+        claim = self._present_claim()
+        self._send(Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving))
         if self.is_leaving and self._repeats_leave:
             self._send(Leave("SIGTERM"))
-        return self.stream
+        stream = self.stream
+        if self._has_to_say_why:
+            self._end()
+        return stream
 
     def _present_claim(self) -> Claim | None:
         claim = self._bare_claim()
@@ -308,6 +313,12 @@ class Agent:
         self.offer = Offer(self.spec.address, self._new_port())
         self._send(Stopped(self._claim.round, self.offer))
         if self.is_leaving:
+            self._go()
+
+    def _go(self) -> None:
+        """Nothing is left to be stopped: end, but tell a master that is away why, if it waits."""
+        self._has_to_say_why = self.stream is None and self._repeats_leave
+        if not self._has_to_say_why:
             self._end()
 
     def fail(self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1) -> None:
@@ -354,7 +365,7 @@ class Agent:
         elif self.is_done:
             self._has_stopped()
         else:
-            self._end()
+            self._go()
 
     def kill(self) -> None:
         """SIGKILL: its workers die with it."""

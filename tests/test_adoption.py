@@ -304,6 +304,46 @@ def test_who_leaves_during_the_takeover_stops_first():
     assert scene.place("b").restarts == 0
 
 
+@pytest.mark.parametrize("says", ["with its claim", "after it"])
+def test_who_was_asked_to_go_while_the_master_was_away_leaves_by_name(says):
+    scene = Scene(1, 3)
+    leaving = "SIGTERM" if says == "with its claim" else ""
+    scene.attend("c", claim=claim_of(4, 2, nodes=3, state=STOPPED), leaving=leaving)
+    if not leaving:
+        scene.say("c", Leave("SIGTERM"))
+    assert scene.closed == ["c"]
+    reset = worker_failure(1, message="Connection reset by peer")
+    scene.attend("b", claim=claim_of(4, 1, nodes=3, state=STOPPED, failures=(reset,)))
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.stopped("a")
+    place = scene.place("b")
+    assert (place.round, place.restarts, place.cause) == (5, 0, None)
+    assert place.reason == "node 2 (c) leaves: SIGTERM"
+
+
+def test_the_failure_of_who_left_counts_all_the_same():
+    scene = Scene(1, 2)
+    own = worker_failure(1, code=3)
+    scene.attend("b", claim=claim_of(4, 1, state=STOPPED, failures=(own,)), leaving="SIGTERM")
+    scene.attend("a", claim=claim_of(4, 0))
+    scene.stopped("a")
+    assert (scene.place("a").restarts, scene.place("a").cause) == (1, own)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_was_asked_to_go_while_its_link_was_cut_leaves_by_name(fails):
+    scene = running(1, 2)
+    scene.detach("b")
+    failures = (worker_failure(1, code=3),) if fails else ()
+    claim = claim_of(0, 1, state=STOPPED, failures=failures)
+    scene.attend("b", claim=claim, leaving="SIGTERM")
+    assert scene.closed[-1] == "b"
+    scene.stopped("a")
+    assert scene.place("a").restarts == fails
+    if not fails:
+        assert scene.place("a").reason == "node 1 (b) leaves: SIGTERM"
+
+
 def test_a_member_whose_place_another_process_has_is_not_waited_for():
     """As where the agent that hosts the master is killed and started again."""
     scene = Scene(3)
