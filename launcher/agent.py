@@ -74,7 +74,11 @@ class _Signalled:
     number: int
 
 
-_Event = LinkEvent | SpawnerEvent | _Signalled | TimeOver
+class _FarewellOver:
+    """The master is still away, and this node waits no longer to tell it that it leaves."""
+
+
+_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver
 
 
 class Agent:
@@ -137,6 +141,7 @@ class Agent:
             node=self._node,
             offer=self._port.offer,
             claim=self._claim.present(),
+            leaving=signal_name(self._end.signal) if self._end.signal is not None else "",
         )
 
     def post(self, event: _Event) -> None:
@@ -193,14 +198,30 @@ class Agent:
             if event.number == signal.SIGINT and group is not None:
                 self._event("a second Ctrl-C: killing what is left", logging.WARNING)
                 group.kill()
+            elif group is None:
+                self._end.left()  # it only waits for the master
             return
-        self._end.signal = event.number
+        self._end.asked_by(event.number)
         self._event(say.leaving(name, group.alive if group is not None else 0), logging.WARNING)
         self._send(Leave(name))
         if group is None:
-            self._end.left()
+            self._left()
         else:
             self._workers.stop(event.number)
+
+    def _left(self) -> None:
+        """No worker is left here: go, if a signal asked for that, but let the master know why.
+
+        One that is away is waited for, for a moment and never beyond ``--shutdown-timeout``: it
+        would take this node for lost, which costs the others a restart.
+        """
+        is_missed = self._claim.has_peers and not self.status.connected
+        patience_s = self._end.patience_s() if is_missed else 0.0
+        if patience_s > 0:
+            self._event(say.farewell(patience_s))
+            asyncio.get_running_loop().call_later(patience_s, self.post, _FarewellOver())
+        else:
+            self._end.left()
 
     # --- the master --------------------------------------------------------------------------
 
@@ -248,6 +269,8 @@ class Agent:
                 await self._spawner_gone()
             case _Signalled():
                 await self._signalled(event)
+            case _FarewellOver():
+                self._end.left()
 
     def _take_order(self, order: CheckOrder) -> None:
         if self._end.is_ahead and self._checks.take(order):
@@ -272,8 +295,8 @@ class Agent:
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
         self._checks.connected()
-        if self._end.signal is not None:
-            self._send(Leave(signal_name(self._end.signal)))  # the first may be lost
+        if self._end.signal is not None and self._workers.group is None:
+            self._end.left()  # the master has been told, with this node's first words
         if again or self._last_down:
             self._event("connected to the master" + (" again" if again else ""))
         self._last_down = ""
@@ -362,7 +385,7 @@ class Agent:
         self._claim.stopped(place.round)
         if self._end.verdict is None:
             self._send(Stopped(place.round, self._port.renew()))
-        self._end.left()
+        self._left()
 
     def _has_won(self) -> bool:
         """Whether the job has succeeded by what happened here, rank 0 deciding."""

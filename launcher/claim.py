@@ -37,6 +37,11 @@ class OwnClaim:
         claim = self._claim
         return claim.rank_offset if claim is not None and claim.nodes else None
 
+    @property
+    def has_peers(self) -> bool:
+        """Whether other nodes were in the world of the last round."""
+        return self._claim is not None and self._claim.nodes > 1
+
     def knows_nothing_after(self, round_number: int) -> bool:
         """Return whether the node was in no later round."""
         return self._claim is None or self._claim.round <= round_number

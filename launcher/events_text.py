@@ -140,6 +140,11 @@ def link_down(reason: str, where: object, has_workers: bool) -> str:
     return f"no connection to the master at {where} ({reason}): {so}"
 
 
+def farewell(limit_s: float) -> str:
+    """Return the line for a node that leaves while the master is away."""
+    return f"the master is away: trying for {limit_s:.0f} s to tell it that this node leaves"
+
+
 def verdict(message: Verdict) -> str:
     """Return the last line of every run, the same on every node."""
     word = "succeeded" if message.outcome is Outcome.SUCCEEDED else "FAILED"

@@ -1,6 +1,8 @@
 """How a node's part in its job ends: by the verdict, by a signal, or for a reason of its own."""
 
 import logging
+import signal
+import time
 
 from .. import exit_codes
 from ..rendezvous.matches import exit_status
@@ -9,6 +11,9 @@ from . import events_text as say
 from .node_parts import NodeParts
 from .options import LaunchOptions
 from .report import final_report
+
+_FAREWELL_S = 5.0
+"""How long a node that leaves waits at most for a master that is away, to say why."""
 
 
 class NodeEnd:
@@ -20,6 +25,7 @@ class NodeEnd:
         self._error: Exception | None = None
         self.signal: int | None = None
         """The signal that asked this node to leave."""
+        self._signalled_at = 0.0
         self.verdict: Verdict | None = None
         """How the job ended; None while it has not, or where this node left before."""
 
@@ -32,6 +38,21 @@ class NodeEnd:
     def is_known(self) -> bool:
         """Whether the outcome for this node is known."""
         return self._exit_code is not None or self._error is not None
+
+    def asked_by(self, number: int) -> None:
+        """A signal asks this node to leave."""
+        self.signal, self._signalled_at = number, time.monotonic()
+
+    def patience_s(self) -> float:
+        """Return the seconds for which a master that is away may still be told of the leaving.
+
+        None after Ctrl-C, and never more than is left of ``--shutdown-timeout``: whoever sent the
+        signal may follow it up with SIGKILL after that.
+        """
+        if self.signal in (None, signal.SIGINT):
+            return 0.0
+        so_far_s = time.monotonic() - self._signalled_at
+        return max(0.0, min(_FAREWELL_S, self._options.shutdown_timeout_s - so_far_s))
 
     def judged(self, verdict: Verdict, but: Exception | None = None) -> None:
         """The job is over; ``but`` is why this node does not end as the job does."""

@@ -190,6 +190,30 @@ BREAKS = (
         "is_waiting and not len",
     ),
     Break(
+        "who leaves while a round is taken over is not missed",
+        "rounds",
+        "self._adoption.gone_by_name(node.spec.node_id)",
+        "self._adoption.forget(node.spec.node_id)",
+    ),
+    Break(
+        "who says that it leaves as it comes back has not failed",
+        "joining",
+        "if attend.leaving and all(failure.after_stop for failure in claim.failures):",
+        "if False:",
+    ),
+    Break(
+        "who fails and then leaves has failed",
+        "joining",
+        "if attend.leaving and all(failure.after_stop for failure in claim.failures):",
+        "if attend.leaving:",
+    ),
+    Break(
+        "the failure of who left during a takeover counts",
+        "group",
+        "for failure in claim.failures if name in members else ():",
+        "for failure in ():",
+    ),
+    Break(
         "a new round waits for all to stop",
         "rounds",
         "self.phase = GroupPhase.STOPPING\n",

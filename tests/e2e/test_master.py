@@ -158,6 +158,47 @@ def test_a_new_master_takes_the_running_round_over(
     assert "1 of 2 restarts used" in successor.stderr.splitlines()[-1]
 
 
+def test_who_is_preempted_while_the_master_is_away_leaves_by_name(
+    ft: "Launcher", endpoint: str
+) -> None:
+    job = Job(ft, endpoint, "--nnodes", "1:2")
+    master, agents = job.master(), [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    stays, goes = agents
+    master.send(signal.SIGKILL)
+    master.wait()
+    for agent in agents:
+        agent.expect("no connection to the master at .*workers run on")
+    # It learns that it is to go when there is a master that it has not yet found.
+    goes.send(signal.SIGSTOP)
+    goes.send(signal.SIGTERM)
+    successor = job.master()
+    goes.send(signal.SIGCONT)
+    assert goes.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    stays.expect(r"round=1 .*regroup with 1 node\(s\): node \d \(.*\) leaves: SIGTERM")
+    assert job.status()["restarts"] == 0
+    job.open_gate()
+    assert stays.wait() == 0
+    assert successor.wait() == 0
+
+
+def test_who_is_preempted_while_the_master_stays_away_goes_in_time(
+    ft: "Launcher", endpoint: str
+) -> None:
+    job = Job(ft, endpoint, "--shutdown-timeout", 1)
+    master, agents = job.master(), [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    master.send(signal.SIGKILL)
+    master.wait()
+    for agent in agents:
+        agent.expect("no connection to the master at .*workers run on")
+        agent.send(signal.SIGTERM)
+        assert agent.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+        assert "the master is away: trying for 1 s to tell it that this node leaves" in agent.stderr
+
+
 def test_a_failure_while_the_master_is_away_is_handled_when_it_is_back(
     ft: "Launcher", endpoint: str
 ) -> None:
