@@ -10,12 +10,13 @@ from dataclasses import replace
 from .. import defaults, exit_codes
 from ..rendezvous.checking import CheckStep, Conclusion, Finding
 from ..rendezvous.messages import CheckSpec
+from .differences import COMPARED_FACTS
 from .measure import needed_s
 from .plan import MAX_ROUNDS, just_failed, plan
 from .records import Level, Metrics, Phase, Record, RecordError, record_from_json
 from .report import report_to_json
-from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Results, Rules, Step
-from .verdict import NodeVerdict, Standing, metric_words, verdict
+from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Known, Results, Rules, Step
+from .verdict import NodeVerdict, Standing, Verdicts, metric_words, verdict
 
 _SHARES = {
     Phase.FACTS: 1 / 2,  # check workers that have been started import torch before they answer
@@ -37,13 +38,20 @@ _LEAST_SHARE = 1 / 20
 class Ladder:
     """One way up the ladder, for some nodes of a job."""
 
-    def __init__(self, spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> None:
+    def __init__(
+        self,
+        spec: CheckSpec,
+        nodes: Sequence[str],
+        vouched: Sequence[str],
+        known: dict[str, Known] | None = None,
+    ) -> None:
         """Begin.
 
         Args:
             spec: how the job wants its nodes to be checked.
             nodes: who is checked, by identity, in the order in which they meet.
             vouched: those of them who have passed before.
+            known: what was found of who has passed before; takes what is found of who passes now.
 
         Raises:
             ValueError: a floor of the spec makes no sense.
@@ -51,7 +59,10 @@ class Ladder:
         self._spec = spec
         self._level = Level(spec.level)
         rules = Rules(spec.straggler_threshold, floors(spec.floors))
-        self._results = Results(tuple(nodes), frozenset(vouched), rules=rules)
+        self._known = {} if known is None else known
+        self._results = Results(
+            tuple(nodes), frozenset(vouched), rules=rules, known=dict(self._known)
+        )
         self._step: Step | None = None
         self._records: dict[str, Record] = {}
         self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
@@ -139,6 +150,7 @@ class Ladder:
         """Return the conclusion; before the last step, what is not yet known has failed."""
         self._close_step()
         verdicts = verdict(self._results)
+        self._remember(verdicts)
         lenient = not self._spec.is_binding and not self._spec.only
         links = () if lenient else verdicts.bad_links
         findings = {
@@ -152,6 +164,15 @@ class Ladder:
         }
         report = report_to_json(verdicts, defaults.CHECK_REPORT_MAX_BYTES)
         return Conclusion(findings, links, verdicts.sentence, report)
+
+    def _remember(self, verdicts: Verdicts) -> None:
+        for found in verdicts.nodes:
+            if found.standing in (Standing.PASSED, Standing.SLOW, Standing.LEFT_OUT):
+                before = self._results.known.get(found.node)
+                facts = {name: found.facts[name] for name in COMPARED_FACTS if name in found.facts}
+                if not found.facts and before is not None:
+                    facts = dict(before.facts)  # it was not asked this time
+                self._known[found.node] = Known(found.metrics, facts)
 
     def _take(self, node_id: str, record: Record) -> None:
         if self._step is None:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from .. import defaults
 from .post import NO_ANSWER, NOT_CARRIED_OUT
-from .records import Metrics, Phase, Record
+from .records import Fact, Metrics, Phase, Record
 
 Meeting = tuple[str, ...]
 
@@ -65,6 +65,16 @@ class Outcome(enum.Enum):
     """One of its nodes was lost, or could not begin: it says nothing of the others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was found of a node when it passed."""
+
+    metrics: Mapping[str, float]
+    """The best value of each metric that was measured, by its name."""
+    facts: Mapping[str, Fact]
+    """Those that are compared between nodes."""
+
+
 @dataclass(frozen=True)
 class Results:
     """All that is known of the nodes of one ladder."""
@@ -76,6 +86,8 @@ class Results:
     steps: tuple[Answered, ...] = ()
     lost: frozenset[str] = frozenset()
     rules: Rules = field(default_factory=Rules)
+    known: Mapping[str, Known] = field(default_factory=dict)
+    """What those who have passed before are compared by; nothing where another master found it."""
 
     # --- phases that a node goes through alone -----------------------------------------------
 
@@ -245,6 +257,9 @@ class Results:
         meeting.
         """
         found: dict[str, dict[str, float]] = {m: {} for m in (*SOLO_METRICS, *MEETING_METRICS)}
+        for node in self.vouched & self.known.keys():
+            for metric, value in self.known[node].metrics.items():
+                found[metric][node] = value
         for (node, metric), values in self._solo_values.items():
             found[metric][node] = max(values)
         for answered in self.steps:

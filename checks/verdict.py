@@ -250,6 +250,7 @@ _FactsByNode = dict[str, Mapping[str, Fact]]
 def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
     """Return what each node says of itself, and in what it differs from others, in words."""
     facts: _FactsByNode = {}
+    known = {node: results.known[node].facts for node in results.vouched & results.known.keys()}
     found: list[tuple[str, str]] = []
     for answered in results.steps:
         if answered.step.phase is Phase.FACTS:
@@ -257,7 +258,7 @@ def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
             found += different_clocks(told)
             facts |= told
     different: dict[str, list[str]] = {}
-    for node, words in (*different_facts(facts), *found):
+    for node, words in (*different_facts(known | facts), *found):
         different.setdefault(node, []).append(words)
     return facts, different
 

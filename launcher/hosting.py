@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import PortInUseError, UsageError
-from ..rendezvous.checking import Examination
+from ..rendezvous.checking import Examination, Examiner
 from ..rendezvous.endpoint import Endpoint
 from ..rendezvous.events import GroupSettings
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink, MasterLink
@@ -17,6 +17,7 @@ from .options import RendezvousOptions
 from .version import VERSION
 
 if TYPE_CHECKING:
+    from ..checks.results import Known
     from ..rendezvous.server import MasterServer
     from .agent import Agent
 
@@ -173,12 +174,20 @@ class Hosting:
         return Master(
             settings,
             lambda text: self._note(f"master: {text}", logging.DEBUG),
-            examiner=begin_examination,
+            examiner=new_examiner(),
         )
 
 
-def begin_examination(spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> Examination:
-    """Begin to check nodes: what a master is given for jobs with checks."""
-    from ..checks.ladder import Ladder  # most masters never need it
+def new_examiner() -> Examiner:
+    """Return what begins to check nodes, for the jobs with checks of one master.
 
-    return Ladder(spec, nodes, vouched)
+    What is found of nodes that pass is remembered: who comes later is compared with them.
+    """
+    known: dict[str, Known] = {}
+
+    def begin(spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> Examination:
+        from ..checks.ladder import Ladder  # most masters never need it
+
+        return Ladder(spec, nodes, vouched, known)
+
+    return begin

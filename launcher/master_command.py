@@ -11,7 +11,7 @@ from ..rendezvous.messages import Verdict
 from . import event_loop
 from .display import Display
 from .events_text import verdict as verdict_line
-from .hosting import begin_examination
+from .hosting import new_examiner
 from .options import MasterOptions
 from .version import VERSION
 
@@ -41,7 +41,7 @@ async def _serve(options: MasterOptions, display: Display) -> int:
         master_timeout_s=options.master_timeout_s,
     )
     master = Master(
-        settings, lambda text: display.event(f"master: {text}"), examiner=begin_examination
+        settings, lambda text: display.event(f"master: {text}"), examiner=new_examiner()
     )
     silence = silence_s(options.node_timeout_s, options.node_grace_s)
     server = MasterServer(master, VERSION, silence)

@@ -7,7 +7,7 @@ from ft_run.checks.measure import needed_s
 from ft_run.checks.plan import plan
 from ft_run.checks.post import IMPORTING, SMALL, no_answer
 from ft_run.checks.records import Level, Metrics, Phase, Record, record_to_json
-from ft_run.checks.results import Answered, Results, Rules, Step
+from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Verdicts, verdict
 from ft_run.rendezvous.checking import CheckStep, Conclusion
 from ft_run.rendezvous.messages import CheckSpec
@@ -72,6 +72,7 @@ def climb(
     vouched: frozenset[str] = frozenset(),
     rules: Rules | None = None,
     lost: dict[int, str] | None = None,
+    known: dict[str, Known] | None = None,
 ) -> tuple[Verdicts, Results]:
     """Go up the ladder to its end.
 
@@ -80,8 +81,9 @@ def climb(
         vouched: who has passed before.
         rules: by what is judged.
         lost: the node that is lost during the step of a number, from 0.
+        known: what was found of those who have passed before.
     """
-    results = Results(world.nodes, vouched, rules=rules or Rules())
+    results = Results(world.nodes, vouched, rules=rules or Rules(), known=known or {})
     while (step := plan(results)) is not None:
         assert len(results.steps) < 20, [answered.step for answered in results.steps]
         _is_possible(step, results)
@@ -98,6 +100,7 @@ def climb(
             (*results.steps, Answered(step, records)),
             results.lost | ({gone} if gone else set()),
             results.rules,
+            results.known,
         )
     return verdict(results), results
 

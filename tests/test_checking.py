@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, record_to_json
 from ft_run.checks.report import report_from_json
+from ft_run.launcher.hosting import new_examiner
 from ft_run.rendezvous.failure import Failure
 from ft_run.rendezvous.group import GroupPhase
 from ft_run.rendezvous.messages import (
@@ -33,7 +33,7 @@ class CheckScene(Scene):
 
     def __init__(self, low: int, high: int | None = None, **more: Any) -> None:
         spec = CheckSpec(**{"level": "light", "timeout_s": 60.0, **more.pop("spec", {})})
-        super().__init__(low, high, checks=spec, examiner=Ladder, **more)
+        super().__init__(low, high, checks=spec, examiner=new_examiner(), **more)
         self.world = World(())
         self._answered: dict[str, int] = {}
 
@@ -692,6 +692,21 @@ def test_a_newcomer_is_checked_before_it_enters():
     assert scene.verdict_on("c").exit_code == 30
     assert scene.group.round == 1
     assert scene.place("a").nodes == 2
+
+
+def test_a_newcomer_is_compared_with_those_who_have_passed():
+    scene = running("abc", 3, 4, spec={"exclude_straggler": True})
+    scene.world = World((), slow_compute=frozenset("d"))
+    scene.attend("d")
+    scene.wait(11)  # the world is to grow
+    scene.stopped("a", "b", "c")
+    phases = scene.check_all()
+    assert phases[:3] == ["facts", "solo", "solo"]
+    assert scene.verdict_on("d").exit_code == 30
+    assert scene.verdict_on("d").sentence == (
+        "compute 0.25 TFLOP/s, 4.0 times worse than the median 1 TFLOP/s of its peers"
+    )
+    assert scene.place("a").nodes == 3
 
 
 def test_a_checked_spare_enters_at_once():

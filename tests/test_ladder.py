@@ -14,7 +14,7 @@ from ft_run.checks.measure import needed_s
 from ft_run.checks.plan import BAD_LINKS, MAX_ROUNDS, PARTNERS_OF_THE_SLOW
 from ft_run.checks.post import NO_ANSWER, NOT_CARRIED_OUT
 from ft_run.checks.records import Level, Metrics, Phase, Record
-from ft_run.checks.results import Answered, Results, Rules, Step
+from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Standing, Verdicts, verdict
 from ft_run.tests.ladder_world import Clock, Pace, World, climb, names
 
@@ -358,6 +358,25 @@ def test_the_newcomer_stays_out_where_its_link_to_one_who_has_passed_fails(newco
     found = standings(verdicts)
     assert found.pop(newcomer) is not Standing.PASSED
     assert set(found.values()) == {Standing.PASSED}
+
+
+def test_newcomers_are_compared_with_what_those_were_who_have_passed():
+    speeds = {"compute_tflops": 1.0, "latency_us": 50.0, "bandwidth_gb_per_s": 1.0}
+    known = {node: Known(speeds, {"torch": "2.5"}) for node in names(7)}
+    slow = frozenset({"n7"})
+    world = World(names(8), slow_compute=slow, slow_network=slow)
+    verdicts, _ = climb(world, vouched=frozenset(names(7)), known=known)
+    assert verdicts.of("n7").slow == ("compute_tflops", "bandwidth_gb_per_s")
+    found = standings(verdicts)
+    assert found.pop("n7") is Standing.SLOW
+    assert set(found.values()) == {Standing.PASSED}
+    told = Answered(
+        Step(Phase.FACTS, (("n7",),)), {"n7": Record("n7", Phase.FACTS, facts={"torch": "2.6"})}
+    )
+    results = Results(names(8), frozenset(names(7)), (told,), known=known)
+    assert verdict(results).of("n7").remarks == ("torch is 2.6 here and 2.5 on most other nodes",)
+    results = Results(names(8), frozenset(), (told,), known=known)
+    assert verdict(results).of("n7").remarks == (), "who has to pass again is no reference"
 
 
 # --- stragglers ------------------------------------------------------------------------------
