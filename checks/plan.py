@@ -18,8 +18,8 @@ MAX_ROUNDS = 4
 FAULTS = 3
 """With up to so many bad nodes and bad links in all, no node is blamed for another's fault."""
 
-BAD_LINKS = 2
-"""How many of these may be links: a node with three bad links and no good one is a bad node."""
+ENOUGH_NODES = 6
+"""From so many on, one that fails with three may be healthy: a bad one fails with a fourth."""
 
 PARTNERS_OF_THE_SLOW = 3
 """With how many a node is measured that seems slow, where nothing else needs the time: on a busy
@@ -209,6 +209,11 @@ def _slow_ones_could_hide(results: Results) -> bool:
 # --- who is to blame -------------------------------------------------------------------------
 
 
+def bad_links(nodes: int) -> int:
+    """Return how many of the faults among so many nodes may be links."""
+    return FAULTS if nodes >= ENOUGH_NODES else FAULTS - 1
+
+
 def is_surely_bad(results: Results, node: str) -> bool:
     """Return whether a node is bad, since nothing else explains with whom it fails.
 
@@ -223,9 +228,10 @@ def is_surely_bad(results: Results, node: str) -> bool:
         return True
     failed = frozenset(m for m, outcome, _ in results.meetings if outcome is Outcome.FAILED)
     suspects = {name for meeting in failed for name in meeting} - results.trusted
-    if not _is_explained(failed, suspects, FAULTS, BAD_LINKS):
+    links = bad_links(len(results.sound))
+    if not _is_explained(failed, suspects, FAULTS, links):
         failed = _around(results, node, failed)
-    return not _is_explained(failed, suspects - {node}, FAULTS, BAD_LINKS)
+    return not _is_explained(failed, suspects - {node}, FAULTS, links)
 
 
 def _around(results: Results, node: str, failed: frozenset[Meeting]) -> frozenset[Meeting]:

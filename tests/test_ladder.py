@@ -11,7 +11,7 @@ from statistics import median
 
 import pytest
 from ft_run.checks.measure import needed_s
-from ft_run.checks.plan import BAD_LINKS, MAX_ROUNDS, PARTNERS_OF_THE_SLOW
+from ft_run.checks.plan import ENOUGH_NODES, MAX_ROUNDS, PARTNERS_OF_THE_SLOW, bad_links
 from ft_run.checks.post import NO_ANSWER, NOT_CARRIED_OUT
 from ft_run.checks.records import Level, Metrics, Phase, Record
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
@@ -62,6 +62,12 @@ def check(world: World) -> tuple[Verdicts, Results]:
 # --- nodes and links that fail ---------------------------------------------------------------
 
 
+def odd_one_out(world: World) -> str:
+    """Who sits out the first round and so meets three, with whom its links may be bad."""
+    count = len(world.nodes)
+    return world.nodes[-1] if count % 2 and count > ENOUGH_NODES else ""
+
+
 def exactly_found(world: World) -> None:
     """Every bad node is named, and nobody else."""
     verdicts, results = check(world)
@@ -74,6 +80,8 @@ def exactly_found(world: World) -> None:
     allowed = {Standing.FAULTY}
     if len(world.nodes) == 5 and len(world.bad) == 2:
         allowed.add(Standing.UNDECIDED)
+    if world.bad == {odd_one_out(world)}:
+        allowed = {Standing.UNDECIDED}
     assert {found[node] for node in world.bad} <= allowed, context
 
 
@@ -103,21 +111,30 @@ def test_every_few_bad_nodes_among_many_are_found(count):
 
 
 def mixtures(count: int, most: int) -> Iterator[World]:
-    """All worlds with up to so many bad nodes and bad links, up to two of them links."""
+    """All worlds with up to so many bad nodes and bad links."""
     nodes = names(count)
     links = tuple(frozenset(link) for link in itertools.combinations(nodes, 2))
     for faults in subsets((*nodes, *links), most):
         bad = frozenset(fault for fault in faults if isinstance(fault, str))
-        bad_links = frozenset(fault for fault in faults if isinstance(fault, frozenset))
-        if len(bad_links) > BAD_LINKS:
+        broken = frozenset(fault for fault in faults if isinstance(fault, frozenset))
+        if len(broken) > bad_links(count):
             continue  # may be taken for a bad node
-        yield World(nodes, bad=bad, bad_links=bad_links)
+        yield World(nodes, bad=bad, bad_links=broken)
 
 
 @pytest.mark.parametrize("count", range(2, 7))
 def test_bad_nodes_and_bad_links_are_told_apart(count):
-    for world in mixtures(count, 2 if count > 5 else 3):
+    for world in mixtures(count, 3):
         check(world)
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 10])
+def test_three_bad_links_do_not_condemn_a_node(count):
+    for node in (names(count)[0], names(count)[-1]):
+        others = [name for name in names(count) if name != node]
+        for ends in itertools.islice(itertools.combinations(others, 3), 60):
+            links = frozenset(frozenset((node, end)) for end in ends)
+            check(World(names(count), bad_links=links))
 
 
 @pytest.mark.slow
@@ -230,7 +247,10 @@ def exit_codes_in_time(
 @pytest.mark.parametrize("import_s", [0, 1, 3, 5, 8, 10])
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 33])
 def test_one_that_hangs_is_condemned_alone_also_where_an_import_takes_long(count, import_s):
-    assert exit_codes_in_time(count, Pace(import_s, solo_s=1)) == {"n1": 30}
+    found = exit_codes_in_time(count, Pace(import_s, solo_s=1))
+    # It takes a fourth meeting to tell it from three bad links, where there are so many partners.
+    has_time = count < ENOUGH_NODES or import_s <= 5
+    assert found == {"n1": 30 if has_time else 20}
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
@@ -459,7 +479,8 @@ def test_bad_and_slow_nodes_together(count):
         world = World(names(count), bad=frozenset({bad}), slow_network=frozenset({slow}))
         verdicts, _ = climb(world)
         found = standings(verdicts)
-        assert found.pop(bad) is Standing.FAULTY
+        is_told = bad != odd_one_out(world)
+        assert found.pop(bad) is (Standing.FAULTY if is_told else Standing.UNDECIDED)
         assert found.pop(slow) is Standing.SLOW, (world, verdicts)
         assert set(found.values()) == {Standing.PASSED}
 
