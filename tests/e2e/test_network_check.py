@@ -5,9 +5,11 @@ shaped, a CPU quota. The hosts share this machine's cores, so that only what is 
 they do to each other is told apart.
 """
 
+import contextlib
 import json
 import os
 import re
+import signal
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,9 +24,14 @@ SCRIPT = 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_S
 
 
 class Job:
-    """One ``ft-run --network-check`` on several hosts, to its end."""
+    """One ``ft-run --network-check`` on several hosts, to its end.
 
-    def __init__(self, ft, network, names, nnodes, *flags, fault="", prefix=None):
+    What is to be done while it runs is a function that takes it.
+    """
+
+    def __init__(
+        self, ft, network, names, nnodes, *flags, fault="", prefix=None, meanwhile=lambda job: None
+    ):
         self.hosts: list[Host] = [network.hosts.get(name) or network.add(name) for name in names]
         self.report_path: Path = ft.folder / f"report-{uuid.uuid4().hex[:6]}.json"
         script = ft.script(SCRIPT)
@@ -39,6 +46,7 @@ class Job:
             )
             for host in self.hosts
         ]
+        meanwhile(self)
         for command in self.commands:
             command.process.wait(WAIT_S)
         self.statuses = {
@@ -129,6 +137,64 @@ def test_a_bad_rank_condemns_its_host_and_nobody_else(ft, network, kind):
     assert job.statuses == {"h0": 0, "h1": 0, "h2": 30, "h3": 0}
     assert job.verdicts["h2"] == "faulty"
     assert "not fit for the job: fails with" in job.said("h2")
+    assert job.ranks == world(3)
+
+
+def meets_others(pid: int) -> bool:
+    """Return whether a process has a connection to another host."""
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(entry))
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            # Address and port of both ends in hexadecimal, the state (1: established), the inode.
+            words = line.split()
+            local, remote = (word.partition(":")[0] for word in words[1:3])
+            if words[3] == "01" and local != remote and f"socket:[{words[9]}]" in sockets:
+                return True
+    return False
+
+
+def stop_who_meets_others(job: Job) -> bool:
+    """Really stop check workers of h2 that have met somebody; its agent never does."""
+    found = [p for p in job.hosts[2].pids() - {job.commands[2].pid} if meets_others(p)]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    return bool(found)
+
+
+@pytest.mark.slow
+def test_a_check_worker_that_is_stopped_once_costs_its_host_one_partner(ft, network):
+    """Another takes its place, which passes with the next partner: that is a bad link."""
+
+    def meanwhile(job):
+        ft.wait_until(lambda: stop_who_meets_others(job), "the check worker of h2 meets another")
+
+    job = Job(ft, network, names(4), "2:4", "--check-timeout", 60, meanwhile=meanwhile)
+    assert set(job.statuses.values()) == {0}
+    (out,) = [name for name, verdict in job.verdicts.items() if verdict == "left out"]
+    partner = f"the link to {'h2' if out != 'h2' else 'h'}"
+    assert job.reason(out).startswith(partner)
+    assert "no answer within" in job.reason(out)
+    assert job.ranks == world(3)
+
+
+@pytest.mark.slow
+def test_check_workers_that_are_stopped_each_time_condemn_their_host_and_nobody_else(ft, network):
+    def meanwhile(job):
+        def has_ended():
+            stop_who_meets_others(job)
+            return job.commands[2].process.poll() is not None
+
+        ft.wait_until(has_ended, "h2 is sent away")
+
+    job = Job(ft, network, names(4), "2:4", "--check-timeout", 60, meanwhile=meanwhile)
+    assert job.statuses == {"h0": 0, "h1": 0, "h2": 30, "h3": 0}
+    assert job.verdicts["h2"] == "faulty"
+    assert "not fit for the job: fails with" in job.said("h2")
+    assert "no answer within" in job.said("h2")
     assert job.ranks == world(3)
 
 
