@@ -4,7 +4,7 @@ It is an ``Examination`` of ``rendezvous.checking``: the master brings the answe
 the time; the plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .. import defaults, exit_codes
@@ -80,7 +80,8 @@ class Ladder:
         if limit_s < needed_s(self._level, step.phase):
             return None  # what could come of it says nothing
         self._step = step
-        return CheckStep(step.phase.value, step.meetings, limit_s, _progress(self._results, step))
+        text = _progress(self._results, step) + _slowest(self._results)
+        return CheckStep(step.phase.value, step.meetings, limit_s, text)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -145,6 +146,15 @@ class Ladder:
     def lost(self, node_id: str) -> None:
         """A node is gone: that says nothing of those whom it was to meet."""
         self._results = replace(self._results, lost=self._results.lost | {node_id})
+
+    def progress(self) -> str:
+        """Return how far the present step is, for people."""
+        if self._step is None:
+            return ""
+        answered = Answered(self._step, self._records)
+        so_far = replace(self._results, steps=(*self._results.steps, answered))
+        known = self._records.keys() | self._results.lost
+        return _progress(self._results, self._step, known) + _slowest(so_far)
 
     def conclude(self) -> Conclusion:
         """Return the conclusion; before the last step, what is not yet known has failed."""
@@ -224,20 +234,32 @@ def _sentence(found: NodeVerdict) -> str:
     return "; ".join(part for part in (found.reason, *found.remarks) if part)
 
 
-def _progress(results: Results, step: Step) -> str:
-    """Return how far the checks are, in words: the phase, who meets, the slowest so far."""
-    count = len(step.meetings)
-    what = {
-        Phase.FACTS: f"{count} node(s)",
-        Phase.SOLO: f"{count} node(s), each alone",
-        Phase.PAIR: f"{count} pair(s)",
-        Phase.SUSPECTS: f"{count} pair(s), round {results.rounds + 1}",
-        Phase.ALL: f"all {len(step.meetings[0])} together" if step.meetings else "",
-    }[step.phase]
-    return f"{step.phase.value}: {what}{_slowest(results)}"
+def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:
+    """Return how far a step is, in words: the phase, and who meets.
+
+    Args:
+        results: of the steps before it.
+        step: the step.
+        known: of whom the answer, or that there is none, is known; None when it begins.
+    """
+    if step.phase is Phase.ALL:
+        everybody = step.meetings[0]
+        count = "" if known is None else f", {sum(n in known for n in everybody)} have answered"
+        return f"{step.phase.value}: all {len(everybody)} together{count}"
+    total = len(step.meetings)
+    unit = "node" if step.phase in (Phase.FACTS, Phase.SOLO) else "pair"
+    what = unit if total == 1 else unit + "s"
+    if known is None:
+        count = f"{total} {what}"
+    else:
+        done = sum(all(node in known for node in meeting) for meeting in step.meetings)
+        count = f"{done} of {total} {what} done"
+    more = {Phase.SOLO: ", each alone", Phase.SUSPECTS: f", round {results.rounds + 1}"}
+    return f"{step.phase.value}: {count}{more.get(step.phase, '')}"
 
 
 def _slowest(results: Results) -> str:
+    """Return who is the slowest so far, in words; empty where nobody could be."""
     for metric in (*reversed(MEETING_METRICS), "compute_tflops"):
         values = results.best[metric]
         if len(values) > 1:

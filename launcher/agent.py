@@ -25,6 +25,7 @@ from ..rendezvous.messages import (
     Attend,
     Challenge,
     CheckOrder,
+    CheckProgress,
     CheckResult,
     CheckVerdict,
     ClaimState,
@@ -232,6 +233,8 @@ class Agent:
                 self._start(place)
             case CheckOrder():
                 self._take_order(event)
+            case CheckProgress(text):
+                self._show_progress(text)
             case CheckVerdict():
                 await self._take_finding(event)
             case Stop():
@@ -274,8 +277,12 @@ class Agent:
 
     def _take_order(self, order: CheckOrder) -> None:
         if self._end.is_ahead and self._checks.take(order):
-            self.status.checking = order.progress
-            self._event(say.checking(order), logging.DEBUG)
+            self._show_progress(order.progress)
+
+    def _show_progress(self, text: str) -> None:
+        if self._end.is_ahead:
+            self.status.checking = text
+            self._event(say.checking(text), logging.DEBUG)
 
     async def _take_finding(self, found: CheckVerdict) -> None:
         """Go on, or go: the checks of this node are over."""

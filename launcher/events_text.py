@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..rendezvous.failure import Failure
-from ..rendezvous.messages import CheckOrder, Outcome, Place, Verdict, Waiting
+from ..rendezvous.messages import Outcome, Place, Verdict, Waiting
 from .options import LaunchOptions
 from .spawner_client import ImageEvent, ImageState
 
@@ -66,9 +66,9 @@ def is_news(message: Waiting, before: Waiting | None) -> bool:
     return not (is_soon and replace(message, timeout_s=before.timeout_s) == before)
 
 
-def checking(order: CheckOrder) -> str:
-    """Return the line for an order of the checks."""
-    return f"checks: {order.progress}"
+def checking(progress: str) -> str:
+    """Return the line for how far the checks are."""
+    return f"checks: {progress}"
 
 
 def failed(place: Place, failure: Failure) -> str:

@@ -401,6 +401,12 @@ class CheckOrder(_message.Message):
     progress: str
     def __init__(self, number: _Optional[int] = ..., phase: _Optional[str] = ..., level: _Optional[str] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., deadline_s: _Optional[float] = ..., progress: _Optional[str] = ...) -> None: ...
 
+class CheckProgress(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
 class CheckVerdict(_message.Message):
     __slots__ = ("exit_code", "sentence", "conclusion", "report")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +454,7 @@ class Excluded(_message.Message):
     def __init__(self, sentence: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +464,7 @@ class MasterMessage(_message.Message):
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     CHECKORDER_FIELD_NUMBER: _ClassVar[int]
     CHECKVERDICT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPROGRESS_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -467,7 +474,8 @@ class MasterMessage(_message.Message):
     excluded: Excluded
     checkorder: CheckOrder
     checkverdict: CheckVerdict
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ...) -> None: ...
+    checkprogress: CheckProgress
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -13,6 +13,7 @@ from .. import exit_codes
 from .events import Close, GroupSettings, Send
 from .messages import (
     CheckOrder,
+    CheckProgress,
     CheckResult,
     CheckSpec,
     CheckVerdict,
@@ -28,6 +29,10 @@ from .world import usable_size
 
 _ANSWER_GRACE_S = 2.0
 """What an answer may take beyond the time that its order allows: to end a hanging worker."""
+
+
+_PROGRESS_S = 1.0
+"""How often people are told how far a step is, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,9 @@ class Examination(Protocol):
     def lost(self, node_id: str) -> None:
         """A node is gone: that says nothing of those whom it was to meet."""
 
+    def progress(self) -> str:
+        """Return how far the present step is, for people."""
+
     def conclude(self) -> Conclusion:
         """Return the conclusion; before the last step, what is not yet known has failed."""
 
@@ -104,6 +112,10 @@ class _Checks:
     limit_s: float = 0.0
     orders: dict[str, CheckOrder] = field(default_factory=dict)
     """Who has not yet answered."""
+    told_at: float = 0.0
+    """When people were told last how far it is."""
+    has_news: bool = False
+    """Somebody has answered since."""
 
 
 class Checking(Rounds):
@@ -248,6 +260,8 @@ class Checking(Rounds):
             for name in list(checks.orders):
                 checks.examination.silent(name, f"no answer within {checks.limit_s:.0f} s")
             checks.orders.clear()
+        if checks.orders and checks.has_news and checks.told_at + _PROGRESS_S <= now:
+            self._tell_progress(checks, now)
         while not checks.orders:
             remaining_s = checks.until - now
             step = checks.examination.next_step(remaining_s) if remaining_s > 0 else None
@@ -260,11 +274,27 @@ class Checking(Rounds):
         assert self._checks is not None
         return self._checks.step_until
 
+    def _next_of_checks(self) -> float:
+        """Return when the checks have something to do if nothing happens."""
+        assert self._checks is not None
+        checks, deadline = self._checks, self._checks_deadline()
+        return min(deadline, checks.told_at + _PROGRESS_S) if checks.has_news else deadline
+
+    def _tell_progress(self, checks: _Checks, now: float) -> None:
+        """Tell one node: to tell all would disturb what they measure."""
+        checks.told_at, checks.has_news = now, False
+        text = checks.examination.progress()
+        there = (node for node in self.roster if node.link is not None)
+        node = next((node for node in there if node.spec.node_id in checks.nodes), None)
+        if node is not None:
+            self._send(node, CheckProgress(text))
+
     def _order(self, checks: _Checks, step: CheckStep, now: float) -> None:
         assert self.job is not None
         assert self.job.checks is not None
         self._order_number += 1
-        checks.step_begun = now
+        checks.step_begun = checks.told_at = now  # each order says how far it is
+        checks.has_news = False
         checks.limit_s = min(step.limit_s, checks.until - now)
         # The last answer has its grace too, which is no time for another order.
         checks.step_until = now + checks.limit_s + _ANSWER_GRACE_S
@@ -303,6 +333,7 @@ class Checking(Rounds):
             return
         del checks.orders[name]
         checks.examination.answered(name, result.report, now - checks.step_begun)
+        checks.has_news = True
 
     def _wait(self, node: Node, now: float) -> None:
         super()._wait(node, now)

@@ -81,7 +81,7 @@ class Group(Joining):
             if not self._formed_before and self.roster.ready_attached() == len(self.roster):
                 times.append(self._last_call())
         elif self.phase is GroupPhase.CHECKING:
-            times.append(self._checks_deadline())
+            times.append(self._next_of_checks())
         elif self._adoption is not None:
             times.append(self._adoption.until)
         return min((time for time in times if time is not None), default=None)

@@ -324,6 +324,14 @@ class CheckOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckProgress:
+    """How far the checks are, where a step takes long; to one node of the job."""
+
+    text: str
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckVerdict:
     """What was found of this node."""
 
@@ -382,5 +390,14 @@ class Excluded:
 
 
 MasterMessage = (
-    Waiting | Start | Stop | Challenge | Verdict | Refused | Excluded | CheckOrder | CheckVerdict
+    Waiting
+    | Start
+    | Stop
+    | Challenge
+    | Verdict
+    | Refused
+    | Excluded
+    | CheckOrder
+    | CheckVerdict
+    | CheckProgress
 )

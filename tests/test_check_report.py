@@ -152,6 +152,9 @@ class OneStep:
     def lost(self, _node_id: str) -> None:
         pass
 
+    def progress(self) -> str:
+        return ""
+
     def conclude(self) -> Conclusion:
         return Conclusion({"h/0": Finding(0, "")}, (), "fine", self._report)
 

@@ -24,10 +24,12 @@ from ft_run.launcher.worker_count import WorkerCount
 from ft_run.rendezvous.link import MasterLink
 from ft_run.rendezvous.messages import (
     CheckOrder,
+    CheckProgress,
     CheckResult,
     CheckSpec,
     CheckVerdict,
     Heard,
+    MasterMessage,
     NodeMessage,
     Outcome,
     Verdict,
@@ -100,7 +102,7 @@ class Node:
         )
         self.agent._link = cast(MasterLink, self.link)
 
-    async def hear(self, *messages: CheckOrder | CheckVerdict | Verdict | Waiting) -> None:
+    async def hear(self, *messages: MasterMessage) -> None:
         """Take what the master says."""
         for message in messages:
             await self.agent._handle(message)
@@ -179,6 +181,18 @@ def test_a_job_that_goes_on_after_its_checks_ends_as_it_ends(node):
         assert node.status() == 0
 
     node(test, only=False)
+
+
+def test_how_far_the_checks_are_is_shown_until_they_are_over(node):
+    async def test(node: Node) -> None:
+        status = node.agent.status
+        await node.hear(order(1))
+        await node.hear(CheckProgress("pair: 3 of 4 pairs done; slowest so far h2: 0.4 GB/s"))
+        assert " · checks pair: 3 of 4 pairs done; slowest so far h2: 0.4 GB/s · " in status.text()
+        await node.hear(PASSED)
+        assert "pair" not in status.text()
+
+    node(test)
 
 
 def test_what_is_told_twice_is_shown_once_and_again_after_another_check(node, capfd):
