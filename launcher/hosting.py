@@ -92,6 +92,16 @@ class Hosting:
         """Whether the master is here and other nodes attend it."""
         return self._server is not None
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the master is here, and the other nodes need it for what they are about to do."""
+        return self.serves_others and self.master is not None and not self.master.group.is_settled
+
+    async def settled(self) -> None:
+        """Return when the master is not needed (``is_needed``)."""
+        if self.master is not None:
+            await self.master.settled()
+
     async def stop(self, *, wait: bool) -> None:
         """End the master.
 

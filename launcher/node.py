@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from .. import exit_codes
 from ..errors import NodeExcludedError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _WITH_FILE = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
 _REDRAW_S = 1.0
+_REGROUP_S = 5.0
+"""From the end of the workers to the next round: kills, reaping, memory of devices."""
 
 
 async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = None) -> int:
@@ -53,6 +55,8 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         )
         async with _live_line(agent, display, parts.spawner):
             status = await agent.run(hosting.connect)
+        if agent.verdict is None:
+            await _hand_over(hosting, parts.options, display)
         await hosting.stop(wait=agent.verdict is not None)
     except NodeExcludedError:
         # The job goes on without this node's workers, but not without the master.
@@ -107,19 +111,37 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
     """Host the master until the job is over, or until a signal asks this node to go away."""
     if hosting.serves_others:
         display.event("this node is excluded; it goes on hosting the master", logging.ERROR)
-        loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
-        for number in options.signals:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, asked.set)
-        over = asyncio.create_task(hosting.stop(wait=True))
-        leave = asyncio.create_task(asked.wait())
-        await asyncio.wait((over, leave), return_when=asyncio.FIRST_COMPLETED)
-        for task in (over, leave):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await _unless_asked(hosting.stop(wait=True), options)
     await hosting.stop(wait=False)
+
+
+async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
+    """Host the master until the others run again without this node, which was asked to leave.
+
+    They were told to stop when this node was, and have the same time for it. A second signal ends
+    the wait; so may whoever sent the first, by SIGKILL, which is no worse for the others than if
+    nobody had waited.
+    """
+    if hosting.is_needed:
+        display.event("hosting the master until the other nodes run again without this one")
+        await _unless_asked(hosting.settled(), options, options.shutdown_timeout_s + _REGROUP_S)
+
+
+async def _unless_asked(
+    awaited: Coroutine[Any, Any, None], options: LaunchOptions, timeout_s: float | None = None
+) -> None:
+    """Wait for something, but no longer than until a signal asks this node to go away."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in options.signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, asked.set)
+    tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":

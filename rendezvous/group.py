@@ -86,6 +86,19 @@ class Group(Joining):
             times.append(self._adoption.until)
         return min((time for time in times if time is not None), default=None)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is under way that takes a master.
+
+        Then a round runs, or there are too few nodes for one, or the job is over and all who are
+        there have heard of it.
+        """
+        if self._ending is not None:
+            return self._ending.is_over
+        if self.phase is GroupPhase.GATHERING:
+            return self.job is None or len(self.roster) < self.job.min_nodes
+        return self.phase is GroupPhase.RUNNING
+
     def _last_call(self) -> float | None:
         assert self.job is not None
         enough = len(self.roster) >= self.job.min_nodes

@@ -57,6 +57,7 @@ class Master:
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._handled = asyncio.Event()
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
     def attach(self, deliver: Deliver) -> int:
@@ -79,6 +80,12 @@ class Master:
         """Return the verdict, when every node that is there has heard it."""
         return await asyncio.shield(self._finished)
 
+    async def settled(self) -> None:
+        """Return when nothing is under way that takes a master (``Group.is_settled``)."""
+        while not self.group.is_settled:
+            self._handled.clear()
+            await self._handled.wait()
+
     def close(self) -> None:
         """Stop the clock and end all streams."""
         if self._timer is not None:
@@ -99,6 +106,7 @@ class Master:
         if self.group.round != round_before:
             self.round_started_at = self._clock()
         self._set_timer()
+        self._handled.set()
 
     def _carry_out(self, command: Command) -> None:
         match command:

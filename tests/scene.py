@@ -238,6 +238,10 @@ class Scene:
         """Whether the last stop that a node was told leaves its workers no time."""
         return self.last(name, Stop).is_stale
 
+    def is_settled(self) -> bool:
+        """Whether nothing is under way that takes a master."""
+        return self.group.is_settled
+
     def ranks(self, *names: str) -> list[int]:
         """The node ranks that nodes were given last."""
         return [self.place(name).node_rank for name in names]

@@ -327,6 +327,37 @@ def test_a_stop_that_is_said_again_leaves_workers_their_time():
 # --- leaving ---------------------------------------------------------------------------------
 
 
+def test_a_group_is_settled_when_the_others_run_without_who_leaves():
+    scene = running(2, 3, names="abc")
+    assert scene.is_settled()
+    scene.say("a", Leave("SIGTERM"))
+    assert not scene.is_settled()
+    scene.stopped("a", "b")
+    assert not scene.is_settled()
+    scene.stopped("c")
+    assert scene.rounds("b") == scene.rounds("c") == [0, 1]
+    assert scene.is_settled()
+
+
+def test_a_group_is_settled_when_too_few_are_left():
+    scene = running(2, names="ab")
+    scene.say("a", Leave("SIGTERM"))
+    scene.stopped("a")
+    assert not scene.is_settled()
+    scene.stopped("b")
+    assert scene.is_settled()
+
+
+def test_a_group_is_settled_when_all_have_heard_the_verdict():
+    scene = running(2, names="ab")
+    scene.done("a", "b")
+    assert not scene.is_settled()
+    scene.say("a", Heard())
+    assert not scene.is_settled()
+    scene.say("b", Heard())
+    assert scene.is_settled()
+
+
 def test_who_leaves_by_name_is_replaced_at_no_cost():
     scene = running(2, names="abc")
     scene.say("b", Leave("SIGTERM"))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 PORT = 29400
 
 # GATE opened: all end. GATE.doneR: rank R ends. GATE.failR: rank R fails, once. Who is told to
-# stop leaves GATE.lastPID, as a checkpoint would be; GATE.slow: it ends when that file is gone.
+# stop leaves GATE.lastPID, as a checkpoint would be; GATE.slow, GATE.slowR: it ends when that file
+# is gone.
 WORKER = """
 import os, signal, sys, time
 gate, rank, restart = sys.argv[1], os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -24,7 +25,7 @@ def wait_until(condition):
         time.sleep(0.01)
 def stop(*_):
     open(f"{gate}.last{os.getpid()}", "w").close()
-    wait_until(lambda: not os.path.exists(f"{gate}.slow"))
+    wait_until(lambda: not any(map(os.path.exists, (f"{gate}.slow", f"{gate}.slow{rank}"))))
     sys.exit(1)
 def ends():
     if os.path.exists(f"{gate}.fail{rank}"):

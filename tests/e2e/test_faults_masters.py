@@ -364,3 +364,49 @@ def test_a_spare_outlives_the_host_of_the_master(ft, network):
         job.agents[name].expect("round=1 .* started")
     assert spare.process.poll() is None
     job.ends("abcd")
+
+
+def test_the_node_that_hosts_the_master_is_preempted_and_the_others_run_on_without_it(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3", "--rescale-delay", 0)
+    job.start("abc")
+    job.agents["a"].send(signal.SIGTERM)
+    regrouped = job.started("bc", 1)
+    assert job.agents["a"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    for name in "bc":
+        job.agents[name].expect(r"regroup with 2 node\(s\): node 0 \(a\) leaves: SIGTERM")
+        job.agents[name].expect("no connection to the master .*: workers run on")
+    assert job.are_alive(*regrouped.values())
+    # Its replacement takes their round over, and enters it as any newcomer does.
+    job.agent("a")
+    job.started("abc", 2)
+    for name in "bc":
+        job.agents[name].expect("regroup with 3 node.*: the world grows from 2 to 3 nodes")
+    job.ends("abc")
+    assert "(0 of 9 restarts used)" in job.agents["b"].stderr
+
+
+def test_the_node_that_hosts_the_master_is_preempted_and_too_few_are_left(ft, network):
+    job = Cluster(ft, network, "ab", "--nnodes", 2)
+    job.start("ab")
+    job.agents["a"].send(signal.SIGTERM)
+    assert job.agents["a"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    job.agents["b"].expect("no connection to the master .*: trying again")
+    job.agent("a")
+    job.started("ab", 1)
+    job.ends("ab")
+    assert "(0 of 9 restarts used)" in job.agents["b"].stderr
+
+
+def test_the_node_that_hosts_the_master_and_is_asked_twice_to_go_waits_for_nobody(ft, network):
+    job = Cluster(ft, network, "abc", "--nnodes", "2:3")
+    before = job.start("abc")
+    slow = job.told("slow", 1)
+    job.agents["a"].send(signal.SIGTERM)
+    job.agents["a"].expect("hosting the master until the other nodes run again without this one")
+    job.agents["a"].send(signal.SIGTERM)
+    assert job.agents["a"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    assert job.are_alive(before["b"])
+    slow.unlink()
+    job.agent("a")
+    job.started("abc", 1)
+    job.ends("abc")
