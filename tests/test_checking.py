@@ -422,6 +422,9 @@ def test_one_node_is_told_once_a_second_how_far_a_step_is():
     scene.carry_out("b")
     scene.carry_out("c")
     assert len(progress(scene, "a")) == 1  # within a second
+    assert scene.group.deadline() == pytest.approx(
+        scene.now + 1
+    )  # also if nobody answers till then
     scene.wait(1)
     assert progress(scene, "a")[1:] == [
         "solo: 3 of 4 nodes done, each alone; slowest so far a: 1 TFLOP/s"
