@@ -110,9 +110,9 @@ class GroupState:
                 self._send(node, self._waiting(now))
 
     def _was_member(self, node: Node) -> bool:
-        """Whether a node had, or may have had, workers of the present round."""
+        """Whether a node has been in the present round, also as another incarnation."""
         rank = -1 if node.rank is None else node.rank
-        return node.round == self.round and self._members.get(rank) == node.spec.node_id
+        return self._members.get(rank) == node.spec.node_id
 
     def _waiting(self, now: float) -> Waiting:
         assert self.job is not None

@@ -137,7 +137,8 @@ class TakeoverWatch:
 
     def _was_away(self, taken: _Round, judged: _Judgement, cause: Failure) -> None:
         away = set(taken.places.values()) - judged.there
-        if not away:
+        # Who was started again, and told that it is a spare, may be a member nobody can name.
+        if not away and cause.host != "unknown":
             raise TakeoverError(f"all members of {judged.world} were there: {cause.summary()}")
         if cause.host != "unknown" and cause.host not in away:
             raise TakeoverError(f"{cause.host} was there: {cause.summary()}")
