@@ -4,6 +4,7 @@ They look at what was sent to and from the nodes, at the nodes themselves, and o
 at what its ``Status`` shows: phase, round, restarts, roster.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -69,6 +70,8 @@ class Invariants:
         bad: frozenset[str] = frozenset(),
     ) -> None:
         self._job = job
+        self._bad_links: list[list[str]] = []
+        """Nodes of whom the checks have found that they do not reach each other."""
         self._bad_alone = bad_alone if job.checks is not None else frozenset()
         self._bad = bad if job.checks is not None else frozenset()
         self._is_anyone_silent = False
@@ -323,7 +326,8 @@ class Invariants:
                         self._in_world[incarnation] = _world_of(place)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
-                case CheckVerdict(exit_code):
+                case CheckVerdict(exit_code, report=report):
+                    self._bad_links += json.loads(report)["bad_links"] if report else []
                     if (who := self._who(group, command.link)) is not None:
                         self._found(who.incarnation, who.node_id, exit_code)
                 case Verdict():
@@ -592,7 +596,10 @@ class Invariants:
                 raise InvariantError(f"I7: the group does not know {agent.name}")
         if members != group.roster.count(NodePhase.RUNNING):
             raise InvariantError(f"I7: {members} nodes run of {group.world_nodes}")
-        job, ready = self._job, group.roster.count(NodePhase.READY)
+        running = {n.spec.node_id for n in group.roster if n.phase is NodePhase.RUNNING}
+        cut_off = {end for link in self._bad_links if running & set(link) for end in link}
+        spares = {n.spec.node_id for n in group.roster if n.phase is NodePhase.READY} - cut_off
+        job, ready = self._job, len(spares)
         could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
         grows = group.rescale_delay_s < math.inf and members == group.world_nodes
         if grows and could > members:
