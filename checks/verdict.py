@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from .differences import different_clocks, different_facts
 from .fact_rules import WARNINGS
-from .plan import is_slow, is_surely_bad, together
+from .plan import FAULTS, is_slow, is_surely_bad, together
 from .records import Fact, Phase
 from .results import (
     LOWER_IS_BETTER,
@@ -153,7 +153,8 @@ def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
         if outcome is Outcome.FAILED and node in meeting
     )
     by_trusted = failed & results.trusted
-    if is_surely_bad(results, node):
+    # Without a round or the time for a fourth meeting, one bad node is likelier than three links.
+    if is_surely_bad(results, node) or len(by_trusted) >= FAULTS:
         names = _names(sorted(by_trusted))
         return Standing.FAULTY, f"fails with {names}, who pass with others: {words}"
     if len(results.sound) == 2 and len(failed) == 1:
