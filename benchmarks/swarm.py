@@ -68,11 +68,12 @@ class RoundCost:
 class _Node:
     """One simulated agent."""
 
-    __slots__ = ("_call", "_index", "_job", "_swarm", "stopped")
+    __slots__ = ("_call", "_index", "_job", "_swarm", "_writing", "stopped")
 
     def __init__(self, index: int, job: JobSpec, swarm: "Swarm") -> None:
         self._index, self._job, self._swarm = index, job, swarm
         self._call: Any = None
+        self._writing = asyncio.Lock()
         self.stopped = b""
         """What it answers to a stop; prepared for each round."""
 
@@ -117,7 +118,9 @@ class _Node:
         """Send prepared bytes."""
         self._swarm.cost.sent += 1
         self._swarm.cost.sent_bytes += len(data)
-        await self._call.write(data)
+        # The answer to a message may come before its write returns, and gRPC takes one at a time.
+        async with self._writing:
+            await self._call.write(data)
 
     async def run(self, channel: grpc.aio.Channel, attend: bytes) -> None:
         """Attend until the verdict."""

@@ -138,14 +138,14 @@ BREAKS = (
     Break(
         "who only lost a member that died with the master is not to blame",
         "adoption",
-        "if missing and not gone and not _has_own_failure(world):",
-        "if missing and not gone and not world.has_failed:",
+        "if is_short and not gone and not _has_own_failure(world):",
+        "if is_short and not gone and not world.has_failed:",
     ),
     Break(
         "a failure of its own counts whoever came back anew",
         "adoption",
-        "if missing and not gone and not _has_own_failure(world):",
-        "if missing and not gone:",
+        "if is_short and not gone and not _has_own_failure(world):",
+        "if is_short and not gone:",
     ),
     Break(
         "a node that stays away comes before who lost it",
@@ -256,8 +256,9 @@ BREAKS = (
         "joining",
         "elif claim is not None and claim.state is not ClaimState.STOPPED:\n"
         "            self._stop_stale(node, claim.round)\n"
-        "        elif self.phase",
-        "elif self.phase",
+        "        if attend.leaving:\n"
+        "            self._leave",
+        "elif attend.leaving:\n            self._leave",
     ),
     Break(
         "a message of another round changes nothing",
