@@ -6,6 +6,7 @@ at what its ``Status`` shows: phase, round, restarts, roster.
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from ft_run.rendezvous.events import (
     Event,
     Finish,
     GroupSettings,
+    Note,
     Received,
     Send,
     Tick,
@@ -55,6 +57,8 @@ _World = tuple[int, str]
 """A round's number and the master that formed it. Two masters that know nothing of each other may
 use one number: one that starts from nothing and meets only new nodes, before any member of the
 running round is back."""
+
+_JOINED = re.compile(r"node (.+) joined from ")
 
 
 class Invariants:
@@ -103,6 +107,8 @@ class Invariants:
         self._worlds: dict[int, dict[str, Place]] = {}
         self._heard_of = -1
         self._restarts_heard_of = 0
+        self._waiting: dict[int, Attend] = {}
+        """By stream: those with a claim who wait for another process to give up their identity."""
         self._in_world: dict[str, _World] = {}
         """By incarnation: the world whose workers the master knows it to have."""
         self._failed: set[_World] = set()
@@ -166,10 +172,13 @@ class Invariants:
         """Check all that must hold now."""
         if isinstance(event, Received) and isinstance(event.message, Attend):
             self._hear_attend(group, event.link, event.message, now)
+        if isinstance(event, Detached):
+            self._waiting.pop(event.link, None)
         claim = _claim_in(event)
-        if claim is not None:
+        brought = [claim] if claim is not None else self._who_is_let_in(commands)
+        for learned in brought:
             # What it brings is learned before it leads to anything, also where the node has to go.
-            self._restarts = max(self._restarts, min(claim.restarts, group.restarts))
+            self._restarts = max(self._restarts, min(learned.restarts, group.restarts))
         self._has_failed_before |= group.verdict is not None and not self._is_settling
         self._how_the_policy_saw_it(group, commands, now, claim)
         self._who_was_given_up(group, now)
@@ -230,9 +239,12 @@ class Invariants:
         self._takeover.attended(attend)  # also of one that is sent away for what it says
         if attend.claim is not None:
             self._policy.hear(attend.claim, now, is_admitted=node is not None)
-        if node is None or attend.claim is None:
+        if attend.claim is None:
             return
         claim, incarnation = attend.claim, attend.node.incarnation
+        if node is None:
+            self._waiting[link] = attend
+            return
         self._heard_of = max(self._heard_of, claim.round)
         self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
         if claim.nodes == 0:
@@ -246,6 +258,19 @@ class Invariants:
         was_member = known == world or group.phase is GroupPhase.ADOPTING
         if was_member and any(not failure.after_stop for failure in claim.failures):
             self._hear_of_failure(group, world)
+
+    def _who_is_let_in(self, commands: Sequence[Command]) -> list[Claim]:
+        """Return what those bring whose identity became free with an event, if only for a moment.
+
+        One of them may be sent away at once, excluded by what the event leads to.
+        """
+        joined = {_who_joined(command) for command in commands}
+        links = [link for link, a in self._waiting.items() if a.node.node_id in joined]
+        claims = [claim for link in links if (claim := self._waiting.pop(link).claim) is not None]
+        for claim in claims:
+            self._heard_of = max(self._heard_of, claim.round)
+            self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
+        return claims
 
     def _who_was_given_up(self, group: Group, now: float) -> None:
         """Workers of nodes that the master has declared lost may run on, for a while."""
@@ -637,6 +662,11 @@ def snapshot(group: Group) -> tuple[object, ...]:
 def _claim_in(event: Event) -> Claim | None:
     message = event.message if isinstance(event, Received) else None
     return message.claim if isinstance(message, Attend) else None
+
+
+def _who_joined(command: Command) -> str:
+    joined = _JOINED.match(command.text) if isinstance(command, Note) else None
+    return joined[1] if joined else ""
 
 
 def _world_of(of: Claim | Place) -> _World:
