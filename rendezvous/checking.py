@@ -43,7 +43,7 @@ class CheckStep:
     meetings: tuple[tuple[str, ...], ...]
     """By identity; the first node of each hosts the store of its meeting."""
     limit_s: float
-    """How long it may take."""
+    """How long it may take: no longer than what is left for all."""
     progress: str = ""
     """How far the checks are, for people."""
 
@@ -77,7 +77,11 @@ class Examination(Protocol):
     """One way up the ladder."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
-        """Return what is to be done next; None when there is a conclusion."""
+        """Return what is to be done next; None when there is a conclusion.
+
+        Args:
+            remaining_s: what is left of the time for all steps, above 0.
+        """
 
     def answered(self, node_id: str, report: str, took_s: float) -> None:
         """Take what a node says of the present step, and how many seconds it took to."""
@@ -295,7 +299,7 @@ class Checking(Rounds):
         self._order_number += 1
         checks.step_begun = checks.told_at = now  # each order says how far it is
         checks.has_news = False
-        checks.limit_s = min(step.limit_s, checks.until - now)
+        checks.limit_s = step.limit_s
         # The last answer has its grace too, which is no time for another order.
         checks.step_until = now + checks.limit_s + _ANSWER_GRACE_S
         for meeting in step.meetings:

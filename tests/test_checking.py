@@ -308,6 +308,32 @@ def test_the_whole_has_a_limit_and_what_is_not_known_by_then_has_failed():
     assert scene.finished[0].exit_code == 20
 
 
+def test_the_last_order_ends_with_the_time_for_all_of_them_and_its_grace_after_that():
+    scene = checked("abcd", 4, spec={"timeout_s": 8.0})
+    begun = scene.now
+    scene.wait(5.5)
+    scene.carry_out()  # within the grace of the first order
+    assert scene.last("a", CheckOrder).deadline_s == pytest.approx(begun + 8.0 - scene.now)
+    assert scene.group.deadline() == pytest.approx(begun + 8.0 + 2.0)
+    scene.wait(4.4)
+    assert scene.is_in(GroupPhase.CHECKING)
+    scene.wait(0.2)
+    assert scene.verdict_on("a").sentence == "solo: no answer within 2 s"
+
+
+def test_an_answer_at_the_very_end_is_followed_by_no_order():
+    """All together need no time of their own: nothing but the clock forbids their meeting."""
+    scene = checked("abcd", 4, spec={"timeout_s": 8.0})
+    end = scene.now + 8.0
+    for wait_s in (5.5, 1.0, end - scene.now - 6.5):
+        scene.wait(wait_s)
+        scene.carry_out()
+    assert scene.now == end
+    assert [order.phase for order in scene.all_told("a", CheckOrder)] == ["facts", "solo", "pair"]
+    assert scene.open_orders() == {}
+    assert scene.verdict_on("a").sentence == "the checks were not carried out to the end"
+
+
 def test_the_grace_of_the_answers_adds_up_to_no_more_than_one():
     scene = checked("abcd", 4)
     begun = scene.now
