@@ -58,7 +58,7 @@ def refusal(attend: Attend, job: JobSpec | None) -> str | None:
         return sentence
     # Rules are read for the first node alone: those of the others must be the same. So nobody who
     # does not belong to the job can give the master something to read.
-    return _bad_rule(attend.job) if job is None else _difference(attend.job, job)
+    return _bad_rule(attend.job) if job is None else difference(attend.job, job)
 
 
 def _nonsense(attend: Attend) -> str | None:
@@ -102,7 +102,13 @@ def _bad_rule(job: JobSpec) -> str | None:
     return None
 
 
-def _difference(given: JobSpec, agreed: JobSpec) -> str | None:
+def difference(given: JobSpec, agreed: JobSpec) -> str | None:
+    """Return in one sentence how a node's options differ from the job's; None where they agree.
+
+    Args:
+        given: with what the node was started.
+        agreed: what the nodes of the job agreed on.
+    """
     if given.job_id != agreed.job_id:
         return (
             f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "

@@ -5,7 +5,7 @@ This is the middle part of ``group.Group``.
 
 import math
 
-from .admission import identity_taken, refusal
+from .admission import difference, identity_taken, refusal
 from .adoption import Adoption, is_spare
 from .checking import Checking, Examiner
 from .contest import Contest, Newcomer
@@ -35,6 +35,9 @@ class Joining(Checking):
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
         sentence = refusal(attend, self.job)
+        if sentence is not None and self._is_of_a_running_job(attend):
+            self._yield_to(attend, now)
+            sentence = None
         if self._ending is not None and (sentence is not None or self._is_new(attend)):
             # For the job after this one, on the same endpoint, while a node of this one is slow to
             # hear of its end: the stream ends with this master, and the node finds the next one.
@@ -42,7 +45,7 @@ class Joining(Checking):
             # is better than a job that is said to have succeeded and was never run.
             return
         if sentence is not None:
-            self._refuse(link, attend, sentence)
+            self._refuse(link, attend.node.node_id, sentence)
             return
         self.job = self.job or attend.job
         if self._tell_again(link, attend.node) or self._turn_away(link, attend.node.node_id):
@@ -64,15 +67,44 @@ class Joining(Checking):
         elif rival.link is not None:
             self._challenge(rival, now)
 
+    def _is_of_a_running_job(self, attend: Attend) -> bool:
+        """Whether a node was in a round of this job, and nobody who is here was in any.
+
+        Then its options are the job's: those who are here were started with others, such as node
+        0 that came back with a new master in it.
+        """
+        is_begun = self._adoption is not None or self._formed_before or self._ending is not None
+        if self.job is None or attend.claim is None or is_begun:
+            return False
+        return attend.job.job_id == self.job.job_id and refusal(attend, None) is None
+
+    def _yield_to(self, attend: Attend, now: float) -> None:
+        """Refuse all who are here: a node that was in a round of the job has other options."""
+        assert self.job is not None
+        where = attend.node.host
+        self._note(f"node {attend.node.node_id} comes from this job: its options hold")
+        sentence = (
+            f"{difference(self.job, attend.job)} It runs already, with {where}: use its options, "
+            f"or end it on {where}, or give this one another --rdzv-id."
+        )
+        self.job, self.phase = attend.job, GroupPhase.GATHERING
+        self._give_up_checks()
+        for node in list(self.roster):
+            self._refuse(node.link, node.spec.node_id, sentence)
+            self._forget(node)
+        for newcomer in self._contest.dissolve():
+            self._attend(newcomer.link, newcomer.attend, now)
+
     def _is_new(self, attend: Attend) -> bool:
         """Whether neither the node nor this master knows of it ever having been in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
     def _refuse(
-        self, link: int, attend: Attend, sentence: str, *, is_displaced: bool = False
+        self, link: int | None, node_id: str, sentence: str, *, is_displaced: bool = False
     ) -> None:
-        self._note(f"node {attend.node.node_id} was refused: {sentence}")
-        self._out += [Send(link, Refused(sentence, is_displaced)), Close(link)]
+        self._note(f"node {node_id} was refused: {sentence}")
+        if link is not None:
+            self._out += [Send(link, Refused(sentence, is_displaced)), Close(link)]
 
     # --- identity ----------------------------------------------------------------------------
 
@@ -95,7 +127,7 @@ class Joining(Checking):
             return
         for newcomer in self._contest.lost(node.spec):
             sentence = identity_taken(newcomer.attend)
-            self._refuse(newcomer.link, newcomer.attend, sentence, is_displaced=True)
+            self._refuse(newcomer.link, newcomer.attend.node.node_id, sentence, is_displaced=True)
 
     def _displace(self, newcomer: Newcomer, now: float) -> None:
         """Give the identity of a node that did not answer to the process that claims it."""

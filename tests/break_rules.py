@@ -226,6 +226,24 @@ BREAKS = (
         "settled = True",
     ),
     Break(
+        "who was in a round of the job knows its options",
+        "joining",
+        "if self.job is None or attend.claim is None or is_begun:",
+        "if True:",
+    ),
+    Break(
+        "the options of a job that has begun hold",
+        "joining",
+        "if self.job is None or attend.claim is None or is_begun:",
+        "if self.job is None or attend.claim is None:",
+    ),
+    Break(
+        "options of another job do not hold",
+        "joining",
+        "return attend.job.job_id == self.job.job_id and refusal(attend, None) is None",
+        "return refusal(attend, None) is None",
+    ),
+    Break(
         "a lost start is repeated",
         "joining",
         "self._send(node, Start(node.place))",

@@ -1,5 +1,6 @@
 """Checks as part of forming a round: who is asked what, who stays, who is asked again."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -283,6 +284,18 @@ def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
     assert scene.verdict_on("a").sentence == (
         "two nodes cannot tell which of them makes their inter-node latency miss its floor"
     )
+
+
+def test_checks_of_nodes_with_other_options_are_given_up():
+    """Where a node turns out to have been in a round of the job, with options of its own."""
+    scene = checked("ab", 2)
+    assert scene.is_in(GroupPhase.CHECKING)
+    other = replace(scene.job, checks=None)
+    scene.attend("c", claim=claim_of(4, 0), job=other)
+    assert all("--network-check is on here" in scene.last(n, Refused).sentence for n in "ab")
+    scene.attend("d", claim=claim_of(4, 1), job=other)
+    assert scene.is_in(GroupPhase.RUNNING)
+    assert scene.group.round == 4
 
 
 # --- time, loss, lost messages ---------------------------------------------------------------

@@ -1,8 +1,10 @@
 """Who may join, whose identity it is, and who is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
+from ft_run.rendezvous.group import GroupPhase
 from ft_run.rendezvous.messages import (
     Answer,
     Challenge,
@@ -15,7 +17,7 @@ from ft_run.rendezvous.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.tests.scene import Scene, claim_of, running
+from ft_run.tests.scene import SPARE, Scene, claim_of, running
 
 # --- options ---------------------------------------------------------------------------------
 
@@ -99,6 +101,52 @@ def test_what_has_begun_is_not_forgotten_when_nobody_is_left():
     assert len(scene.group.roster) == 0
     scene.attend("b", job=JobSpec("job", 1, 3, 1, 3))
     assert "the maximum of --nnodes is 3 here and 1 there" in scene.last("b", Refused).sentence
+
+
+# --- whose options hold ----------------------------------------------------------------------
+
+_OTHER = JobSpec("job", 2, 3, 1, 3)
+
+
+@pytest.mark.parametrize("claim", [claim_of(4, 0), SPARE], ids=["member", "spare"])
+def test_the_options_are_those_of_the_nodes_that_were_in_a_round(claim):
+    """Node 0 comes back with a new master in it and other options: it is node 0 that is wrong."""
+    scene = Scene(2)
+    scene.attend("a", job=_OTHER)
+    scene.attend("b", claim=claim)
+    assert "the maximum of --nnodes is 3 here and 2 there" in scene.last("a", Refused).sentence
+    assert "a" in scene.closed
+    assert scene.group.job == scene.job
+    assert [node.spec.node_id for node in scene.group.roster] == ["b"]
+    scene.attend("c", claim=claim_of(4, 1))
+    assert scene.all_told("b", Refused) == scene.all_told("c", Refused) == []
+    assert scene.group.round == (4 if claim.nodes else -1)
+
+
+def test_who_waits_for_the_identity_of_a_node_that_is_refused_gets_it():
+    scene = Scene(2)
+    scene.attend("a", job=_OTHER)
+    scene.attend("other", node_id="a", job=_OTHER)
+    scene.attend("same", node_id="a", claim=claim_of(4, 0))
+    assert scene.all_told("a", Refused)
+    assert scene.all_told("other", Refused)
+    scene.attend("b", claim=claim_of(4, 1))
+    assert (scene.group.round, scene.group.phase) == (4, GroupPhase.RUNNING)
+    assert scene.all_told("same", Refused) == []
+
+
+@pytest.mark.parametrize("first", ["formed a round", "was in one", "is of another job"])
+def test_the_options_of_who_comes_later_do_not_hold(first):
+    scene = Scene(2)
+    other = replace(_OTHER, job_id="another") if first == "is of another job" else _OTHER
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(2, rank) if first == "was in one" else None)
+        if first == "is of another job":
+            break
+    scene.attend("c", job=other, claim=claim_of(4, 0))
+    assert scene.last("c", Refused)
+    assert scene.all_told("a", Refused) == []
+    assert scene.group.job == scene.job
 
 
 # --- identity --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Masters that die and come back: in the middle of a rendezvous, of training, of a stop."""
 
+import re
 import signal
 import time
 
@@ -193,6 +194,26 @@ def test_the_node_that_hosts_the_master_dies_while_the_nodes_train(ft, network):
     ft.measured("host of the master started again: all run", since)
     assert sorted(started.node_rank for started in after.values()) == [0, 1, 2]
     assert not job.are_alive(before["b"], before["c"])
+    job.ends("abc")
+
+
+def test_the_node_that_hosts_the_master_comes_back_with_other_options(ft, network):
+    """It is the one that is wrong: whose workers run is neither refused nor stopped."""
+    job = Cluster(ft, network, "abc", "--nnodes", 3)
+    before = job.start("abc")
+    job.kill_agent("a")
+    other = job.agent("a", "--max-restarts", 5)
+    assert other.wait() == exit_codes.REFUSED
+    assert re.search(
+        r"^ft-run: error: this node's options differ from the job's: --max-restarts is 5 here and "
+        r"9 there\. It runs already, with ([bc]): use its options, or end it on \1, or give ",
+        other.stderr,
+        re.MULTILINE,
+    )
+    assert job.are_alive(before["b"], before["c"])
+    job.agent("a")
+    after = job.started("abc", 1)
+    assert after["a"].node_rank == before["a"].node_rank
     job.ends("abc")
 
 
