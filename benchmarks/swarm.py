@@ -32,9 +32,9 @@ from ft_run.rendezvous.messages import (
     Heard,
     JobSpec,
     NodeSpec,
-    Offer,
     Stopped,
 )
+from ft_run.rendezvous.offer import Offer
 from ft_run.rendezvous.wire import encode_node
 from procfs import cpu_s, memory
 

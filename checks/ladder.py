@@ -1,6 +1,6 @@
 """The ladder as the master climbs it: what it asks of nodes, what it concludes for each. Pure.
 
-It is an ``Examination`` of ``rendezvous.checking``: the master brings the answers of the nodes and
+It is an ``Examination`` of ``rendezvous``: the master brings the answers of the nodes and
 the time; the plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .. import defaults, exit_codes
-from ..rendezvous.checking import CheckStep, Conclusion, Finding
-from ..rendezvous.messages import CheckSpec
+from ..rendezvous.check_messages import CheckSpec
+from ..rendezvous.examination import CheckStep, Conclusion, Finding
 from .differences import COMPARED_FACTS
 from .measure import needed_s
 from .plan import MAX_ROUNDS, just_failed, plan

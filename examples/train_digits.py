@@ -57,6 +57,16 @@ class Death:
     rank: int
     epoch: int
 
+    @classmethod
+    def parse(cls, text: str) -> "Death":
+        """Read ``RANK:EPOCH``."""
+        match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+        if match is None or int(match[2]) == 0:
+            raise argparse.ArgumentTypeError(
+                f"expected RANK:EPOCH, a rank from 0 and an epoch from 1 such as 1:3, got {text!r}"
+            )
+        return cls(rank=int(match[1]), epoch=int(match[2]))
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -88,14 +98,6 @@ def parse_args(argv: list[str] | None = None) -> Options:
             raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
         return number
 
-    def death(text: str) -> Death:
-        match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
-        if match is None or int(match[2]) == 0:
-            raise argparse.ArgumentTypeError(
-                f"expected RANK:EPOCH, a rank from 0 and an epoch from 1 such as 1:3, got {text!r}"
-            )
-        return Death(rank=int(match[1]), epoch=int(match[2]))
-
     parser = argparse.ArgumentParser(
         description="Train a small network on scikit-learn's handwritten digits.",
         usage="%(prog)s [options]",
@@ -120,7 +122,7 @@ def parse_args(argv: list[str] | None = None) -> Options:
     )
     parser.add_argument(
         "--die",
-        type=death,
+        type=Death.parse,
         metavar="RANK:EPOCH",
         help="kill that rank with SIGKILL in the middle of that epoch, once: to see a restart",
     )

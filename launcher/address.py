@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ..errors import UsageError
 from ..rendezvous.endpoint import Endpoint, is_ipv6
-from ..rendezvous.messages import Offer
+from ..rendezvous.offer import Offer
 
 
 def is_local_address(address: str) -> bool:

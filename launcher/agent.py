@@ -17,21 +17,15 @@ from ..errors import (
     RendezvousError,
     SpawnerLostError,
 )
-from ..rendezvous.failure import Failure, FailureKind, signal_name
+from ..rendezvous.check_messages import CheckOrder, CheckProgress, CheckResult, CheckVerdict
+from ..rendezvous.failure import signal_name
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ..rendezvous.messages import (
     PROTOCOL_VERSION,
     Answer,
     Attend,
     Challenge,
-    CheckOrder,
-    CheckProgress,
-    CheckResult,
-    CheckVerdict,
-    ClaimState,
-    Done,
     Excluded,
-    Failed,
     Heard,
     Leave,
     NodeSpec,
@@ -40,7 +34,6 @@ from ..rendezvous.messages import (
     Refused,
     Start,
     Stop,
-    Stopped,
     Verdict,
     Waiting,
 )
@@ -53,6 +46,7 @@ from .event_log import EventLog
 from .identity import NodeIdentity
 from .node_end import NodeEnd, show_verdict
 from .node_parts import NodeParts
+from .node_reports import NodeReports, Report
 from .orphans import adopt_orphans, kill_orphans
 from .spawner_client import (
     Empty,
@@ -119,15 +113,22 @@ class Agent:
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
         self._event_log = EventLog(options, identity.host, parts.commands.argv(0)[0])
+        self._claim = OwnClaim()
+        self._end = NodeEnd(options)
+        self._reports = NodeReports(
+            self._claim,
+            self._end,
+            port,
+            self._send,
+            self._left,
+            rank0_decides=options.policy is not None and options.policy.rank0_decides,
+        )
         self._workers = Supervisor(
-            self._node, parts, post=self.post, listener=self, event_log=self._event_log
+            self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
         )
         self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
-        self._claim = OwnClaim()
         self._started = -1
         """The last round whose workers were started here."""
-        self._told_to_stop = -1
-        self._end = NodeEnd(options)
         self._last_down = ""
         self.status = say.LiveStatus(options)
 
@@ -338,12 +339,9 @@ class Agent:
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
-        self._told_to_stop = stop.round
+        self._reports.told_to_stop(stop.round)
         if group is None or group.place.round != stop.round:
-            self._claim.stopped(stop.round)
-            # Also for a round that this node never heard of: it has no workers of it.
-            if self._claim.knows_nothing_after(stop.round):
-                self._send(Stopped(stop.round, self._port.offer))
+            self._reports.nothing_runs(stop.round)
             return
         if stop.is_stale and group.state is not GroupState.KILLING:
             self._event(say.stale(group.place, stop.reason, group.alive))
@@ -362,41 +360,7 @@ class Agent:
         self._end.failed(error)
         self._workers.end(gently=False)
 
-    # --- workers -----------------------------------------------------------------------------
-
-    def worker_succeeded(self, place: Place, rank: int) -> None:
-        """Where rank 0 decides, its success is that of the job."""
-        if rank == 0 and self._rank0_decides():
-            self.workers_done(place)
-
-    def _rank0_decides(self) -> bool:
-        return self._options.policy is not None and self._options.policy.rank0_decides
-
-    def worker_failed(self, place: Place, failure: Failure) -> None:
-        """Tell the master of a failed worker, now and in every claim."""
-        if self._has_won() and failure.kind is FailureKind.WORKER:
-            return  # it misses rank 0, which has succeeded
-        self._claim.failed(failure)
-        self._send(Failed(place.round, failure))
-
-    def workers_done(self, place: Place) -> None:
-        """Tell the master that all workers here have succeeded, or the one that decides."""
-        if self._claim.state is not ClaimState.DONE:
-            self._claim.done()
-            self._send(Done(place.round))
-
-    def workers_gone(self, place: Place) -> None:
-        """Tell the master that nothing of the round is left here."""
-        if self._has_won() and self._told_to_stop != place.round and self._end.signal is None:
-            return  # the verdict is on its way, from this master or a new one
-        self._claim.stopped(place.round)
-        if self._end.verdict is None:
-            self._send(Stopped(place.round, self._port.renew()))
-        self._left()
-
-    def _has_won(self) -> bool:
-        """Whether the job has succeeded by what happened here, rank 0 deciding."""
-        return self._claim.state is ClaimState.DONE and self._rank0_decides()
+    # --- the spawner -------------------------------------------------------------------------
 
     async def _spawner_gone(self) -> None:
         """The kernel has killed the workers; what they had started was left to this process."""
@@ -429,8 +393,6 @@ class Agent:
         first = self._claim.first_rank
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
-    def _send(
-        self, message: Failed | Done | Stopped | Leave | Answer | Heard | CheckResult
-    ) -> None:
+    def _send(self, message: Report | Leave | Answer | Heard | CheckResult) -> None:
         assert self._link is not None
         self._link.send(message)

@@ -4,7 +4,7 @@ import logging
 
 from .. import exit_codes
 from ..errors import NodeUnfitError, UsageError
-from ..rendezvous.messages import CheckVerdict
+from ..rendezvous.check_messages import CheckVerdict
 from .display import Display
 from .options import LadderOptions
 from .report_file import write_report

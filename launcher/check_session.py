@@ -13,7 +13,9 @@ from typing import Protocol
 from .. import exit_codes
 from ..checks.records import Level, Order, Phase, Record, record_to_json
 from ..errors import NodeUnfitError
-from ..rendezvous.messages import CheckOrder, CheckResult, CheckVerdict, Offer, Outcome, Verdict
+from ..rendezvous.check_messages import CheckOrder, CheckResult, CheckVerdict
+from ..rendezvous.messages import Outcome, Verdict
+from ..rendezvous.offer import Offer
 
 
 class Crew(Protocol):

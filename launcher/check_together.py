@@ -1,6 +1,6 @@
 """``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
 
-from ..rendezvous.messages import CheckSpec
+from ..rendezvous.check_messages import CheckSpec
 from .floor_flags import floor_texts
 from .launch import launch
 from .options import CheckOptions, LadderOptions, LaunchOptions, RendezvousOptions

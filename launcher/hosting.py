@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import PortInUseError, UsageError
-from ..rendezvous.checking import Examination, Examiner
+from ..rendezvous.check_messages import CheckSpec
+from ..rendezvous.checking import Examiner
 from ..rendezvous.endpoint import Endpoint
 from ..rendezvous.events import GroupSettings
+from ..rendezvous.examination import Examination
 from ..rendezvous.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink, MasterLink
 from ..rendezvous.master import Master
-from ..rendezvous.messages import CheckSpec
 from .address import any_address, listen_address
 from .options import RendezvousOptions
 from .version import VERSION

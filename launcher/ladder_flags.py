@@ -2,7 +2,7 @@
 
 from .. import defaults
 from ..errors import UsageError
-from ..rendezvous.messages import CheckSpec
+from ..rendezvous.check_messages import CheckSpec
 from . import values
 from .floor_flags import (
     FLOOR_KEYS,

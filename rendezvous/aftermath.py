@@ -63,23 +63,11 @@ class Aftermath:
         if postmortem.stuck is not None:
             return Answer(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
-        if failure is None:
-            if not postmortem.counted:
-                if ran_s is not None and ran_s >= SLIP_S:
-                    self._slip = None  # a round that ran is between what came before and after
-                return Answer()
-            decision = Decision(Action.RESTART, "", "nothing is known of the cause", True)
-        else:
-            context = Context(ran_s, self._slip)
-            decision = decide(self._rules_of(policy), failure, context)
-            self._slip = failure if context.is_slip(failure) else None
-            if failure is postmortem.preempted:
-                if decision.action is Action.RESTART_FREE:
-                    return Answer()
-                postmortem.blame_departure()
-        words = (
-            "" if decision.is_default and decision.action is not Action.FAIL else (decision.words())
-        )
+        decision = self._decision(policy, postmortem, failure, ran_s)
+        if decision is None:
+            return Answer()
+        is_news = not decision.is_default or decision.action is Action.FAIL
+        words = decision.words() if is_news else ""
         if decision.action is Action.FAIL:
             return Answer(outcome=Outcome.POLICY_ENDED, words=words)
         is_counted = decision.action.is_counted
@@ -99,6 +87,32 @@ class Aftermath:
             excluded=excluded,
             delay_s=self.budget.delay_s(policy, ran_s, is_free=not is_counted),
         )
+
+    def _decision(
+        self,
+        policy: PolicySpec,
+        postmortem: Postmortem,
+        failure: Failure | None,
+        ran_s: float | None,
+    ) -> Decision | None:
+        """Return what the policy decides on a failure; None for a regroup, which it has no say in.
+
+        A departure that costs a restart becomes the cause of the end of the round.
+        """
+        if failure is None:
+            if postmortem.counted:
+                return Decision(Action.RESTART, "", "nothing is known of the cause", True)
+            if ran_s is not None and ran_s >= SLIP_S:
+                self._slip = None  # a round that ran is between what came before and after
+            return None
+        context = Context(ran_s, self._slip)
+        decision = decide(self._rules_of(policy), failure, context)
+        self._slip = failure if context.is_slip(failure) else None
+        if failure is postmortem.preempted:
+            if decision.action is Action.RESTART_FREE:
+                return None
+            postmortem.blame_departure()
+        return decision
 
     def _exclusion(
         self,

@@ -5,22 +5,14 @@ the launcher gives to the master, does. Here are orders and answers, nodes that 
 and what a verdict means for the world. This is a part of ``group.Group``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from .. import exit_codes
+from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .events import Close, GroupSettings, Send
-from .messages import (
-    CheckOrder,
-    CheckProgress,
-    CheckResult,
-    CheckSpec,
-    CheckVerdict,
-    Claim,
-    NodeSpec,
-    Outcome,
-)
+from .examination import CheckStep, Conclusion, Examination
+from .messages import Claim, NodeSpec, Outcome
 from .roster import Node, NodePhase
 from .rounds import Rounds
 from .staleness import casts_doubt_on_all, may_be_the_machine
@@ -30,73 +22,8 @@ from .world import usable_size
 _ANSWER_GRACE_S = 2.0
 """What an answer may take beyond the time that its order allows: to end a hanging worker."""
 
-
 _PROGRESS_S = 1.0
 """How often people are told how far a step is, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckStep:
-    """What the nodes of an examination do next, all meetings at once."""
-
-    phase: str
-    meetings: tuple[tuple[str, ...], ...]
-    """By identity; the first node of each hosts the store of its meeting."""
-    limit_s: float
-    """How long it may take: no longer than what is left for all."""
-    progress: str = ""
-    """How far the checks are, for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What an examination found of one node."""
-
-    exit_code: int
-    """What its agent is to end with; 0: it stays."""
-    sentence: str
-    """The reason, or a remark; empty where there is nothing to say."""
-    has_met: bool = False
-    """It has passed together with another node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """What an examination found of all nodes."""
-
-    findings: Mapping[str, Finding]
-    """By identity."""
-    bad_links: tuple[tuple[str, str], ...]
-    """Nodes that stay, but cannot be in one world together."""
-    sentence: str
-    report: str
-    """All of it, as JSON."""
-
-
-class Examination(Protocol):
-    """One way up the ladder."""
-
-    def next_step(self, remaining_s: float) -> CheckStep | None:
-        """Return what is to be done next; None when there is a conclusion.
-
-        Args:
-            remaining_s: what is left of the time for all steps, above 0.
-        """
-
-    def answered(self, node_id: str, report: str, took_s: float) -> None:
-        """Take what a node says of the present step, and how many seconds it took to."""
-
-    def silent(self, node_id: str, why: str) -> None:
-        """A node has not answered in the present step: that is a failure of it."""
-
-    def lost(self, node_id: str) -> None:
-        """A node is gone: that says nothing of those whom it was to meet."""
-
-    def progress(self) -> str:
-        """Return how far the present step is, for people."""
-
-    def conclude(self) -> Conclusion:
-        """Return the conclusion; before the last step, what is not yet known has failed."""
 
 
 Examiner = Callable[[CheckSpec, Sequence[str], Sequence[str]], Examination]

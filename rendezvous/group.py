@@ -10,6 +10,7 @@ nodes come); here are events, time and the taking over from an earlier master.
 """
 
 from .adoption import Adoption, Finding
+from .check_messages import CheckResult
 from .events import Command, Detached, Event, Received
 from .failure import Failure, node_lost
 from .joining import Joining
@@ -17,7 +18,6 @@ from .messages import (
     Answer,
     Attend,
     Challenge,
-    CheckResult,
     ClaimState,
     Done,
     Failed,

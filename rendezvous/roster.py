@@ -7,7 +7,8 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .messages import NodeSpec, Offer, Place
+from .messages import NodeSpec, Place
+from .offer import Offer
 
 
 class NodePhase(enum.Enum):

@@ -11,16 +11,8 @@ from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Close, Send
 from .failure import Evidence, Failure, evidence, node_lost, preempted
 from .lobby import missing_names
-from .messages import (
-    ClaimState,
-    Excluded,
-    Offer,
-    Outcome,
-    Past,
-    Place,
-    Start,
-    Stop,
-)
+from .messages import ClaimState, Excluded, Outcome, Past, Place, Start, Stop
+from .offer import Offer
 from .postmortem import Postmortem
 from .roster import Node, NodePhase
 from .state import GroupPhase, GroupState

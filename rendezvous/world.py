@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .messages import NodeSpec, Offer
+from .messages import NodeSpec
+from .offer import Offer
 
 _DIGITS = re.compile(r"([0-9]+)")
 

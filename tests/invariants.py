@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ft_run import exit_codes
+from ft_run.rendezvous.check_messages import CheckVerdict
 from ft_run.rendezvous.events import (
     Command,
     Detached,
@@ -26,7 +27,6 @@ from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import Group, GroupPhase
 from ft_run.rendezvous.messages import (
     Attend,
-    CheckVerdict,
     Claim,
     ClaimState,
     Excluded,

@@ -9,8 +9,8 @@ from ft_run.checks.post import IMPORTING, SMALL, no_answer
 from ft_run.checks.records import Level, Metrics, Phase, Record, record_to_json
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Verdicts, verdict
-from ft_run.rendezvous.checking import CheckStep, Conclusion
-from ft_run.rendezvous.messages import CheckSpec
+from ft_run.rendezvous.check_messages import CheckSpec
+from ft_run.rendezvous.examination import CheckStep, Conclusion
 
 SLOW = 4.0
 _MEETING_PHASES = (Phase.PAIR, Phase.SUSPECTS, Phase.ALL)

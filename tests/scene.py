@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ft_run.rendezvous.check_messages import CheckSpec
 from ft_run.rendezvous.checking import Examiner
 from ft_run.rendezvous.events import (
     Close,
@@ -24,7 +25,6 @@ from ft_run.rendezvous.messages import (
     Answer,
     Attend,
     Challenge,
-    CheckSpec,
     Claim,
     ClaimState,
     Done,
@@ -33,7 +33,6 @@ from ft_run.rendezvous.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
-    Offer,
     Past,
     Place,
     PolicySpec,
@@ -42,6 +41,7 @@ from ft_run.rendezvous.messages import (
     Stopped,
     Verdict,
 )
+from ft_run.rendezvous.offer import Offer
 
 _M = TypeVar("_M", bound=MasterMessage)
 

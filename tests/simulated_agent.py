@@ -9,15 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ft_run.rendezvous.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ft_run.rendezvous.failure import Failure, FailureKind
 from ft_run.rendezvous.messages import (
     PROTOCOL_VERSION,
     Answer,
     Attend,
     Challenge,
-    CheckOrder,
-    CheckResult,
-    CheckVerdict,
     Claim,
     ClaimState,
     Done,
@@ -29,7 +27,6 @@ from ft_run.rendezvous.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
-    Offer,
     Place,
     Refused,
     Start,
@@ -38,6 +35,7 @@ from ft_run.rendezvous.messages import (
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.offer import Offer
 
 
 class Broken:

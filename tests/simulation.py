@@ -13,19 +13,14 @@ from typing import Any, TypeVar
 from ft_run import exit_codes
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, Record, record_to_json
-from ft_run.rendezvous.checking import Conclusion, Examiner
+from ft_run.rendezvous.check_messages import CheckOrder, CheckSpec
+from ft_run.rendezvous.checking import Examiner
 from ft_run.rendezvous.events import Close, Detached, Event, Finish, GroupSettings, Received, Send
 from ft_run.rendezvous.events import Tick as TickEvent
+from ft_run.rendezvous.examination import Conclusion
 from ft_run.rendezvous.failure import FailureKind
 from ft_run.rendezvous.group import Group
-from ft_run.rendezvous.messages import (
-    Attend,
-    CheckOrder,
-    CheckSpec,
-    JobSpec,
-    NodeSpec,
-    PolicySpec,
-)
+from ft_run.rendezvous.messages import Attend, JobSpec, NodeSpec, PolicySpec
 from ft_run.tests.invariants import InvariantError, Invariants
 from ft_run.tests.simulated_agent import BROKEN, Agent, Stream
 

@@ -24,21 +24,15 @@ from ft_run.launcher.check_report import show_finding
 from ft_run.launcher.display import Display
 from ft_run.launcher.options import LadderOptions
 from ft_run.rendezvous.channel_options import MAX_MESSAGE_BYTES
-from ft_run.rendezvous.checking import CheckStep, Conclusion, Finding
+from ft_run.rendezvous.check_messages import CheckSpec, CheckVerdict
 from ft_run.rendezvous.client import GrpcLink
 from ft_run.rendezvous.endpoint import Endpoint
 from ft_run.rendezvous.events import GroupSettings
+from ft_run.rendezvous.examination import CheckStep, Conclusion, Finding
 from ft_run.rendezvous.link import LinkEvent
 from ft_run.rendezvous.master import Master
-from ft_run.rendezvous.messages import (
-    PROTOCOL_VERSION,
-    Attend,
-    CheckSpec,
-    CheckVerdict,
-    JobSpec,
-    NodeSpec,
-    Offer,
-)
+from ft_run.rendezvous.messages import PROTOCOL_VERSION, Attend, JobSpec, NodeSpec
+from ft_run.rendezvous.offer import Offer
 from ft_run.rendezvous.server import MasterServer
 
 METRICS = {

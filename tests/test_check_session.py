@@ -21,20 +21,15 @@ from ft_run.launcher.options import LadderOptions, LaunchOptions, RendezvousOpti
 from ft_run.launcher.spawner_client import SpawnerClient
 from ft_run.launcher.worker_command import WorkerCommands
 from ft_run.launcher.worker_count import WorkerCount
-from ft_run.rendezvous.link import MasterLink
-from ft_run.rendezvous.messages import (
+from ft_run.rendezvous.check_messages import (
     CheckOrder,
     CheckProgress,
     CheckResult,
     CheckSpec,
     CheckVerdict,
-    Heard,
-    MasterMessage,
-    NodeMessage,
-    Outcome,
-    Verdict,
-    Waiting,
 )
+from ft_run.rendezvous.link import MasterLink
+from ft_run.rendezvous.messages import Heard, MasterMessage, NodeMessage, Outcome, Verdict, Waiting
 
 PASSED = CheckVerdict(0, "", "2 of 2 nodes pass", "")
 OVER = Verdict(Outcome.SUCCEEDED, 0, "the checks are over: 2 of 2 nodes pass", 0, 0, None, (), 0)

@@ -7,14 +7,16 @@ import pytest
 from ft_run.checks.records import Phase, record_to_json
 from ft_run.checks.report import report_from_json
 from ft_run.launcher.hosting import new_examiner
-from ft_run.rendezvous.failure import Failure
-from ft_run.rendezvous.group import GroupPhase
-from ft_run.rendezvous.messages import (
+from ft_run.rendezvous.check_messages import (
     CheckOrder,
     CheckProgress,
     CheckResult,
     CheckSpec,
     CheckVerdict,
+)
+from ft_run.rendezvous.failure import Failure
+from ft_run.rendezvous.group import GroupPhase
+from ft_run.rendezvous.messages import (
     ClaimState,
     Excluded,
     Leave,

@@ -19,12 +19,12 @@ from ft_run.rendezvous.messages import (
     Heard,
     JobSpec,
     NodeSpec,
-    Offer,
     Refused,
     Start,
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.offer import Offer
 from ft_run.rendezvous.server import MasterServer
 from ft_run.tests import ports
 

@@ -22,11 +22,11 @@ from ft_run.rendezvous.messages import (
     Heard,
     JobSpec,
     NodeSpec,
-    Offer,
     Start,
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.offer import Offer
 from ft_run.tests.ports import free_port
 
 _E = TypeVar("_E")

@@ -16,13 +16,13 @@ from ft_run.rendezvous.messages import (
     JobSpec,
     MasterMessage,
     NodeSpec,
-    Offer,
     Outcome,
     Refused,
     Start,
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.offer import Offer
 
 PATIENT = GroupSettings(join_timeout_s=3600.0, node_grace_s=3600.0)
 TIMEOUT_S = 60.0

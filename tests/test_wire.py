@@ -21,11 +21,11 @@ from ft_run.rendezvous.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
-    Offer,
     Outcome,
     Stopped,
     Verdict,
 )
+from ft_run.rendezvous.offer import Offer
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given

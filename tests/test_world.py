@@ -1,7 +1,8 @@
 """Who is in a world and with which ranks."""
 
 import pytest
-from ft_run.rendezvous.messages import NodeSpec, Offer
+from ft_run.rendezvous.messages import NodeSpec
+from ft_run.rendezvous.offer import Offer
 from ft_run.rendezvous.world import (
     Candidate,
     World,

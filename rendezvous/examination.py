@@ -1,0 +1,72 @@
+"""An examination of nodes, as the master sees it: steps, answers and a conclusion.
+
+What is measured, who meets whom and who is at fault is decided behind it (``checks.ladder``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """What the nodes of an examination do next, all meetings at once."""
+
+    phase: str
+    meetings: tuple[tuple[str, ...], ...]
+    """By identity; the first node of each hosts the store of its meeting."""
+    limit_s: float
+    """How long it may take: no longer than what is left for all."""
+    progress: str = ""
+    """How far the checks are, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an examination found of one node."""
+
+    exit_code: int
+    """What its agent is to end with; 0: it stays."""
+    sentence: str
+    """The reason, or a remark; empty where there is nothing to say."""
+    has_met: bool = False
+    """It has passed together with another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What an examination found of all nodes."""
+
+    findings: Mapping[str, Finding]
+    """By identity."""
+    bad_links: tuple[tuple[str, str], ...]
+    """Nodes that stay, but cannot be in one world together."""
+    sentence: str
+    report: str
+    """All of it, as JSON."""
+
+
+class Examination(Protocol):
+    """One way up the ladder."""
+
+    def next_step(self, remaining_s: float) -> CheckStep | None:
+        """Return what is to be done next; None when there is a conclusion.
+
+        Args:
+            remaining_s: what is left of the time for all steps, above 0.
+        """
+
+    def answered(self, node_id: str, report: str, took_s: float) -> None:
+        """Take what a node says of the present step, and how many seconds it took to."""
+
+    def silent(self, node_id: str, why: str) -> None:
+        """A node has not answered in the present step: that is a failure of it."""
+
+    def lost(self, node_id: str) -> None:
+        """A node is gone: that says nothing of those whom it was to meet."""
+
+    def progress(self) -> str:
+        """Return how far the present step is, for people."""
+
+    def conclude(self) -> Conclusion:
+        """Return the conclusion; before the last step, what is not yet known has failed."""
