@@ -84,8 +84,8 @@ class Joining(Checking):
         where = attend.node.host
         self._note(f"node {attend.node.node_id} comes from this job: its options hold")
         sentence = (
-            f"{difference(self.job, attend.job)} It runs already, with {where}: use its options, "
-            f"or end it on {where}, or give this one another --rdzv-id."
+            f"{difference(self.job, attend.job)} The job runs already, on {where}: use its "
+            "options, or end it there first."
         )
         self.job, self.phase = attend.job, GroupPhase.GATHERING
         self._give_up_checks()

@@ -206,7 +206,7 @@ def test_the_node_that_hosts_the_master_comes_back_with_other_options(ft, networ
     assert other.wait() == exit_codes.REFUSED
     assert re.search(
         r"^ft-run: error: this node's options differ from the job's: --max-restarts is 5 here and "
-        r"9 there\. It runs already, with ([bc]): use its options, or end it on \1, or give ",
+        r"9 there\. The job runs already, on [bc]: use its options, or end it there first\.$",
         other.stderr,
         re.MULTILINE,
     )
