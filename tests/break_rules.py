@@ -911,7 +911,7 @@ def copy_package(to: Path) -> Path:
     package.mkdir()
     for name in ("__init__.py", "defaults.py", "exit_codes.py", "errors.py", "pyproject.toml"):
         shutil.copy(ROOT / name, package)
-    for folder in ("protos", "rendezvous", "checks", "tests"):
+    for folder in ("protos", "rendezvous", "checks", "launcher", "tests"):
         shutil.copytree(
             ROOT / folder, package / folder, ignore=shutil.ignore_patterns("e2e", "__pycache__")
         )
