@@ -27,7 +27,7 @@ def resolve(host: str) -> list[str]:
     """Return the IP addresses of a name, in the resolver's order; none if it has none."""
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: no host name at all, such as "a..b"
         return []
     return list(dict.fromkeys(str(info[4][0]) for info in infos))
 

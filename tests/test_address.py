@@ -30,6 +30,7 @@ def test_local_addresses(text: str, local: bool) -> None:
 
 def test_a_name_that_does_not_resolve_has_no_addresses() -> None:
     assert address.resolve("no-such-host.invalid") == []
+    assert address.resolve("a..b") == address.resolve("x" * 64) == []
     assert address.resolve("127.0.0.1") == ["127.0.0.1"]
 
 
