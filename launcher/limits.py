@@ -25,6 +25,16 @@ def explained(error: OSError, root: Path = Path("/")) -> str:
     return f"{error.strerror}{_remedy(error, root)}"
 
 
+def most_processes(root: Path = Path("/")) -> int | None:
+    """Return how many processes this host can have at once, whoever asks; None where not told.
+
+    Args:
+        root: where ``/proc`` is.
+    """
+    limits = [read_text(root / "proc/sys/kernel" / name) for name in ("pid_max", "threads-max")]
+    return min((int(limit) for limit in limits if limit.strip().isdecimal()), default=None)
+
+
 def is_shortage(code: int) -> bool:
     """Return whether an errno says that something ran out, rather than that something is wrong."""
     return code in _SHORTAGES

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .cpu_limit import CpuLimit
 
 
+_PLAUSIBLE = 1024
+"""As many workers are never too many to try, and the kernel need not be asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCount:
     """How many workers this node starts (at least 1), and what decided it, for the log."""
@@ -60,9 +64,10 @@ def resolve_worker_count(
 ) -> WorkerCount:
     """Return how many workers ``--nproc-per-node`` asks for on this machine.
 
-    An integer is taken as it is, and the machine is not looked at. ``gpu``: the GPUs (NVIDIA, else
-    AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs this process may run on;
-    ``auto``: the accelerators where there are any, else the CPU limit, else 1.
+    An integer is taken as it is, and the machine is looked at only where it is in the thousands.
+    ``gpu``: the GPUs (NVIDIA, else AMD); ``xpu``: Intel's; ``cpu``: the CPU limit, else the CPUs
+    this process may run on; ``auto``: the accelerators where there are any, else the CPU limit,
+    else 1.
 
     Args:
         nproc_per_node: an integer, ``auto``, ``cpu``, ``gpu`` or ``xpu``.
@@ -74,8 +79,8 @@ def resolve_worker_count(
         machine: what is looked at; None is this machine.
 
     Raises:
-        UsageError: another value, a count below 1, a kind that is not there, or two options that
-            contradict each other.
+        UsageError: another value, a count below 1 or beyond what the kernel can have, a kind that
+            is not there, or two options that contradict each other.
     """
     try:
         count = int(nproc_per_node)
@@ -84,6 +89,7 @@ def resolve_worker_count(
     else:
         if count < 1:
             raise UsageError(f"--nproc-per-node={nproc_per_node} starts no worker; give 1 or more.")
+        _refuse_impossible(count, machine or Machine())
         return WorkerCount(count, "given as a number")
     machine = machine or Machine()
     if nproc_per_node == "cpu":
@@ -95,6 +101,20 @@ def resolve_worker_count(
         f"--nproc-per-node={nproc_per_node} is not a number of workers; "
         "give a whole number, auto, cpu, gpu or xpu."
     )
+
+
+def _refuse_impossible(count: int, machine: Machine) -> None:
+    """Refuse what no host has room for, before an environment is made for each worker."""
+    if count <= _PLAUSIBLE:
+        return
+    from .limits import most_processes
+
+    most = most_processes(machine.root)
+    if most is not None and count > most:
+        raise UsageError(
+            f"--nproc-per-node={count} is more than the {most} processes that this host can have; "
+            "give as many workers as it has accelerators or CPUs, or auto."
+        )
 
 
 def omp_num_threads(

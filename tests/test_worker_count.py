@@ -47,6 +47,17 @@ def make_machine(
     return Machine(root, no_nvml, affinity=frozenset(range(64)), machine_cpus=64)
 
 
+def test_more_workers_than_the_kernel_has_processes_are_refused(tmp_path: Path) -> None:
+    machine = make_machine(tmp_path)
+    for name, limit in (("pid_max", 4194304), ("threads-max", 32000)):
+        path = tmp_path / "proc/sys/kernel" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{limit}\n")
+    assert resolve_worker_count("32000", "auto", {}, machine=machine).count == 32000
+    with pytest.raises(UsageError, match="32001 is more than the 32000 processes that this host"):
+        resolve_worker_count("32001", "auto", {}, machine=machine)
+
+
 @pytest.mark.parametrize(("text", "count"), [("1", 1), ("8", 8), (" 4 ", 4), ("200", 200)])
 @pytest.mark.parametrize("accelerator", ["auto", "nvidia.com/gpu", "cpu"])
 def test_a_number_is_taken_as_it_is(
