@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from .. import exit_codes
@@ -31,6 +32,7 @@ from .options import CheckOptions
 from .preload import other_interpreter
 from .report_file import check_report_path, write_report
 from .spawner_client import ImageEvent, SpawnerClient
+from .standard_output import standard_output
 from .worker_command import check_interpreter, virtual_devices, worker_python
 from .worker_count import omp_num_threads, resolve_worker_count
 
@@ -63,22 +65,27 @@ def run_check(options: CheckOptions) -> int:
         display.close()
     if isinstance(verdicts, int):
         return exit_codes.SIGNAL_BASE + verdicts
-    report = report_to_json(verdicts)
-    if options.json:
-        print(report, flush=True)
-    else:
-        print_table(verdicts)
     (node,) = verdicts.nodes
     status = _exit_code(node, options)
+    report = report_to_json(verdicts)
+    lost = _lost(partial(print_report, verdicts, report if options.json else None))
     if options.report is not None:
-        try:
-            write_report(options.report, report)
-        except UsageError as error:
-            # A full disk must not make a faulty node pass for one that was asked wrongly.
-            if status == exit_codes.SUCCESS:
-                raise
-            display.event(error.sentence, logging.ERROR)
+        lost = _lost(partial(write_report, options.report, report)) or lost
+    if lost is not None:
+        # A full disk must not make a faulty node pass for one that was asked wrongly.
+        if status == exit_codes.SUCCESS:
+            raise lost
+        display.event(lost.sentence, logging.ERROR)
     return status
+
+
+def _lost(answer: Callable[[], None]) -> UsageError | None:
+    """Give an answer; return why it is lost, if it is."""
+    try:
+        answer()
+    except UsageError as error:
+        return error
+    return None
 
 
 def _crew_plan(options: CheckOptions) -> CrewPlan:
@@ -236,7 +243,20 @@ def _exit_code(node: NodeVerdict, options: CheckOptions) -> int:
             return exit_codes.CHECKS_FAILED
 
 
-def print_table(verdicts: Verdicts) -> None:
+def print_report(verdicts: Verdicts, instead: str | None) -> None:
+    """Answer with what was found: a table, or what is to be printed instead.
+
+    Raises:
+        UsageError: standard output cannot be written.
+    """
+    with standard_output():
+        if instead is None:
+            _print_table(verdicts)
+        else:
+            print(instead)
+
+
+def _print_table(verdicts: Verdicts) -> None:
     from rich.console import Console
 
     from ..checks.table import print_verdicts

@@ -21,7 +21,7 @@ def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) 
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:
         if options.spec.only:
-            _print(found.report, as_json=options.json)
+            _print(found.report, display, as_json=options.json)
         elif has_table:
             _show_table(found.report, display)
         else:
@@ -43,14 +43,14 @@ def unfit(found: CheckVerdict) -> NodeUnfitError:
     return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
 
 
-def _print(report: str, *, as_json: bool) -> None:
+def _print(report: str, display: Display, *, as_json: bool) -> None:
     from ..checks.report import report_from_json
-    from .check_command import print_table
+    from .check_command import print_report
 
-    if as_json:
-        print(report, flush=True)
-    else:
-        print_table(report_from_json(report))
+    try:
+        print_report(report_from_json(report), report if as_json else None)
+    except UsageError as error:
+        display.event(error.sentence, logging.ERROR)
 
 
 def _show_table(report: str, display: Display) -> None:

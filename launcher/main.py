@@ -18,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(sys.argv[1:] if argv is None else argv)
     except FtRunError as error:
-        print(f"ft-run: error: {error.sentence}", file=sys.stderr)
+        from .standard_output import say_last
+
+        say_last(f"ft-run: error: {error.sentence}")
         return error.exit_code
     except KeyboardInterrupt:  # before the agent has taken over the signals
         return exit_codes.SIGNAL_BASE + 2

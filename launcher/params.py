@@ -7,7 +7,7 @@ flag, unambiguous prefixes, ``-r=3``, and the end of the options at the script.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -293,11 +293,9 @@ class CommandLine(click.Command):
     def _show_and_exit(self, words: Sequence[str]) -> None:
         for word in words:
             if word == "--help":
-                click.echo(self.get_help(click.Context(self, info_name=self.name)))
-                raise SystemExit(0)
+                _answer(self.get_help(click.Context(self, info_name=self.name)))
             if word == "--version":
-                click.echo(f"ft-run {_version()}")
-                raise SystemExit(0)
+                _answer(f"ft-run {_version()}")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help: usage, the flags under the headings of their groups, the notes."""
@@ -310,6 +308,14 @@ class CommandLine(click.Command):
                 formatter.write_dl(whole, col_max=28)
         formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
         formatter.write("\n" + self.text.after)
+
+
+def _answer(text: str) -> NoReturn:
+    from .standard_output import standard_output
+
+    with standard_output():
+        click.echo(text)
+    raise SystemExit(0)
 
 
 def _is_negative_or_spaced(value: str) -> bool:

@@ -10,6 +10,7 @@ from ..rendezvous.failure import Failure, FailureKind, node_lost, preempted
 from ..rendezvous.matches import BadMatch, EndedBySignal, ExitStatus, parse_match
 from ..rendezvous.policy import SLIP_S, Context, Decision, Rule, decide
 from .options import PolicyOptions
+from .standard_output import standard_output
 from .values import shown
 
 _RIGHT = (
@@ -23,7 +24,8 @@ def explain_policy(options: PolicyOptions) -> int:
     """Print how a failure would be answered; return the exit status.
 
     Raises:
-        UsageError: the failure is not described in words that are known.
+        UsageError: the failure is not described in words that are known, or the answer cannot be
+            written.
     """
     failure = failure_of(options.failure)
     rules = [Rule.parse(text) for text in options.policy.rules]
@@ -32,10 +34,11 @@ def explain_policy(options: PolicyOptions) -> int:
         previous=failure if options.is_repeated else None,
     )
     decision = decide(rules, failure, context)
-    if options.json:
-        print(json.dumps(_as_dict(options.failure, decision), indent=2))
-    else:
-        print("\n".join(_lines(options.failure, decision)))
+    with standard_output():
+        if options.json:
+            print(json.dumps(_as_dict(options.failure, decision), indent=2))
+        else:
+            print("\n".join(_lines(options.failure, decision)))
     return exit_codes.SUCCESS
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from .. import exit_codes
 from ..errors import RendezvousError
 from .options import StatusOptions
+from .standard_output import standard_output
 
 _UNFOLDED = 10_000
 """Columns; more than any line has."""
@@ -19,12 +20,14 @@ def show_status(options: StatusOptions) -> int:
 
     Raises:
         RendezvousError: no master answers at the endpoint.
+        UsageError: the answer cannot be written.
     """
     status = asyncio.run(_ask(options))
-    if options.json:
-        print(json.dumps(status, indent=2))
-    else:
-        _print_table(status)
+    with standard_output():
+        if options.json:
+            print(json.dumps(status, indent=2))
+        else:
+            _print_table(status)
     return exit_codes.SUCCESS
 
 
