@@ -7,6 +7,7 @@ most four rounds of meetings, whatever the number of nodes, each with all its me
 """
 
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 from itertools import combinations
 
 from .records import Phase
@@ -141,15 +142,22 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
     order = {node: place for place, node in enumerate(results.sound)}
     needy = [node for node in results.sound if _needs_partner(results, node)]
     fast = results.trusted - results.slow_in_meetings
-    good = [node for node in results.sound if node in fast]
+    # Who has a partner is taken out: thousands are not gone through for each of thousands.
+    good = dict.fromkeys(node for node in results.sound if node in fast)
+    free = dict.fromkeys(needy)
     busy: set[str] = set()
 
     def meet(node: str, partners: Iterable[str]) -> Iterator[Meeting]:
-        for partner in partners:
-            is_free = partner not in busy and partner != node
-            if node not in busy and is_free and partner not in results.met(node):
-                busy.update((node, partner))
-                yield node, partner
+        if node in busy:
+            return
+        out = results.met(node) | {node}
+        partner = next((name for name in partners if name not in busy and name not in out), None)
+        if partner is not None:
+            for name in (node, partner):
+                busy.add(name)
+                good.pop(name, None)
+                free.pop(name, None)
+            yield node, partner
 
     def urgency(node: str) -> tuple[int, int, int, int]:
         # Who may be bad comes before who may be slow. Of a failed pair one after the other: each
@@ -161,7 +169,7 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
     for node in sorted(needy, key=urgency):
         yield from meet(node, good)
     for node in needy:
-        yield from meet(node, needy)
+        yield from meet(node, free)
     if _slow_ones_could_hide(results):
         alike = [node for node in results.sound if results.passed[node]]
         for place, node in enumerate(alike):
@@ -226,23 +234,33 @@ def is_surely_bad(results: Results, node: str) -> bool:
         return False
     if len(results.failed[node]) == len(results.sound) - 1:
         return True
-    failed = frozenset(m for m, outcome, _ in results.meetings if outcome is Outcome.FAILED)
-    suspects = {name for meeting in failed for name in meeting} - results.trusted
     links = bad_links(len(results.sound))
-    if not _is_explained(failed, suspects, FAULTS, links):
-        failed = _around(results, node, failed)
-    return not _is_explained(failed, suspects - {node}, FAULTS, links)
+    failed = frozenset(results.failures) if len(results.failures) <= _EXPLAINED_MAX else None
+    if failed is None or not _is_explained(failed, _suspects(results, failed), FAULTS, links):
+        failed = _around(results, node)
+    return not _is_explained(failed, _suspects(results, failed) - {node}, FAULTS, links)
 
 
-def _around(results: Results, node: str, failed: frozenset[Meeting]) -> frozenset[Meeting]:
-    """Return the failed meetings that hang together with those of a node."""
-    near, edges = {node}, frozenset[Meeting]()
-    while True:
-        found = frozenset(meeting for meeting in failed if near & set(meeting))
-        if found == edges:
-            return edges
-        edges = found
-        near |= {name for meeting in edges for name in meeting} - results.trusted
+_EXPLAINED_MAX = FAULTS * MAX_ROUNDS
+"""More failed meetings ``FAULTS`` faults never explain: nobody is in two of one round."""
+
+
+def _suspects(results: Results, failed: frozenset[Meeting]) -> set[str]:
+    return {name for meeting in failed for name in meeting} - results.trusted
+
+
+def _around(results: Results, node: str) -> frozenset[Meeting]:
+    """Return the failed meetings that hang together with those of a node; not all of too many."""
+    edges: set[Meeting] = set()
+    near, todo = {node}, [node]
+    while todo and len(edges) <= _EXPLAINED_MAX:
+        one = todo.pop()
+        for other in results.failed[one]:
+            edges.add((min(one, other), max(one, other)))
+            if other not in near and other not in results.trusted:
+                near.add(other)
+                todo.append(other)
+    return frozenset(edges)
 
 
 def _is_explained(
@@ -258,7 +276,7 @@ def _is_explained(
     """
     if not edges:
         return True
-    if faults == 0:
+    if len(edges) > faults * MAX_ROUNDS:  # nobody is in more of them
         return False
     first = min(edges)
     if links and _is_explained(edges - {first}, could_be_bad, faults - 1, links - 1):
@@ -296,12 +314,16 @@ def _next_for_all(results: Results, rounds: int) -> Step | None:
 
 
 def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
-    busy: set[str] = set()
-    for place, node in enumerate(nodes):
-        for partner in nodes[place + 1 :]:
-            if not busy & {node, partner} and partner not in results.met(node):
-                busy.update((node, partner))
-                yield node, partner
+    free = dict.fromkeys(nodes)
+    for node in nodes:
+        if node not in free:
+            continue
+        del free[node]
+        met = results.met(node)
+        partner = next((name for name in free if name not in met), None)
+        if partner is not None:
+            del free[partner]
+            yield node, partner
 
 
 def together(results: Results) -> tuple[str, ...]:
@@ -310,14 +332,25 @@ def together(results: Results) -> tuple[str, ...]:
     Of two ends the one that has not passed before stays out, then the one with more bad links,
     then the one that comes later in the order.
     """
-    links = list(results.bad_links)
-    out: set[str] = set()
     order = {node: place for place, node in enumerate(results.nodes)}
-    while links:
-        ends = [node for link in links for node in link]
-        worst = max(
-            ends, key=lambda node: (node not in results.before, ends.count(node), order[node])
-        )
-        out.add(worst)
-        links = [link for link in links if worst not in link]
+    linked: dict[str, set[str]] = {}
+    for one, other in results.bad_links:
+        linked.setdefault(one, set()).add(other)
+        linked.setdefault(other, set()).add(one)
+
+    def worst_first(node: str) -> tuple[bool, int, int, str]:
+        return node in results.before, -len(linked[node]), -order[node], node
+
+    out: set[str] = set()
+    waiting = [worst_first(node) for node in linked]
+    heapify(waiting)
+    while waiting:
+        *_, node = known = heappop(waiting)
+        now = worst_first(node)
+        if now != known:
+            heappush(waiting, now)  # it has lost bad links to those who stay out
+        elif linked[node]:
+            out.add(node)
+            for other in linked.pop(node):
+                linked[other].discard(node)
     return tuple(n for n in results.sound if n in results.trusted and n not in out)

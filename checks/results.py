@@ -194,6 +194,16 @@ class Results:
             for meeting in answered.step.meetings
         )
 
+    @cached_property
+    def failures(self) -> dict[Meeting, str]:
+        """The meetings of two nodes that failed, in their order, and why."""
+        return {m: words for m, outcome, words in self.meetings if outcome is Outcome.FAILED}
+
+    @cached_property
+    def last_failure(self) -> dict[str, str]:
+        """Why the last meeting of each node failed that did."""
+        return {node: words for meeting, words in self.failures.items() for node in meeting}
+
     @property
     def rounds(self) -> int:
         """How many rounds of meetings of two there were."""
@@ -237,11 +247,7 @@ class Results:
     @cached_property
     def bad_links(self) -> tuple[Meeting, ...]:
         """Pairs that failed although each of the two is known to be good."""
-        return tuple(
-            meeting
-            for meeting, outcome, _ in self.meetings
-            if outcome is Outcome.FAILED and self.trusted.issuperset(meeting)
-        )
+        return tuple(m for m in self.failures if self.trusted.issuperset(m))
 
     def all_steps(self) -> list[Answered]:
         """Return the steps in which everybody met."""

@@ -79,11 +79,12 @@ def verdict(results: Results) -> Verdicts:
     """Return what the results mean; ``plan`` must have nothing more to ask."""
     fit = frozenset(together(results))
     all_failure = _failure_of_all(results)
+    unclear = _unclear_metrics(results)
     links = tuple((one, other) for one, other in results.bad_links)
     facts, different = _facts(results)
     nodes = tuple(
         replace(
-            _judge(results, node, fit, all_failure),
+            _judge(results, node, fit, all_failure, unclear),
             remarks=_remarks(results, node, facts.get(node, {}), different.get(node, ())),
             facts=facts.get(node, {}),
         )
@@ -92,7 +93,13 @@ def verdict(results: Results) -> Verdicts:
     return Verdicts(nodes, links, _sentence(nodes, links, all_failure))
 
 
-def _judge(results: Results, node: str, fit: frozenset[str], all_failure: str) -> NodeVerdict:
+def _judge(
+    results: Results,
+    node: str,
+    fit: frozenset[str],
+    all_failure: str,
+    unclear: frozenset[str],
+) -> NodeVerdict:
     metrics = {
         metric: results.best[metric][node]
         for metric in metric_names()
@@ -101,7 +108,7 @@ def _judge(results: Results, node: str, fit: frozenset[str], all_failure: str) -
     standing, reason = _standing(results, node, fit, all_failure)
     slow: tuple[str, ...] = ()
     if standing in (Standing.PASSED, Standing.UNDECIDED, Standing.LEFT_OUT):
-        slow = tuple(_stragglers(results, node))
+        slow = tuple(_stragglers(results, node, unclear))
     if slow and standing is Standing.PASSED:
         standing = Standing.SLOW
         reason = "; ".join(_slow_words(results, node, metric) for metric in slow)
@@ -147,11 +154,7 @@ def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
     failed = results.failed[node]
     if not failed:
         return Standing.UNDECIDED, "the checks were not carried out to the end"
-    words = next(
-        words
-        for meeting, outcome, words in reversed(results.meetings)
-        if outcome is Outcome.FAILED and node in meeting
-    )
+    words = results.last_failure[node]
     by_trusted = failed & results.trusted
     # Without a round or the time for a fourth meeting, one bad node is likelier than three links.
     if is_surely_bad(results, node) or len(by_trusted) >= FAULTS:
@@ -165,11 +168,9 @@ def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
 
 def _link_words(results: Results, node: str) -> str:
     ends = [
-        (one if other == node else other, words)
-        for (one, other), outcome, words in results.meetings
-        if outcome is Outcome.FAILED
-        and node in (one, other)
-        and results.trusted.issuperset((one, other))
+        (one if other == node else other, results.failures[one, other])
+        for one, other in results.bad_links
+        if node in (one, other)
     ]
     names = _names(sorted({name for name, _ in ends}))
     return f"the link to {names} fails, though both ends pass with others: {ends[0][1]}"
@@ -200,7 +201,7 @@ def _failure_of_all(results: Results) -> str:
 # --- stragglers ------------------------------------------------------------------------------
 
 
-def _stragglers(results: Results, node: str) -> list[str]:
+def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[str]:
     """Return by which metrics a node is a straggler, confirmed by a second measurement."""
     found = [
         metric
@@ -211,20 +212,23 @@ def _stragglers(results: Results, node: str) -> list[str]:
         found += [
             metric
             for metric in MEETING_METRICS
-            if is_slow(results, metric, node) and not _could_be_the_others(results, metric, node)
+            if is_slow(results, metric, node)
+            and (metric not in unclear or results.misses_floor(metric, results.best[metric][node]))
         ]
     return found
 
 
-def _could_be_the_others(results: Results, metric: str, node: str) -> bool:
-    """Whether half of the nodes are slower than their peers: then nobody is known to be.
+def _unclear_metrics(results: Results) -> frozenset[str]:
+    """Return by which metrics half of the nodes are slower than their peers: then nobody is known
+    to be, but for a floor.
 
     A meeting that was slow lowers two nodes at once.
     """
-    values = results.best[metric]
-    if results.misses_floor(metric, values[node]):
-        return False
-    sound = [name for name in results.sound if name in values]
+    return frozenset(metric for metric in MEETING_METRICS if _are_many_slow(results, metric))
+
+
+def _are_many_slow(results: Results, metric: str) -> bool:
+    sound = [name for name in results.sound if name in results.best[metric]]
     slow = sum(is_slow(results, metric, n) for n in sound if len(results.passed[n]) > 1)
     return 2 * slow >= len(sound)
 

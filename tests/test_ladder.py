@@ -11,11 +11,19 @@ from statistics import median
 
 import pytest
 from ft_run.checks.measure import needed_s
-from ft_run.checks.plan import ENOUGH_NODES, FAULTS, MAX_ROUNDS, PARTNERS_OF_THE_SLOW, bad_links
+from ft_run.checks.plan import (
+    ENOUGH_NODES,
+    FAULTS,
+    MAX_ROUNDS,
+    PARTNERS_OF_THE_SLOW,
+    bad_links,
+    plan,
+)
 from ft_run.checks.post import NO_ANSWER, NOT_CARRIED_OUT
 from ft_run.checks.records import Level, Metrics, Phase, Record
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Standing, Verdicts, verdict
+from ft_run.tests import ladder_world
 from ft_run.tests.ladder_world import Clock, Pace, World, climb, names
 
 FIT = (Standing.PASSED, Standing.SLOW)
@@ -559,3 +567,57 @@ def test_a_failure_that_was_told_counts_before_what_was_not_measured():
 def test_one_node_alone_is_held_to_the_floors():
     verdicts, _ = climb(World(names(1)), rules=Rules(floors=Metrics(memory_gb_per_s=11)))
     assert verdicts.of("n0").slow == ("memory_gb_per_s",)
+
+
+# --- many nodes ------------------------------------------------------------------------------
+
+
+class Counted(str):
+    """A node's name that counts how often it is looked up: what the master has to do."""
+
+    lookups = 0
+
+    def __hash__(self):
+        Counted.lookups += 1
+        return super().__hash__()
+
+
+def lookups(monkeypatch, count, world):
+    """How often the plans and the verdict look up nodes on their way up the ladder."""
+    nodes = tuple(map(Counted, names(count)))
+    spent = 0
+
+    def counted(function):
+        def run(*given):
+            nonlocal spent
+            Counted.lookups = 0
+            found = function(*given)
+            spent += Counted.lookups
+            return found
+
+        return run
+
+    monkeypatch.setattr(ladder_world, "plan", counted(plan))
+    monkeypatch.setattr(ladder_world, "verdict", counted(verdict))
+    climb(world(nodes))
+    return spent
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World,
+        lambda nodes: World(nodes, slow_network=frozenset(nodes[::3])),
+        lambda nodes: World(nodes, slow_network=frozenset(nodes[::4] + nodes[1::4])),
+        lambda nodes: World(nodes, bad=frozenset(nodes[::4])),
+        lambda nodes: World(nodes, bad=frozenset(nodes)),
+        lambda nodes: World(nodes, deaf_in_all=True),
+        lambda nodes: World(
+            nodes, bad_links=frozenset(map(frozenset, zip(nodes[::2], nodes[1::2], strict=True)))
+        ),
+    ],
+    ids=["well", "third slow", "half slow", "quarter bad", "all bad", "deaf in all", "bad links"],
+)
+def test_the_work_of_the_master_grows_with_the_nodes_and_not_with_their_square(monkeypatch, world):
+    few, many = (lookups(monkeypatch, count, world) for count in (48, 192))
+    assert many < 6 * few
