@@ -1,6 +1,7 @@
 """What a failure says of itself, and which of several is the root cause."""
 
 import signal
+from typing import Any
 
 import pytest
 from ft_run.rendezvous.failure import (
@@ -12,20 +13,11 @@ from ft_run.rendezvous.failure import (
     signal_name,
 )
 from ft_run.rendezvous.postmortem import Postmortem
+from ft_run.tests.scene import worker_failure
 
 
-def failure(rank: int = 0, code: int = 1, **more: object) -> Failure:
-    values = {
-        "kind": FailureKind.WORKER,
-        "rank": rank,
-        "local_rank": 0,
-        "node_rank": rank,
-        "host": f"host-{rank}",
-        "pid": 7 + rank,
-        "exit_code": code,
-        "time_s": 0,
-    }
-    return Failure(**{**values, **more})  # type: ignore[arg-type]
+def failure(rank: int = 0, code: int = 1, **more: Any) -> Failure:
+    return worker_failure(rank, code=code, **more)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +29,10 @@ def failure(rank: int = 0, code: int = 1, **more: object) -> Failure:
         (failure(3, -99), "was killed by signal 99"),
         (failure(3, -9, out_of_memory=True), "out of memory"),
         (failure(kind=FailureKind.START, message="no such file"), "could not be started: no such"),
-        (failure(kind=FailureKind.STUCK, message="still in D"), "(pid 7) does not die: still in D"),
+        (
+            failure(kind=FailureKind.STUCK, message="still in D"),
+            "(pid 100) does not die: still in D",
+        ),
         (failure(-1, -9, kind=FailureKind.STORE), "the store process on node -1 (host--1) was kil"),
         (node_lost(4, "h", "r", "its cable"), "node 4 (h) was lost: its cable"),
     ],

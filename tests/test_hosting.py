@@ -106,29 +106,6 @@ def test_of_several_agents_on_a_host_the_first_has_it(port: int) -> None:
     run(test)
 
 
-def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
-    async def test() -> None:
-        here = hosting(Endpoint("127.0.0.1", port))
-        await here.start()
-        events: asyncio.Queue[LinkEvent] = asyncio.Queue()
-        first = Attend(
-            protocol=PROTOCOL_VERSION,
-            version="1",
-            job=JobSpec("j", 1, 1, 1, 0),
-            node=NodeSpec("h/0", "i0", "h", "127.0.0.1", "r", 1, None),
-            offer=Offer("127.0.0.1", 1000),
-            claim=None,
-        )
-        agent = SimpleNamespace(attend=lambda: first, post=events.put_nowait)
-        link = here.connect(cast(Agent, agent))
-        assert isinstance(link, LocalLink)
-        assert isinstance(await events.get(), Start)
-        await link.close()
-        await here.stop(wait=False)
-
-    run(test)
-
-
 def first_word(incarnation: str) -> Attend:
     return Attend(
         protocol=PROTOCOL_VERSION,
@@ -138,6 +115,21 @@ def first_word(incarnation: str) -> Attend:
         offer=Offer("127.0.0.1", 1000),
         claim=None,
     )
+
+
+def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
+    async def test() -> None:
+        here = hosting(Endpoint("127.0.0.1", port))
+        await here.start()
+        events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=events.put_nowait)
+        link = here.connect(cast(Agent, agent))
+        assert isinstance(link, LocalLink)
+        assert isinstance(await events.get(), Start)
+        await link.close()
+        await here.stop(wait=False)
+
+    run(test)
 
 
 async def next_of(events: "asyncio.Queue[LinkEvent]", kind: type[_E]) -> _E:

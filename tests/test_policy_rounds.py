@@ -522,6 +522,14 @@ def test_the_rules_of_who_does_not_belong_to_the_job_are_not_read(job_id: str, w
 # --- root causes -----------------------------------------------------------------------------
 
 
+def lost_in_the_end(scene: Scene) -> int | None:
+    """The rank of the node whose loss ended the job."""
+    cause = scene.last("a", Verdict).cause
+    assert cause is not None
+    assert cause.kind is FailureKind.NODE_LOST
+    return cause.node_rank
+
+
 def test_a_node_that_died_first_is_the_cause_though_its_peers_say_nothing_of_why() -> None:
     """A killed agent: its stream breaks at once, its loss is certain a second later."""
     scene = running(3, names="abc", restarts=0)
@@ -530,9 +538,7 @@ def test_a_node_that_died_first_is_the_cause_though_its_peers_say_nothing_of_why
     scene.fail("c", worker_failure(2))
     scene.stopped("a", "c")
     scene.wait(1)
-    cause = scene.last("a", Verdict).cause
-    assert cause is not None
-    assert (cause.kind, cause.node_rank) == (FailureKind.NODE_LOST, 1)
+    assert lost_in_the_end(scene) == 1
 
 
 def test_a_node_whose_stream_broke_first_is_the_cause_of_errors_that_name_no_peer() -> None:
@@ -541,9 +547,7 @@ def test_a_node_whose_stream_broke_first_is_the_cause_of_errors_that_name_no_pee
     scene.fail("a", worker_failure(0, message="ValueError: no batch"))
     scene.stopped("a")
     scene.wait(1)
-    cause = scene.last("a", Verdict).cause
-    assert cause is not None
-    assert cause.kind is FailureKind.NODE_LOST
+    assert lost_in_the_end(scene) == 1
 
 
 def test_a_cut_node_is_the_cause_though_its_peers_fail_long_before_it_is_noticed() -> None:
@@ -553,9 +557,7 @@ def test_a_cut_node_is_the_cause_though_its_peers_fail_long_before_it_is_noticed
     scene.wait(4)
     scene.detach("b")
     scene.wait(1)
-    cause = scene.last("a", Verdict).cause
-    assert cause is not None
-    assert cause.kind is FailureKind.NODE_LOST
+    assert lost_in_the_end(scene) == 1
 
 
 def test_a_node_that_came_back_is_no_suspect() -> None:

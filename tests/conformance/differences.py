@@ -152,6 +152,17 @@ def _changes(before: object, after: object) -> Callable[[Any, Any], bool]:
     return lambda theirs, ours: (theirs, ours) == (before, after)
 
 
+def _accepted(reason: str, readme: str) -> Difference:
+    """What torchrun refuses and ft-run takes."""
+    return Difference(
+        reason,
+        readme=readme,
+        fact=r"agent.*: (exit status|stdout)|worker .*",
+        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
+        is_better=True,
+    )
+
+
 DIFFERENCES: Final = {
     "store": Difference(
         "rank 0 hosts the store, since the agent never loads torch",
@@ -255,26 +266,15 @@ DIFFERENCES: Final = {
         holds=_changes(1, exit_codes.USAGE),
         is_better=True,
     ),
-    "ranks above 9": Difference(
-        "there are hosts with more than ten GPUs",
-        readme="`--redirects 10:3`",
-        fact=r"agent.*: (exit status|stdout)|worker .*",
-        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
-        is_better=True,
+    "ranks above 9": _accepted(
+        "there are hosts with more than ten GPUs", readme="`--redirects 10:3`"
     ),
-    "a switch by words": Difference(
-        "a switch that is set to true is on",
-        readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
-        fact=r"agent.*: (exit status|stdout)|worker .*",
-        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
-        is_better=True,
+    "a switch by words": _accepted(
+        "a switch that is set to true is on", readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)"
     ),
-    "an empty variable": Difference(
+    "an empty variable": _accepted(
         "a variable that says nothing is not given",
         readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
-        fact=r"agent.*: (exit status|stdout)|worker .*",
-        holds=lambda theirs, ours: theirs in (1, NOTHING, []),
-        is_better=True,
     ),
     "worker count": Difference(
         "as many workers as the container has CPUs for",

@@ -116,6 +116,11 @@ class Cluster:
         pids = self.hosts[name].pids
         self.ft.wait_until(lambda: not pids(), f"nothing is left in host {name}")
 
+    def expect(self, names: str, pattern: str) -> None:
+        """Wait until the agents of hosts have said something."""
+        for name in names:
+            self.agents[name].expect(pattern)
+
     # --- workers -----------------------------------------------------------------------------
 
     def started(self, names: str, round_number: int) -> dict[str, Started]:
@@ -180,6 +185,5 @@ class Cluster:
             names: the hosts.
             pattern: what they say.
         """
-        for name in names:
-            self.agents[name].expect(pattern)
+        self.expect(names, pattern)
         self.ft.measured(f"{what}: noticed by {', '.join(names)}", since)

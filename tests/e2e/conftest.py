@@ -171,6 +171,12 @@ class Launcher:
         self.commands.append(command)
         return command
 
+    def start_two(self, *args: object) -> tuple[Command, Command]:
+        """Start two nodes of a job here, one after the other: the first hosts the master."""
+        host = self.start(*args)
+        host.expect("hosted here")
+        return host, self.start(*args)
+
     def run(self, *args: object, **options: object) -> Command:
         """Start a command and wait for its end; its status is ``process.returncode``."""
         command = self.start(*args, **options)  # type: ignore[arg-type]

@@ -24,8 +24,7 @@ def test_a_lone_master_dies_while_the_nodes_train(ft, network):
     master = job.master("m")
     workers = job.start("abc")
     kill(master)
-    for name in "abc":
-        job.agents[name].expect("no connection to the master at .*: workers run on")
+    job.expect("abc", "no connection to the master at .*: workers run on")
     since = time.monotonic()
     successor = job.master("m")
     job.noticed("new master", since, "abc", "connected to the master again")
@@ -44,8 +43,7 @@ def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
     for name in "ab":
         job.agent(name).expect("waiting for nodes: . of 3")
     kill(master)
-    for name in "ab":
-        job.agents[name].expect("no connection to the master at .*: trying again")
+    job.expect("ab", "no connection to the master at .*: trying again")
     job.agent("c")
     successor = job.master("m")
     job.started("abc", 0)
@@ -65,21 +63,17 @@ def test_a_lone_master_dies_around_a_stop(ft, network, dies):
     job.told("fail", 1)
     job.agents["b"].expect(r"rank 1 on node 1 \(b\) exited with 3")
     if dies == "during":
-        for name in "ac":
-            job.agents[name].expect("stopping 1 worker")
+        job.expect("ac", "stopping 1 worker")
         kill(master)
     assert job.are_alive(workers["a"], workers["c"])
     successor = job.master("m")
-    for name in "abc":
-        job.agents[name].expect("connected to the master again")
-    for name in "ac":
-        job.agents[name].expect("stopping 1 worker")
+    job.expect("abc", "connected to the master again")
+    job.expect("ac", "stopping 1 worker")
     assert [job.rounds(name) for name in "abc"] == [[0]] * 3, "their workers are not dead yet"
     slow.unlink()
     after = job.started("abc", 1)
     assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
-    for name in "abc":
-        job.agents[name].expect(r"round=1 .*restart 1/9: rank 1 on node 1 \(b\) exited with 3")
+    job.expect("abc", r"round=1 .*restart 1/9: rank 1 on node 1 \(b\) exited with 3")
     job.ends("abc")
     assert successor.wait() == 0
 
@@ -95,8 +89,7 @@ def test_a_master_comes_back_at_another_address(ft, network):
     kill(first)
     network.alias("master", job.hosts["n"])
     second = job.master("n")
-    for name in "ab":
-        job.agents[name].expect("connected to the master again")
+    job.expect("ab", "connected to the master again")
     second.expect("round=0 taken over nodes=2/2")
     assert job.are_alive(*workers.values())
     job.ends("ab")
@@ -119,12 +112,10 @@ def test_a_lone_master_that_is_cut_off_takes_nobody_for_lost(ft, network):
     master = job.master("m", "--rdzv-conf", conf)
     workers = job.start("ab")
     job.hosts["m"].cut()
-    for name in "ab":
-        job.agents[name].expect("no connection to the master at .*: workers run on")
+    job.expect("ab", "no connection to the master at .*: workers run on")
     master.expect("nothing is heard of any node: the round is kept for 600 s")
     job.hosts["m"].mend()
-    for name in "ab":
-        job.agents[name].expect("connected to the master again")
+    job.expect("ab", "connected to the master again")
     assert job.are_alive(*workers.values())
     job.ends("ab")
     assert master.wait() == 0
@@ -142,8 +133,7 @@ def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
     job.hosts["m"].freeze()
     job.noticed("master frozen", since, "ab", "no connection to the master at .*: workers run on")
     job.hosts["m"].thaw()
-    for name in "ab":
-        job.agents[name].expect("connected to the master again")
+    job.expect("ab", "connected to the master again")
     assert job.are_alive(*workers.values())
     job.ends("ab")
     assert master.wait() == 0
@@ -166,8 +156,7 @@ def test_a_partition_leaves_two_worlds_with_one_number_of_which_one_goes_on(ft, 
         job.hosts[name].mend()
     third = job.master("m")
     third.expect("round=0 taken over nodes=2/2")
-    for name in "abcd":
-        job.agents[name].expect("connected to the master again")
+    job.expect("abcd", "connected to the master again")
     gone, kept = sorted([("ab", old), ("cd", new)], key=lambda w: job.are_alive(*w[1].values()))
     for name in gone[0]:
         job.agents[name].expect("this node is a spare")
@@ -185,8 +174,7 @@ def test_the_node_that_hosts_the_master_dies_while_the_nodes_train(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 3)
     before = job.start("abc")
     job.kill_agent("a")
-    for name in "bc":
-        job.agents[name].expect("no connection to the master at .*: workers run on")
+    job.expect("bc", "no connection to the master at .*: workers run on")
     assert job.are_alive(before["b"], before["c"])
     since = time.monotonic()
     job.agent("a")
@@ -239,8 +227,7 @@ def test_the_node_that_hosts_the_master_dies_during_a_stop(ft, network):
     slow.unlink()
     job.agent("a")
     job.started("abc", 1)
-    for name in "abc":
-        job.agents[name].expect("round=1 .*restart 1/9: rank 1 on node 1")
+    job.expect("abc", "round=1 .*restart 1/9: rank 1 on node 1")
     job.ends("abc")
 
 
@@ -269,8 +256,7 @@ def test_the_host_of_the_master_is_cut_off_from_the_others(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=2")
     before = job.start("abc")
     job.hosts["a"].cut()
-    for name in "bc":
-        job.agents[name].expect("no connection to the master .*: workers run on")
+    job.expect("bc", "no connection to the master .*: workers run on")
     job.agents["a"].expect(r"waiting for nodes: 1 of 3 are here; missing: ")
     assert job.are_alive(before["b"], before["c"])
     assert not job.are_alive(before["a"])
@@ -278,8 +264,7 @@ def test_the_host_of_the_master_is_cut_off_from_the_others(ft, network):
     after = job.started("abc", 1)
     assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
     assert not job.are_alive(*before.values())
-    for name in "abc":
-        job.agents[name].expect(r"round=1 .*restart 1/9: node [12] \([bc]\) was lost")
+    job.expect("abc", r"round=1 .*restart 1/9: node [12] \([bc]\) was lost")
     job.ends("abc")
     assert "(1 of 9 restarts used)" in job.agents["c"].stderr
 
@@ -289,17 +274,14 @@ def test_the_host_of_the_master_freezes(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=2,node_grace=600")
     before = job.start("abc")
     job.hosts["a"].freeze()
-    for name in "bc":
-        job.agents[name].expect("no connection to the master .*: workers run on")
+    job.expect("bc", "no connection to the master .*: workers run on")
     job.hosts["a"].thaw()
-    for name in "bc":
-        job.agents[name].expect("connected to the master again")
+    job.expect("bc", "connected to the master again")
     assert job.are_alive(*before.values())
     # The master and the nodes agree again: a failure goes all the way and back.
     job.told("fail", 2)
     job.started("abc", 1)
-    for name in "abc":
-        job.agents[name].expect(r"round=1 .*restart 1/9: rank 2 on node 2 \(c\) exited with 3")
+    job.expect("abc", r"round=1 .*restart 1/9: rank 2 on node 2 \(c\) exited with 3")
     job.ends("abc")
 
 
@@ -313,8 +295,7 @@ def test_node_0_that_hosts_the_master_comes_back_at_another_address(ft, network)
     # Its host goes silently, as the whole node of a pod does.
     job.hosts["a"].cut()
     job.hosts["a"].kill()
-    for name in "bc":
-        job.agents[name].expect("no connection to the master .*: workers run on")
+    job.expect("bc", "no connection to the master .*: workers run on")
     assert job.are_alive(before["b"], before["c"])
     network.alias("master", job.hosts["d"])
     job.agent("d", "--node-rank", 0)
@@ -375,14 +356,11 @@ def test_a_spare_outlives_the_host_of_the_master(ft, network):
     spare = job.agent("d")
     spare.expect("this node is a spare")
     job.kill_agent("a")
-    for name in "bcd":
-        job.agents[name].expect("no connection to the master")
+    job.expect("bcd", "no connection to the master")
     assert job.are_alive(before["b"], before["c"])
     job.agent("a")
-    for name in "bcd":
-        job.agents[name].expect("connected to the master again")
-    for name in "bc":
-        job.agents[name].expect("round=1 .* started")
+    job.expect("bcd", "connected to the master again")
+    job.expect("bc", "round=1 .* started")
     assert spare.process.poll() is None
     job.ends("abcd")
 
@@ -393,15 +371,13 @@ def test_the_node_that_hosts_the_master_is_preempted_and_the_others_run_on_witho
     job.agents["a"].send(signal.SIGTERM)
     regrouped = job.started("bc", 1)
     assert job.agents["a"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-    for name in "bc":
-        job.agents[name].expect(r"regroup with 2 node\(s\): node 0 \(a\) leaves: SIGTERM")
-        job.agents[name].expect("no connection to the master .*: workers run on")
+    job.expect("bc", r"regroup with 2 node\(s\): node 0 \(a\) leaves: SIGTERM")
+    job.expect("bc", "no connection to the master .*: workers run on")
     assert job.are_alive(*regrouped.values())
     # Its replacement takes their round over, and enters it as any newcomer does.
     job.agent("a")
     job.started("abc", 2)
-    for name in "bc":
-        job.agents[name].expect("regroup with 3 node.*: the world grows from 2 to 3 nodes")
+    job.expect("bc", "regroup with 3 node.*: the world grows from 2 to 3 nodes")
     job.ends("abc")
     assert "(0 of 9 restarts used)" in job.agents["b"].stderr
 

@@ -41,8 +41,7 @@ def test_without_a_spare_the_others_wait_for_a_replacement_and_say_for_whom(ft, 
     job = Cluster(ft, network, "abcd", "--nnodes", 3)
     job.start("abc")
     job.kill_agent("b")
-    for name in "ac":
-        job.agents[name].expect(r"waiting for nodes: 2 of 3 are here; missing: b/0 \(gives up in")
+    job.expect("ac", r"waiting for nodes: 2 of 3 are here; missing: b/0 \(gives up in")
     job.agent("d")
     after = job.started("acd", 1)
     assert {name: after[name].node_rank for name in "acd"} == {"a": 0, "c": 2, "d": 1}
@@ -59,8 +58,7 @@ def test_an_elastic_world_shrinks_and_grows_again(ft, network):
     larger = job.started("abc", 2)
     assert sorted(started.rank for started in larger.values()) == [0, 1, 2]
     assert larger["a"].node_rank == 0
-    for name in "abc":
-        job.agents[name].expect(r"regroup with 3 node\(s\): the world grows from 2 to 3 nodes")
+    job.expect("abc", r"regroup with 3 node\(s\): the world grows from 2 to 3 nodes")
     job.ends("abc")
     assert "(1 of 9 restarts used)" in job.agents["b"].stderr
 

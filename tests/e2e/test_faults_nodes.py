@@ -141,8 +141,7 @@ def test_a_preempted_node_leaves_and_the_others_regroup_at_no_cost(ft, network):
     assert job.agents["c"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
     job.started("ab", 1)
     assert not job.are_alive(*before.values())
-    for name in "ab":
-        job.agents[name].expect(r"regroup with 2 node\(s\): node 2 \(c\) leaves: SIGTERM")
+    job.expect("ab", r"regroup with 2 node\(s\): node 2 \(c\) leaves: SIGTERM")
     job.ends("ab")
     assert "(0 of 9 restarts used)" in job.agents["a"].stderr
 
@@ -153,8 +152,7 @@ def test_a_preempted_node_takes_the_time_that_its_workers_need(ft, network):
     before = job.start("abc")
     slow = job.told("slow")
     job.agents["c"].send(signal.SIGTERM)
-    for name in "ab":
-        job.agents[name].expect("stopping 1 worker")
+    job.expect("ab", "stopping 1 worker")
     assert job.are_alive(*before.values())
     assert [job.rounds(name) for name in "abc"] == [[0]] * 3
     slow.unlink()

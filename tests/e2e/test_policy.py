@@ -36,9 +36,7 @@ def start_nodes(ft: "Launcher", port: int, count: int, *args: object) -> "list[C
     """Start nodes of a job for two, one after the other, so that the first ones are members."""
     # Nodes are numbered by job on each host: no other test may have the same.
     common = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", ft.mark)
-    nodes = [ft.start(*common, *args)]
-    nodes[0].expect("hosted here")
-    nodes.append(ft.start(*common, *args))
+    nodes = [*ft.start_two(*common, *args)]
     for node in nodes:
         node.expect("round=0 .* started")
     for _ in range(2, count):

@@ -59,9 +59,7 @@ def test_a_lost_node(ft: "Launcher", free_port: int) -> None:
     script = ft.script("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
     args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark,
             "--max-restarts", 5, "--on-failure", "node-lost=fail", script)  # fmt: skip
-    host = ft.start(*args)
-    host.expect("hosted here")
-    other = ft.start(*args)
+    host, other = ft.start_two(*args)
     for node in (host, other):
         node.expect("^up")
     other.send(signal.SIGKILL)

@@ -106,9 +106,7 @@ def test_a_node_that_leaves_is_replaced_without_a_restart(ft, free_port):
     flag = ft.folder / "replaced"
     args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", "x",
             script, flag)  # fmt: skip
-    host = ft.start(*args)
-    host.expect("hosted here")
-    leaver = ft.start(*args)
+    host, leaver = ft.start_two(*args)
     for agent in (host, leaver):
         agent.expect("^round of")
     leaver.send(signal.SIGTERM)
@@ -133,9 +131,7 @@ def test_a_node_whose_workers_are_done_and_which_waits_for_the_others_can_be_tol
     gate = ft.folder / "gate"
     args = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark,
             script, gate)  # fmt: skip
-    host = ft.start(*args)
-    host.expect("hosted here")
-    done = ft.start(*args)
+    host, done = ft.start_two(*args)
     done.expect("all 1 worker.* finished; waiting for the other nodes")
     done.send(signal.SIGTERM)
     assert done.wait() == 128 + signal.SIGTERM

@@ -47,9 +47,7 @@ def test_it_outlives_rank_0_and_its_end_is_a_failure_of_the_round(
     os.mkfifo(gate)
     args = ("--nnodes", 2, "--max-restarts", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}",
             "--rdzv-id", "store", "--store", "separate", ft.script(WORKER), gate)  # fmt: skip
-    first = ft.start(*args)
-    first.expect("hosted here")
-    second = ft.start(*args)
+    first, second = ft.start_two(*args)
     for agent in (first, second):
         agent.expect("all wait")
     os.kill(store_process(first, 1), signal.SIGKILL)  # while all ranks run
