@@ -18,7 +18,7 @@ def _leave_the_present_folder() -> None:
 if __name__ == "__main__":
     _leave_the_present_folder()
 
-from .launcher.main import main  # noqa: E402
+from .launcher.main import main  # noqa: E402 - not before the path is clean
 
 if __name__ == "__main__":
     raise SystemExit(main())

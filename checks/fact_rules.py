@@ -98,7 +98,7 @@ GPU_FOREIGN_GB: Final = 2.0
 """Memory that is in use on a GPU before anything of the job runs there."""
 
 _FATAL, _WARNING = Severity.FATAL, Severity.WARNING
-_SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108
+_SHM = "/dev/shm has {value:g} GB free, too little for {facts[local_world_size]} workers"  # noqa: S108 - words, no file is made there
 
 RULES: Final = (
     _Rule(r"gpu(\d+)_error", _FATAL, _is_text, "GPU {0} does not answer: {value}"),

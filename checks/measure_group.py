@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 
 from .faults import ActiveFaults
 from .measure import Budget

@@ -35,7 +35,7 @@ from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits  # type: ignore[import-untyped,import-not-found,unused-ignore]
+from sklearn.datasets import load_digits  # type: ignore[import-untyped,import-not-found,unused-ignore]  # has no types
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
@@ -250,7 +250,7 @@ def train_step(
     """Take one step and return this rank's loss."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(images), labels)
-    loss.backward()  # type: ignore[no-untyped-call,unused-ignore]
+    loss.backward()  # type: ignore[no-untyped-call,unused-ignore]  # typed in a later torch
     optimizer.step()
     return loss.detach()
 

@@ -62,7 +62,7 @@ def read_call(folder: str, prepare: Callable[[dict[str, Any]], None]) -> Call:
     """
     with _open_own(folder, "call") as file:
         prepare(pickle.load(file))  # noqa: S301 - written by this user, see above
-        function, args = pickle.load(file)  # noqa: S301
+        function, args = pickle.load(file)  # noqa: S301 - the same file
     return Call(function, args)
 
 

@@ -33,11 +33,11 @@ def _prepare(caller: dict[str, Any]) -> None:
     """Become like the calling process: path, arguments, folder, main module."""
     process = multiprocessing.current_process()
     # A main module without `if __name__ == "__main__"` would launch again while it is imported.
-    process._inheriting = True  # type: ignore[attr-defined]
+    process._inheriting = True  # type: ignore[attr-defined]  # as multiprocessing itself does
     try:
         spawn.prepare(caller)
     finally:
-        del process._inheriting  # type: ignore[attr-defined]
+        del process._inheriting  # type: ignore[attr-defined]  # as above
 
 
 def _record(error: Exception) -> None:

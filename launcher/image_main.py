@@ -7,9 +7,9 @@ _bare = (
     dict(globals()),
 )
 
-import importlib.util  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
+import importlib.util  # noqa: E402 - after what is noted above
+import os  # noqa: E402 - after what is noted above
+import sys  # noqa: E402 - after what is noted above
 
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]  # the folder of this file
@@ -20,7 +20,7 @@ _spec = importlib.util.spec_from_file_location(
 )
 assert _spec is not None
 sys.modules["ft_run"] = importlib.util.module_from_spec(_spec)
-from ft_run.launcher.image import Bare, serve  # noqa: E402
+from ft_run.launcher.image import Bare, serve  # noqa: E402 - of the package made above
 
 _program = serve(int(sys.argv[1]), Bare(*_bare))
 # From here on this is a worker: this frame is the only one below its program's.

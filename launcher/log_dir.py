@@ -330,7 +330,7 @@ def _make_temporary(prefix: str) -> tuple[str, str]:
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     reason: OSError | None = None
-    for candidate in (*named, "/tmp", "/var/tmp", "/usr/tmp", "."):  # noqa: S108
+    for candidate in (*named, "/tmp", "/var/tmp", "/usr/tmp", "."):  # noqa: S108 - the name in it is random
         try:
             base = _make_random(os.path.abspath(candidate), _TEMPORARY_PREFIX)
         except OSError as error:

@@ -61,9 +61,9 @@ def import_asyncio() -> None:
     """Import asyncio as in a Python without ssl: no TLS here, and OpenSSL takes time to load."""
     if "ssl" in sys.modules:
         return
-    sys.modules["ssl"] = None  # type: ignore[assignment]
+    sys.modules["ssl"] = None  # type: ignore[assignment]  # its import then fails
     try:
-        import asyncio  # noqa: F401
+        import asyncio  # noqa: F401 - it is to be loaded, without ssl
     finally:
         del sys.modules["ssl"]
 

@@ -19,7 +19,7 @@ def main(host: str, port: int) -> None:
     import os
     import signal
 
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
     store = TCPStore(
         host,

@@ -200,7 +200,7 @@ def _program(argv: list[str]) -> Program:
 def _module(name: str, *, alter_argv: bool) -> Program:
     import runpy  # what the interpreter itself imports for this
 
-    return Program(runpy._run_module_as_main, (name, alter_argv))  # type: ignore[attr-defined]
+    return Program(runpy._run_module_as_main, (name, alter_argv))  # type: ignore[attr-defined]  # it is private
 
 
 def _is_archive(script: str) -> bool:

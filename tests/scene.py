@@ -69,9 +69,9 @@ SPARE = Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
 """What a node says that was in no round while a round ran."""
 
 
-def worker_failure(rank: int, *, code: int = 1, message: str = "", **more: object) -> Failure:
+def worker_failure(rank: int, *, code: int = 1, message: str = "", **more: Any) -> Failure:
     """A failure of the one worker of a node."""
-    values = {
+    values: dict[str, Any] = {
         "kind": FailureKind.WORKER,
         "rank": rank,
         "local_rank": 0,
@@ -82,7 +82,7 @@ def worker_failure(rank: int, *, code: int = 1, message: str = "", **more: objec
         "time_s": 0,
         "message": message,
     }
-    return Failure(**{**values, **more})  # type: ignore[arg-type]
+    return Failure(**{**values, **more})
 
 
 class Scene:

@@ -1,12 +1,11 @@
 """Accelerators, counted from a recorded NVML and from trees of ``/sys`` and ``/dev``."""
 
-# ruff: noqa: N802  (NVML's own names)
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -291,7 +290,7 @@ TORCH_CASES = st.lists(
 
 
 @pytest.fixture(scope="module")
-def cuda() -> object:
+def cuda() -> Any:
     """``torch.cuda``, with the private functions that count devices by NVML."""
     module = pytest.importorskip("torch").cuda
     for name in ("_device_count_nvml", "_raw_device_count_nvml", "_raw_device_uuid_nvml"):
@@ -301,13 +300,13 @@ def cuda() -> object:
 
 
 @given(visible=TORCH_CASES)
-def test_counts_as_torch_does(visible: str, cuda: object) -> None:
+def test_counts_as_torch_does(visible: str, cuda: Any) -> None:
     with (
         mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": visible}),
         mock.patch.object(cuda, "_raw_device_count_nvml", return_value=len(THREE)),
         mock.patch.object(cuda, "_raw_device_uuid_nvml", return_value=[A, B, C]),
     ):
-        expected = cuda._device_count_nvml()  # type: ignore[attr-defined]
+        expected = cuda._device_count_nvml()
     assert nvidia(THREE, visible).count == expected
 
 

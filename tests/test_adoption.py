@@ -526,7 +526,7 @@ def test_of_two_worlds_with_one_number_the_complete_one_is_taken_over():
     scene.say("x", Failed(4, worker_failure(0)))
     scene.stopped("x", "y", "a", "c")
     assert scene.rounds("x") == scene.rounds("y") == [5]
-    assert [scene.group.roster.get(name).rank for name in "xy"] == [0, 1]  # type: ignore[union-attr]
+    assert scene.ranks("x", "y") == [0, 1]
 
 
 def test_of_two_incomplete_worlds_the_one_with_more_members_counts():

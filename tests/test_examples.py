@@ -259,7 +259,7 @@ class TestCanonicalBytes:
 def test_smoke_adds_up_all_ranks(tmp_path: Path) -> None:
     import torch.distributed as dist
 
-    store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]
+    store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]  # not declared
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
     env = os.environ | {

@@ -1,7 +1,5 @@
 """GPU facts from a recorded NVML: a module with the names of pynvml, as drivers answer it."""
 
-# ruff: noqa: N802  (NVML's own names)
-
 from types import SimpleNamespace
 from typing import cast
 

@@ -7,6 +7,7 @@ with a common L3 cache. CPU 9 is thus core 9 of node 1, and CPU 41 is its second
 import contextlib
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -250,7 +251,7 @@ def test_exclusive_shares_no_core(nodes: list[int], allowed: Set[int], topology:
 
 
 @contextlib.contextmanager
-def torch_on(topology: Topology, nodes: list[int], allowed: Set[int]) -> Iterator[object]:
+def torch_on(topology: Topology, nodes: list[int], allowed: Set[int]) -> Iterator[Any]:
     """``torch.numa.binding`` with its reads of the machine answered from ``topology``."""
     binding = pytest.importorskip("torch.numa.binding")
 
@@ -293,9 +294,7 @@ def test_binds_as_torch_does(
     except UsageError:
         return
     with torch_on(topology, nodes, allowed) as binding:
-        options = binding.NumaOptions(binding.AffinityMode(mode))  # type: ignore[attr-defined]
+        options = binding.NumaOptions(binding.AffinityMode(mode))
         for gpu, cpus in enumerate(ours):
-            theirs = binding._get_logical_cpus_to_bind_to(  # type: ignore[attr-defined]
-                gpu_index=gpu, numa_options=options
-            )
+            theirs = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=options)
             assert cpus == theirs

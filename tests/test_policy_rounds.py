@@ -1,10 +1,12 @@
 """The failure policy in the life of rounds: actions, window, delays, exclusion, rank 0."""
 
+from typing import Any
+
 import pytest
 from ft_run import exit_codes
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.events import Received
-from ft_run.rendezvous.failure import FailureKind
+from ft_run.rendezvous.failure import Failure, FailureKind
 from ft_run.rendezvous.group import GroupPhase
 from ft_run.rendezvous.messages import (
     Attend,
@@ -29,12 +31,14 @@ from ft_run.rendezvous.wire import encode_master
 from ft_run.tests.scene import SPARE, Scene, claim_of, running, worker_failure
 
 
-def rules(*texts: str, **more: object) -> PolicySpec:
-    return PolicySpec(rules=texts, **more)  # type: ignore[arg-type]
+def rules(*texts: str, **more: Any) -> PolicySpec:
+    return PolicySpec(rules=texts, **more)
 
 
-def fail_and_stop(scene: Scene, name: str, failure: object = None, others: str = "") -> None:
-    scene.fail(name, failure)  # type: ignore[arg-type]
+def fail_and_stop(
+    scene: Scene, name: str, failure: Failure | None = None, others: str = ""
+) -> None:
+    scene.fail(name, failure)
     scene.stopped(name, *others)
 
 

@@ -1,6 +1,7 @@
 """What ``--nproc-per-node`` means, on machines built as trees and on this one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ft_run.errors import UsageError
@@ -126,12 +127,12 @@ def test_unknown_accelerator_is_refused(text: str) -> None:
 def test_count(
     nproc: str,
     accelerator: str,
-    there: dict[str, int],
+    there: dict[str, Any],
     count: int,
     source: str,
     tmp_path: Path,
 ) -> None:
-    machine = make_machine(tmp_path, **there)  # type: ignore[arg-type]
+    machine = make_machine(tmp_path, **there)
     answer = resolve_worker_count(nproc, accelerator, {}, machine=machine)
     assert answer.count == count
     assert answer.source.startswith(source)
@@ -215,9 +216,9 @@ def test_mig_devices_count_where_each_worker_is_shown_one(tmp_path: Path) -> Non
     ],
 )
 def test_refusals(
-    nproc: str, accelerator: str, there: dict[str, int], sentence: str, tmp_path: Path
+    nproc: str, accelerator: str, there: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    machine = make_machine(tmp_path, **there)  # type: ignore[arg-type]
+    machine = make_machine(tmp_path, **there)
     with pytest.raises(UsageError) as refusal:
         resolve_worker_count(nproc, accelerator, {}, machine=machine)
     assert refusal.value.sentence == sentence

@@ -198,9 +198,8 @@ class Forked:
     """A process forked by the image: the part of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, stdout: int, stderr: int) -> None:
-        # A Command closes them at their end.
-        self.stdout = open(stdout, errors="replace")  # noqa: SIM115
-        self.stderr = open(stderr, errors="replace")  # noqa: SIM115
+        self.stdout = open(stdout, errors="replace")  # noqa: SIM115 - a Command closes it
+        self.stderr = open(stderr, errors="replace")  # noqa: SIM115 - and this
         self.pid = 0
         self.returncode: int | None = None
         self._changed = threading.Condition()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ft_run.tests.conformance.launchers import Launcher, Surroundings
 
@@ -45,7 +45,7 @@ class Row:
     needs_root: bool = False
 
 
-def spelled(flags: Mapping[str, str], how: str) -> dict[str, object]:
+def spelled(flags: Mapping[str, str], how: str) -> dict[str, Any]:
     """Return ``args`` and ``env`` of a row that gives flags as dashes, prefixes, variables…"""
     if how == "variables":
         names = {flag: f"PET_{flag.replace('-', '_').upper()}" for flag in flags}

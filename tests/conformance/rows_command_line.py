@@ -56,20 +56,20 @@ def in_every_spelling() -> "list[Row]":
                 covers=" ".join(flags),
                 script=_COLOURS,
                 job_id="job-7",
-                **spelled(flags, how),  # type: ignore[arg-type]
+                **spelled(flags, how),
             ),
             Row(
                 f"static flags by {how}",
                 covers=" ".join(_STATIC),
                 words=("script", "-x"),
                 job_id="none",
-                **spelled(_STATIC, how if how != "equals" else "dashes"),  # type: ignore[arg-type]
+                **spelled(_STATIC, how if how != "equals" else "dashes"),
             ),
             Row(
                 f"switches by {how}",
                 covers=" ".join(_PROGRAM),
                 words=("./program", "-x"),
-                **spelled(_PROGRAM, how if how != "equals" else "dashes"),  # type: ignore[arg-type]
+                **spelled(_PROGRAM, how if how != "equals" else "dashes"),
             ),
         ]
     return rows

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from ft_run.tests import hosts, ports
@@ -177,9 +177,9 @@ class Launcher:
         host.expect("hosted here")
         return host, self.start(*args)
 
-    def run(self, *args: object, **options: object) -> Command:
+    def run(self, *args: object, **options: Any) -> Command:
         """Start a command and wait for its end; its status is ``process.returncode``."""
-        command = self.start(*args, **options)  # type: ignore[arg-type]
+        command = self.start(*args, **options)
         command.wait()
         return command
 

@@ -12,7 +12,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -231,10 +231,10 @@ class Stage:
         self.terminals: list[Terminal] = []
         self.lines = 0
 
-    def open(self, *options: object, **kinds: object) -> Terminal:
+    def open(self, *options: object, **kinds: Any) -> Terminal:
         logs = ("--log-dir", self.ft.folder / "logs")  # a temporary one stays after a failure
         arguments = (*(options or ("--standalone",)), *logs, self.script, self.folder)
-        terminal = Terminal(self.ft, *arguments, **kinds)  # type: ignore[arg-type]
+        terminal = Terminal(self.ft, *arguments, **kinds)
         self.terminals.append(terminal)
         return terminal
 

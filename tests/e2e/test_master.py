@@ -477,7 +477,9 @@ def test_the_master_takes_thousands_of_open_files(ft: "Launcher", endpoint: str)
     master = ft.start("master", "--bind", endpoint, program=(*shell, *ft.program))
     master.expect("listening at")
     limits = Path(f"/proc/{master.pid}/limits").read_text()
-    soft, hard = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits).groups()  # type: ignore[union-attr]
+    found = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits)
+    assert found is not None
+    soft, hard = found.groups()
     assert soft == hard
     assert int(soft) > 64 or os.geteuid() != 0
     master.send(signal.SIGTERM)

@@ -40,7 +40,7 @@ def train(model: nn.Module, folder: Path, die: bool) -> list[int]:
     done = [int(path.parent.name) for path in folder.glob("*/.metadata")]
     state, optim = get_state_dict(model, optimizer)
     if done:
-        dcp.load(  # type: ignore[attr-defined]
+        dcp.load(  # type: ignore[attr-defined]  # not declared
             {"model": state, "optim": optim}, checkpoint_id=folder / str(max(done))
         )
         set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=optim)
@@ -50,7 +50,7 @@ def train(model: nn.Module, folder: Path, die: bool) -> list[int]:
         if die and epoch == 1:
             raise RuntimeError("the fish has bitten")
         state, optim = get_state_dict(model, optimizer)
-        dcp.save(  # type: ignore[attr-defined]
+        dcp.save(  # type: ignore[attr-defined]  # not declared
             {"model": state, "optim": optim}, checkpoint_id=folder / str(epoch)
         )
     return epochs

@@ -47,7 +47,7 @@ def plain_loop(world: int) -> torch.nn.Module:
     optimizer = sgd(model)
     batches = iter(
         DataLoader(
-            dataset(),  # type: ignore[arg-type]
+            dataset(),  # type: ignore[arg-type]  # a list will do
             batch_size=BATCH * world,
         )
     )
