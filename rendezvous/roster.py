@@ -4,6 +4,7 @@ Sets by phase make every rule O(1) per message, so that a round costs O(N) in al
 """
 
 import enum
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -70,6 +71,8 @@ class Roster:
         self._by_link: dict[int, Node] = {}
         self._by_wanted_rank: dict[int, Node] = {}
         self._by_phase: dict[NodePhase, dict[str, Node]] = {phase: {} for phase in NodePhase}
+        self._detached: Counter[NodePhase] = Counter()
+        """How many of each phase have no stream; it is asked for at every event."""
         # In order of the time they were detached; the grace is one constant, so this is also
         # the order in which they are lost.
         self._lost_at: dict[str, float] = {}
@@ -102,6 +105,8 @@ class Roster:
         self._forget_loss(node)
         if node.link is not None:
             del self._by_link[node.link]
+        else:
+            self._detached[node.phase] -= 1
         wanted = node.spec.wanted_rank
         if wanted is not None and self._by_wanted_rank.get(wanted) is node:
             del self._by_wanted_rank[wanted]
@@ -110,6 +115,9 @@ class Roster:
         """Change a node's phase; an illegal transition is a bug and asserts."""
         assert phase in _LEGAL[node.phase], f"{node.phase} -> {phase}"
         del self._by_phase[node.phase][node.spec.node_id]
+        if node.link is None:
+            self._detached[node.phase] -= 1
+            self._detached[phase] += 1
         node.phase = phase
         self._by_phase[phase][node.spec.node_id] = node
 
@@ -117,6 +125,8 @@ class Roster:
         """Give a node a (new) stream."""
         if node.link is not None:
             del self._by_link[node.link]
+        else:
+            self._detached[node.phase] -= 1
         node.link = link
         self._by_link[link] = node
         self._forget_loss(node)
@@ -126,6 +136,7 @@ class Roster:
         assert node.link is not None
         del self._by_link[node.link]
         node.link = None
+        self._detached[node.phase] += 1
         self._lost_at[node.spec.node_id] = lost_at
 
     def await_return(self, until: float) -> None:
@@ -167,15 +178,12 @@ class Roster:
 
     def ready_attached(self) -> int:
         """Return how many nodes could enter a world now."""
-        away = sum(
-            self._nodes[name].phase is NodePhase.READY for name in (*self._lost_at, *self._back_by)
-        )
-        return len(self._by_phase[NodePhase.READY]) - away
+        return self.count(NodePhase.READY) - self._detached[NodePhase.READY]
 
     @property
     def detached(self) -> int:
         """How many nodes have no stream now."""
-        return len(self._lost_at) + len(self._back_by)
+        return self._detached.total()
 
     def next_loss(self) -> float | None:
         """Return when the first detached node is lost."""
