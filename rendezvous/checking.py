@@ -5,6 +5,7 @@ the launcher gives to the master, does. Here are orders and answers, nodes that 
 and what a verdict means for the world. This is a part of ``group.Group``.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -101,11 +102,14 @@ class Checking(Rounds):
             for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
         }
         out: set[str] = set()
+        ends: defaultdict[str, set[str]] = defaultdict(set)
+        for one, other in self._bad_links:
+            ends[one].add(other)
+            ends[other].add(one)
         ready = super()._candidates(without) if self._bad_links else ()
         for node in sorted(ready, key=lambda node: (node.rank is None, node.arrival)):
             name = node.spec.node_id
-            ends = {end for link in self._bad_links if name in link for end in link}
-            (out if inside & ends else inside).add(name)
+            (out if inside & ends[name] else inside).add(name)
         return out
 
     def _form(self, size: int, now: float) -> None:
@@ -175,6 +179,12 @@ class Checking(Rounds):
         self._newly_ready = []
         self._note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
         self._advance_checks(now)
+
+    def _forget_findings(self) -> None:
+        """The job is over before it began: what was found was found for it, not for the next."""
+        self._bad_links, self._examined = (), frozenset()
+        self._doubted.clear()
+        self._told.clear()
 
     def _give_up_checks(self) -> None:
         """A round of an earlier master turns out to run: nobody waits for these checks."""

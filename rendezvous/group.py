@@ -100,9 +100,11 @@ class Group(Joining):
         return self.phase is GroupPhase.RUNNING
 
     def _last_call(self) -> float | None:
-        assert self.job is not None
-        enough = len(self.roster) >= self.job.min_nodes
-        return self._lobby.last_call() if enough else None
+        """Return when a world may be formed of those who are there; None for too few.
+
+        Nodes with a bad link between them may be enough by their number alone.
+        """
+        return self._lobby.last_call() if self._usable(self._could_join()) else None
 
     def _forget_job(self) -> None:
         """Nobody is left of a job that has not begun: the next node comes to a job of its own.
@@ -115,6 +117,7 @@ class Group(Joining):
             self._note("nobody is left of a job that has not begun")
             self.job = None
             self._lobby.close()
+            self._forget_findings()
 
     # --- events ------------------------------------------------------------------------------
 

@@ -906,3 +906,38 @@ def test_nodes_must_agree_on_the_checks(spec, says):
     other = Scene(2, checks=spec)
     scene.attend("b", job=other.job)
     assert says in scene.last("b", Refused).sentence
+
+
+# --- a bad link, and too few without one of its ends -------------------------------------------
+
+
+def too_few_beside_a_bad_link() -> CheckScene:
+    """Three of three nodes wait; the link between two of them is bad, and a fourth was lost."""
+    link = frozenset({frozenset("ab")})
+    scene = checked("abcd", 3, world=World((), bad_links=link))
+    while not any(order.phase == "all" for order in scene.open_orders().values()):
+        scene.carry_out()
+    scene.detach("d")
+    scene.carry_out("a", "b", "c")
+    scene.wait(scene.group.settings.node_grace_s)
+    assert scene.is_in(GroupPhase.GATHERING)
+    return scene
+
+
+def test_nodes_that_are_enough_but_for_a_bad_link_wait_without_a_busy_clock():
+    scene = too_few_beside_a_bad_link()
+    scene.wait(scene.group.settings.last_call_timeout_s + 1)
+    assert scene.is_in(GroupPhase.GATHERING)
+    scene.attend("e")
+    scene.check_all()
+    assert scene.is_in(GroupPhase.RUNNING)
+
+
+def test_a_bad_link_of_a_job_that_nobody_is_left_of_keeps_no_node_out_of_the_next_one():
+    scene = too_few_beside_a_bad_link()
+    for name in "abc":
+        scene.say(name, Leave("SIGTERM"))
+    scene.job = replace(scene.job, job_id="next", min_nodes=2, max_nodes=2, checks=None)
+    scene.attend("a")
+    scene.attend("b")
+    assert sorted(scene.ranks("a", "b")) == [0, 1]
