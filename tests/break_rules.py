@@ -810,7 +810,7 @@ BREAKS = (
     Break(
         "the two ends of a bad link are kept apart",
         "checking",
-        "(out if inside & ends else inside).add(name)",
+        "(out if inside & ends[name] else inside).add(name)",
         "inside.add(name)",
     ),
     Break(
