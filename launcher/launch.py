@@ -116,10 +116,10 @@ def _close(parts: NodeParts, status: int) -> None:
 
 def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
     from . import event_loop
+    from .main import quiet_grpc
     from .node import run_node
 
-    # gRPC reports what we report better; it reads this when it is loaded.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    quiet_grpc()
     return event_loop.run(run_node(parts, conclude))
 
 

@@ -43,6 +43,7 @@ def _main(argv: Sequence[str]) -> int:
     if isinstance(options, MasterOptions):
         from .master_command import run_master
 
+        quiet_grpc()
         return run_master(options)
     if isinstance(options, CheckOptions) and options.rendezvous is not None:
         from .check_together import check_together
@@ -54,6 +55,7 @@ def _main(argv: Sequence[str]) -> int:
         return run_check(options)
     from .status_command import show_status
 
+    quiet_grpc()
     return show_status(options)
 
 
@@ -66,6 +68,15 @@ def import_asyncio() -> None:
         import asyncio  # noqa: F401 - it is to be loaded, without ssl
     finally:
         del sys.modules["ssl"]
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC from writing lines of its own; it reads this when it is loaded.
+
+    What it reports is reported better by ft-run. Workers get no variable by this: their
+    environment is taken before.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def open_standard_streams() -> None:

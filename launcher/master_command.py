@@ -64,11 +64,10 @@ async def _serve(options: MasterOptions, display: Display) -> int:
             failed = first.exit_code != exit_codes.SUCCESS
             display.event(verdict_line(first), logging.ERROR if failed else logging.INFO)
             return first.exit_code
-        display.event(
-            f"master: received {signal_name(first)}: ending; the workers run on and their "
-            "agents wait for a new master",
-            logging.WARNING,
-        )
+        left = "no node is here"
+        if any(node.link is not None for node in master.group.roster):
+            left = "the workers run on and their agents wait for a new master"
+        display.event(f"master: received {signal_name(first)}: ending; {left}", logging.WARNING)
         return exit_codes.SIGNAL_BASE + first
     finally:
         finished.cancel()

@@ -14,6 +14,10 @@ from .standard_output import standard_output
 _UNFOLDED = 10_000
 """Columns; more than any line has."""
 
+_BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
+"""Phases of a group without a running round; values of ``GroupPhase``, which is not imported here:
+the answer may come from a master of another version."""
+
 
 def show_status(options: StatusOptions) -> int:
     """Ask the master and print its answer; return the exit status.
@@ -85,12 +89,12 @@ def _print_table(status: dict[str, Any]) -> None:
     wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
     if not status["job_id"]:
         lines = [f"no node has come yet · {status['phase']}"]
-    elif status["round"] < 0:
-        here = len(status["nodes"])
-        lines = [
-            f"job {status['job_id']} · {status['phase']}",
-            f"nodes {here} of {wanted} are here",
-        ]
+    elif status["round"] < 0 or status["phase"] in _BETWEEN_ROUNDS:
+        here = f"nodes {len(status['nodes'])} of {wanted} are here"
+        if status["round"] >= 0:
+            restarts = f"restarts {status['restarts']}/{status['max_restarts']}"
+            here = f"round {status['round']} is over · {here} · {restarts}"
+        lines = [f"job {status['job_id']} · {status['phase']}", here]
     else:
         lines = [
             f"job {status['job_id']} · {status['phase']}",

@@ -1,7 +1,11 @@
 """Tests of the entry point."""
 
+import os
 import subprocess
 import sys
+
+import pytest
+from ft_run.launcher import main, master_command, status_command
 
 
 def test_asyncio_is_loaded_without_openssl_and_ssl_can_be_loaded_later() -> None:
@@ -18,3 +22,23 @@ def test_asyncio_is_loaded_without_openssl_and_ssl_can_be_loaded_later() -> None
         "assert sys.modules['ssl'] is ssl\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "arguments"),
+    [(master_command, "run_master", ["master"]), (status_command, "show_status", ["status"])],
+)
+def test_grpc_is_told_to_be_quiet_before_it_is_loaded(
+    module: object, function: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    told = []
+
+    def note(_: object) -> int:
+        told.append(os.environ.get("GRPC_VERBOSITY"))
+        return 0
+
+    monkeypatch.setattr(module, function, note)
+    assert main.main(arguments) == 0
+    assert told == ["NONE"]
+    monkeypatch.delenv("GRPC_VERBOSITY")

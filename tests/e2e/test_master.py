@@ -315,6 +315,27 @@ def test_the_status_of_a_master_that_waits(ft: "Launcher", endpoint: str) -> Non
     for command in (agent, master):
         command.send(signal.SIGTERM)
         assert command.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
+    assert master.stderr.endswith("master: received SIGTERM: ending; no node is here\n")
+
+
+def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint)
+    master = job.master()
+    agents = [job.agent(), job.agent()]
+    for agent in agents:
+        up(agent, 0)
+    agents[0].send(signal.SIGTERM)
+    agents[0].wait()
+    agents[1].expect("waiting for nodes: 1 of 2 are here")
+    lines = ft.run("status", endpoint).stdout.splitlines()
+    assert lines[0] == f"job {job.id} · waiting for nodes"
+    assert lines[1].startswith("round 0 is over · nodes 1 of 2 are here · restarts 0/2 · master up")
+    assert len(lines) == 4
+    master.send(signal.SIGTERM)
+    master.wait()
+    assert "ending; the workers run on and their agents wait for a new master" in master.stderr
+    agents[1].send(signal.SIGINT)
+    agents[1].wait()
 
 
 def test_the_status_of_a_running_job(ft: "Launcher", endpoint: str) -> None:
