@@ -334,6 +334,11 @@ def _check_script(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> 
     if mode is ScriptMode.COMMAND:
         _check_program(script, environ)
     elif not os.path.exists(script):
+        if _is_out_of_reach(script):
+            raise UsageError(
+                f"this user may not look into the folder of the script {shown(script)}; right"
+                " would be a script that this user may read."
+            )
         raise UsageError(
             f"there is no script {shown(script)} in {_working_directory()};{_advice(script)}"
         )
@@ -342,6 +347,14 @@ def _check_script(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> 
             f"the script {shown(script)} is a folder without a __main__.py; right would be the"
             " path of a Python file."
         )
+
+
+def _is_out_of_reach(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        return isinstance(error, PermissionError)
+    return False
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:
@@ -358,6 +371,11 @@ def _check_program(program: str, environ: Mapping[str, str]) -> None:
         raise UsageError(
             f"--no-python was given {shown(program)}, which is not a program on the PATH or not"
             f" executable; right would be {name} after chmod +x, or no --no-python."
+        )
+    if os.path.isdir(program):
+        raise UsageError(
+            f"--no-python was given {shown(program)}, which is a folder; right would be the path"
+            " of an executable file."
         )
     raise UsageError(
         f"--no-python was given {shown(program)}, but there is no such program on the PATH or in"

@@ -153,6 +153,10 @@ def test_a_program_is_looked_up_on_the_path(folder: Path) -> None:
         "--no-python was given 'train.py', which is not a program on the PATH or not executable;"
         " right would be ./train.py after chmod +x, or no --no-python."
     )
+    assert sentence("--no-python", "./bin", PATH="/nowhere") == (
+        "--no-python was given './bin', which is a folder; right would be the path of an"
+        " executable file."
+    )
 
 
 # Spellings, prefixes, variables.

@@ -193,6 +193,19 @@ def test_a_file_in_place_of_the_log_directory(ft: "Launcher", script: Path) -> N
     assert f"cannot be written to {str(script)!r}: there is a file in its place" in told
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root may look into every folder")
+def test_a_script_in_a_folder_of_somebody_else(ft: "Launcher", tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    script = folder / "train.py"
+    script.touch()
+    command = ft.start("--standalone", script, program=(*NOBODY, *ft.program))
+    assert sentence(command, exit_codes.USAGE) == (
+        f"this user may not look into the folder of the script {str(script)!r}; right would be a "
+        "script that this user may read."
+    )
+
+
 def test_a_log_directory_of_somebody_else(ft: "Launcher", tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir(mode=0o555)
