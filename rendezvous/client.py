@@ -40,7 +40,7 @@ _IN_WORDS = (
     (r"Socket closed|Internal error from Core", "connection closed"),
     (r"keepalive", "no sign of life"),
     (r"before receiving SETTINGS", "it accepts connections but does not answer"),
-    (r"timeout|timed out|deadline exceeded", "no answer"),
+    (r"timeout|timed out|deadline exceeded|handshaker shutdown", "no answer"),
 )
 
 

@@ -252,6 +252,7 @@ CONNECT = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.
          False, "the name does not resolve"),
         (UNAVAILABLE, CONNECT + "connection attempt timed out before receiving SETTINGS frame",
          False, "it accepts connections but does not answer"),
+        (UNAVAILABLE, CONNECT + "tcp handshaker shutdown", False, "no answer"),  # a cut link
         (UNAVAILABLE, "Received http2 header with status: 502", False,
          "Received http2 header with status: 502"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", False, "no answer"),
