@@ -157,6 +157,7 @@ class Group(Joining):
         if had_heard:
             self.roster.remove(node)  # it has nothing left to come back for
             return
+        node.detached_at = now
         self.roster.detach(node, now + self.settings.node_grace_s)
         self._silence.broke()
         self._postmortem.suspect(node.spec.node_id)
@@ -191,8 +192,8 @@ class Group(Joining):
         match judgement:
             case Judgement.LOST:
                 for node in self.roster.overdue(now):
-                    why = f"its connection was gone for {self.settings.node_grace_s:g} s"
-                    self._lose(node, why)
+                    gone_s = round(now - node.detached_at, 1)  # more than the grace, if all were
+                    self._lose(node, f"its connection was gone for {gone_s:g} s")
             case Judgement.ASK:
                 for node in there:
                     self._send(node, Challenge())

@@ -46,6 +46,8 @@ class Node:
     phase: NodePhase
     link: int | None
     """Its stream; None while it is detached."""
+    detached_at: float = 0.0
+    """When it lost its last stream."""
     round: int = -1
     """The round whose workers it has, had or is stopping; -1 before its first."""
     rank: int | None = None

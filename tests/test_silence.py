@@ -142,3 +142,12 @@ def test_one_host_that_falls_silent_is_lost_and_so_is_who_waits(is_waiting: bool
     scene.detach("a")
     scene.wait(1)
     assert len(scene.group.roster) == 0
+
+
+def test_who_is_lost_in_the_end_is_said_to_have_been_away_for_as_long_as_it_was() -> None:
+    scene = running(2, 2)
+    scene.detach("a", "b")
+    scene.wait(30)
+    scene.attend("a")
+    scene.wait(scene.group.settings.adoption_grace_s)
+    assert scene.notes.count("node b is lost: its connection was gone for 40 s") == 1
