@@ -377,9 +377,10 @@ def test_a_held_terminal_does_not_hold_the_job(
         "import os, sys, time\n"
         "restart = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "print('up', restart, flush=True)\n"
-        "while restart == '0' and not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
-        "time.sleep(2.5)\n"  # the live line is drawn every second
-        "sys.exit(restart == '0')\n",
+        "if restart == '0':\n"
+        "    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "    time.sleep(2.5)\n"  # the live line is drawn every second
+        "    sys.exit(1)\n",
         "other.py",
     )
     other = ft.start(*common, "--node-rank", 1, script, ft.folder / "gate")

@@ -57,16 +57,16 @@ def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
     job.ends("abc")
 
 
-def test_a_link_that_is_cut_for_a_moment_is_nothing(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", 3)
+def test_what_is_said_while_a_link_is_cut_for_a_moment_arrives(ft, network):
+    """Nobody notices; a moment, on a busy machine, may be longer than the default time-out."""
+    job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=60")
     job.start("abc")
     job.hosts["c"].cut()
-    # TCP sends again what was lost; the connection survives.
-    job.hosts["c"].run("sleep", "0.5")
-    job.hosts["c"].mend()
-    # What is said now takes the connection of before.
     job.told("done", 2)
     job.agents["c"].expect("all 1 worker.* finished; waiting for the other nodes")
+    job.hosts["c"].mend()
+    # TCP sends again what was lost; the connection survives.
+    ft.wait_until(lambda: job.is_done("c"), "the master has heard of it")
     job.ends("abc")
     assert [job.rounds(name) for name in "abc"] == [[0]] * 3
     assert "workers run on" not in job.agents["c"].stderr, "it noticed"
