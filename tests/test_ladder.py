@@ -252,6 +252,22 @@ def test_who_is_lost_condemns_nobody_and_the_others_pass(count, step):
         assert set(found.values()) == {Standing.PASSED}, (step, node, verdicts)
 
 
+def test_who_comes_in_for_a_lost_end_of_its_bad_link_has_not_met_all_others():
+    world = World(names(4), bad_links=frozenset({frozenset({"n0", "n3"})}))
+    _, results = climb(world)
+    assert results.steps[-1].step == Step(Phase.ALL, (("n0", "n1", "n2"),))
+    found = standings(verdict(replace(results, lost=frozenset({"n0"}))))
+    assert found.pop("n0") is Standing.LOST
+    assert set(found.values()) == {Standing.UNDECIDED}
+
+
+def test_all_together_meet_again_for_each_who_is_lost_meanwhile():
+    verdicts, _ = climb(World(names(6)), lost={3: "n5", 5: "n4"})
+    found = standings(verdicts)
+    assert {found.pop("n4"), found.pop("n5")} == {Standing.LOST}
+    assert set(found.values()) == {Standing.PASSED}
+
+
 # --- time runs short -------------------------------------------------------------------------
 
 
