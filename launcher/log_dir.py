@@ -147,11 +147,15 @@ class LogDir:
         return AttemptLogs(workers, directory)
 
     def remove_if_unused(self) -> None:
-        """Remove the folder if nothing was ever written there: no round has begun."""
-        for path in (self.path, self._temporary_dir):
-            if path is not None:
+        """Remove the folder if no round has begun, a temporary one also if it holds no file."""
+        if self._temporary_dir is not None:
+            for folder, _, _ in os.walk(self._temporary_dir, topdown=False):
                 with contextlib.suppress(OSError):
-                    os.rmdir(path)
+                    os.rmdir(folder)  # which removes no files
+            return
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
 
     def remove_if_temporary(self) -> None:
         """Remove the folder if the user named none; one given by ``--log-dir`` always stays."""

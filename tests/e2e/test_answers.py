@@ -1,4 +1,4 @@
-"""Answers on standard output that nobody reads to the end, or that have no room."""
+"""What commands leave behind: answers that nobody reads or that have no room, and folders."""
 
 import os
 import subprocess
@@ -53,6 +53,12 @@ def test_a_full_disk_is_said_in_one_sentence(ft: "Launcher", arguments: tuple[st
             "ft-run: error: standard output cannot be written: No space left on device; right "
             "would be a file on a disk with room, a pipe or a terminal.\n",
         )
+
+
+def test_a_failed_job_leaves_no_empty_folders(ft: "Launcher") -> None:
+    command = ft.run("--standalone", ft.script("raise SystemExit(7)"))
+    assert command.process.returncode == exit_codes.WORKERS_FAILED
+    assert list(ft.temporary.iterdir()) == []
 
 
 def test_an_error_that_cannot_be_written_keeps_its_status(ft: "Launcher") -> None:
