@@ -38,7 +38,10 @@ _POLICY_OPTIONS = (
 _DEFAULT_POLICY = PolicySpec()
 
 _RULES_MAX = 100
-"""To read an expression takes a second at worst."""
+"""To read the longest expression takes 0.04 s."""
+
+_COUNT_MAX = 2**31
+"""No job comes to as many rounds or restarts; with one more, a number would not fit a message."""
 
 
 def refusal(attend: Attend, job: JobSpec | None) -> str | None:
@@ -73,17 +76,41 @@ def _nonsense(attend: Attend) -> str | None:
             f"the minimum of --nnodes ({job.min_nodes}) is not a multiple of --node-unit "
             f"({job.node_unit})."
         )
-    if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
-        return (
-            f"--rescale-delay {job.rescale_delay_s:g} makes no sense; right would be a number of "
-            "seconds, 0 or more, or never."
-        )
+    bad_number = _bad_number(job)
+    if bad_number is not None:
+        return bad_number
+    if attend.claim is not None and max(attend.claim.round, attend.claim.restarts) >= _COUNT_MAX:
+        return f"this node claims round {attend.claim.round} with {attend.claim.restarts} restarts."
     if not node.node_id or not node.incarnation or node.local_world_size < 1:
         return "this node sent no identity or no number of workers; is it an ft-run agent?"
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
         return (
             f"--node-rank {node.wanted_rank} is not below the number of nodes "
             f"({job.max_nodes}); right would be 0 to {job.max_nodes - 1}."
+        )
+    return None
+
+
+def _bad_number(job: JobSpec) -> str | None:
+    """A peer may send what no command line gives."""
+    policy = job.policy or _DEFAULT_POLICY
+    numbers = [
+        ("--restart-window", policy.restart_window_s),
+        ("--restart-backoff", policy.backoff_first_s),
+        ("--restart-backoff", policy.backoff_max_s),
+    ]
+    if job.checks is not None:
+        numbers += [
+            ("--check-timeout", job.checks.timeout_s),
+            ("--straggler-threshold", job.checks.straggler_threshold),
+        ]
+    for flag, value in numbers:
+        if not 0 <= value < math.inf:
+            return f"{flag} {value:g} makes no sense; right would be a number, 0 or more."
+    if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
+        return (
+            f"--rescale-delay {job.rescale_delay_s:g} makes no sense; right would be a number of "
+            "seconds, 0 or more, or never."
         )
     return None
 

@@ -34,7 +34,7 @@ class Joining(Checking):
         """By incarnation, all that have been in this job."""
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
-        sentence = refusal(attend, self.job)
+        sentence = refusal(attend, self.job) if self.job else self._refusal_of_first(attend)
         if sentence is not None and self._is_of_a_running_job(attend):
             self._yield_to(attend, now)
             sentence = None
@@ -76,7 +76,18 @@ class Joining(Checking):
         is_begun = self._adoption is not None or self._formed_before or self._ending is not None
         if self.job is None or attend.claim is None or is_begun:
             return False
-        return attend.job.job_id == self.job.job_id and refusal(attend, None) is None
+        is_same = attend.job.job_id == self.job.job_id
+        return is_same and self._refusal_of_first(attend) is None
+
+    def _refusal_of_first(self, attend: Attend) -> str | None:
+        """Return why the options of a node may not become those of the job; None where they may."""
+        sentence, checks = refusal(attend, None), attend.job.checks
+        if sentence is None and checks is not None and self.examiner is not None:
+            try:
+                self.examiner(checks, (), ())
+            except ValueError as error:
+                return f"the options of the checks make no sense: {error}."
+        return sentence
 
     def _yield_to(self, attend: Attend, now: float) -> None:
         """Refuse all who are here: a node that was in a round of the job has other options."""

@@ -240,8 +240,8 @@ BREAKS = (
     Break(
         "options of another job do not hold",
         "joining",
-        "return attend.job.job_id == self.job.job_id and refusal(attend, None) is None",
-        "return refusal(attend, None) is None",
+        "is_same = attend.job.job_id == self.job.job_id",
+        "is_same = True",
     ),
     Break(
         "a lost start is repeated",

@@ -1,5 +1,6 @@
 """Checks as part of forming a round: who is asked what, who stays, who is asked again."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -286,6 +287,24 @@ def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
     assert scene.verdict_on("a").sentence == (
         "two nodes cannot tell which of them makes their inter-node latency miss its floor"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"level": "zork"}, "the options of the checks make no sense: 'zork'"),
+        ({"floors": ("bogus=3",)}, "the options of the checks make no sense: no such metric"),
+        ({"floors": ("=3",)}, "the options of the checks make no sense: no such metric"),
+        ({"timeout_s": math.inf}, "--check-timeout inf makes no sense"),
+        ({"straggler_threshold": math.nan}, "--straggler-threshold nan makes no sense"),
+    ],
+)
+def test_options_that_no_command_line_gives_are_refused(given, words):
+    """Before the checks begin: then they would end the master."""
+    scene = CheckScene(2, spec=given)
+    scene.attend("a")
+    assert words in scene.last("a", Refused).sentence
+    assert scene.group.job is None
 
 
 def test_checks_of_nodes_with_other_options_are_given_up():

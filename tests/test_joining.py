@@ -13,6 +13,7 @@ from ft_run.rendezvous.messages import (
     JobSpec,
     Leave,
     Outcome,
+    PolicySpec,
     Refused,
     Verdict,
     Waiting,
@@ -66,6 +67,30 @@ def test_a_rank_beyond_the_world_is_refused():
     scene = Scene(2)
     scene.attend("a", wanted_rank=2)
     assert "--node-rank 2" in scene.last("a", Refused).sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"restart_window_s": math.nan}, "--restart-window nan makes no sense"),
+        ({"restart_window_s": -1.0}, "--restart-window -1 makes no sense"),
+        ({"backoff_first_s": math.inf}, "--restart-backoff inf makes no sense"),
+        ({"backoff_max_s": -1.0}, "--restart-backoff -1 makes no sense"),
+    ],
+)
+def test_numbers_of_a_policy_that_no_command_line_gives_are_refused(given, words):
+    scene = Scene(2)
+    scene.attend("a", job=replace(scene.job, policy=PolicySpec(**given)))
+    assert words in scene.last("a", Refused).sentence
+    assert scene.group.job is None
+
+
+@pytest.mark.parametrize("number", [{"number": 2**31}, {"number": 4, "restarts": 2**31}])
+def test_a_claim_that_no_message_could_go_on_from_is_refused(number):
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(rank=0, **number))
+    assert f"this node claims round {number['number']}" in scene.last("a", Refused).sentence
+    assert scene.group.phase is GroupPhase.GATHERING
 
 
 def test_a_refused_first_node_decides_nothing():
