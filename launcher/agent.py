@@ -129,7 +129,8 @@ class Agent:
         self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
         self._started = -1
         """The last round whose workers were started here."""
-        self._last_down = ""
+        self._told_down: set[str] = set()
+        """Why the connection is gone, as far as that was told since it was there."""
         self.status = say.LiveStatus(options)
 
     # --- what the launcher calls -------------------------------------------------------------
@@ -305,17 +306,17 @@ class Agent:
         self._checks.connected()
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
-        if again or self._last_down:
+        if again or self._told_down:
             self._event("connected to the master" + (" again" if again else ""))
-        self._last_down = ""
+        self._told_down.clear()
 
     def _link_down(self, reason: str) -> None:
         self.status.connected = False
-        if reason != self._last_down:  # each change once
+        if reason not in self._told_down:  # while a link is cut, two may take turns for minutes
+            self._told_down.add(reason)
             running = self._workers.group is not None
             where = self._options.rendezvous.endpoint
             self._event(say.link_down(reason, where, running), logging.WARNING)
-        self._last_down = reason
 
     async def _waiting(self, waiting: Waiting) -> None:
         before, self.status.waiting = self.status.waiting, waiting

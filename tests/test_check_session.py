@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from ft_run.rendezvous.check_messages import (
     CheckSpec,
     CheckVerdict,
 )
-from ft_run.rendezvous.link import MasterLink
+from ft_run.rendezvous.link import LinkDown, LinkUp, MasterLink
 from ft_run.rendezvous.messages import Heard, MasterMessage, NodeMessage, Outcome, Verdict, Waiting
 
 PASSED = CheckVerdict(0, "", "2 of 2 nodes pass", "")
@@ -97,8 +98,8 @@ class Node:
         )
         self.agent._link = cast(MasterLink, self.link)
 
-    async def hear(self, *messages: MasterMessage) -> None:
-        """Take what the master says."""
+    async def hear(self, *messages: MasterMessage | LinkDown | LinkUp) -> None:
+        """Take what the master says, or the link to it."""
         for message in messages:
             await self.agent._handle(message)
             await asyncio.sleep(0)
@@ -239,3 +240,15 @@ def test_an_order_that_was_dropped_is_carried_out_for_the_next_master() -> None:
         reserve.close()
 
     asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+def test_why_the_master_is_away_is_told_once_each_time_it_is_away(node, capfd):
+    """While a link is cut, a connection fails in one way and then in another, for minutes."""
+
+    async def test(node: Node) -> None:
+        refused, unreachable = LinkDown("connection refused"), LinkDown("no route to the host")
+        await node.hear(refused, unreachable, refused, unreachable, LinkUp(again=True), refused)
+
+    node(test)
+    told = re.findall(r"connection refused|no route|connected", capfd.readouterr().err)
+    assert told == ["connection refused", "no route", "connected", "connection refused"]

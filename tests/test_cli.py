@@ -112,6 +112,7 @@ def test_a_script_that_was_meant_differently(folder: Path) -> None:
     (folder / "package").mkdir()
     (folder / "package" / "run.py").touch()
     assert sentence("package.run").endswith("; did you mean -m package.run?")
+    assert sentence("statsu").endswith("; did you mean the command ft-run status?")
     assert sentence("python3", "train.py").endswith(
         "; ft-run starts Python by itself: leave it out, or use --no-python for a program."
     )
