@@ -243,6 +243,21 @@ def test_nodes_that_passed_alone_at_different_times_meet_before_they_are_in_one_
     assert "all" in phases
 
 
+def test_who_has_passed_alone_is_checked_again_among_several():
+    """Nobody knows whether it is good company, by which newcomers could be judged."""
+    scene = checked("ax", 2, 3)
+    scene.detach("x")
+    scene.wait(1)
+    scene.check_all()
+    assert scene.verdict_on("a").exit_code == 0
+    scene.detach("a")
+    for name in "bca":
+        scene.attend(name)
+    assert {name: order.phase for name, order in scene.open_orders().items()} == dict.fromkeys(
+        "abc", "facts"
+    )
+
+
 def test_warn_mode_starts_all_the_same_and_says_what_it_found():
     scene = checked("ab", 2, world=World((), bad_alone=frozenset("a")), spec={"is_binding": False})
     scene.check_all()
