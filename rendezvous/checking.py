@@ -303,7 +303,8 @@ class Checking(Rounds):
         assert self.job.checks is not None
         self.phase = GroupPhase.GATHERING
         self._examined = checks.nodes
-        self._bad_links += conclusion.bad_links
+        # Each once, however often it is found again in a job of weeks.
+        self._bad_links = tuple(dict.fromkeys((*self._bad_links, *conclusion.bad_links)))
         self._note(f"checks: {conclusion.sentence}")
         went = self._tell_findings(self.job.checks, checks, conclusion)
         if self.job.checks.only:

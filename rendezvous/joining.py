@@ -100,6 +100,7 @@ class Joining(Checking):
         )
         self.job, self.phase = attend.job, GroupPhase.GATHERING
         self._give_up_checks()
+        self._forget_findings()
         for node in list(self.roster):
             self._refuse(node.link, node.spec.node_id, sentence)
             self._forget(node)

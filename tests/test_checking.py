@@ -975,3 +975,15 @@ def test_a_bad_link_of_a_job_that_nobody_is_left_of_keeps_no_node_out_of_the_nex
     scene.attend("a")
     scene.attend("b")
     assert sorted(scene.ranks("a", "b")) == [0, 1]
+
+
+def test_a_bad_link_between_nodes_with_other_options_keeps_none_out_of_the_running_job():
+    scene = too_few_beside_a_bad_link()
+    scene.job = replace(scene.job, min_nodes=4, max_nodes=4, checks=None)
+    scene.attend("d", claim=claim_of(4, 0, nodes=4))
+    assert all(scene.last(name, Refused) for name in "abc")
+    for name in "abc":
+        scene.attend(name)
+    scene.wait(scene.group.settings.adoption_grace_s)
+    scene.stopped("d")
+    assert scene.place("d").round == 5
