@@ -147,6 +147,8 @@ class Job:
         (folder / "tmp").mkdir()
         (folder / "workers").mkdir()
         os.mkfifo(folder / "workers" / "release")
+        # Held for reading too: a worker may open it after the release, and finds its byte.
+        self._release = os.open(folder / "workers" / "release", os.O_RDWR)
         port = free_port()
         command = [
             str(launcher.path),
@@ -187,9 +189,7 @@ class Job:
 
     def release(self) -> None:
         """Let workers of mode ``wait`` end."""
-        pipe = self._folder / "workers" / "release"
-        with suppress(OSError):  # nobody waits: a job that failed
-            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        os.write(self._release, bytes(self._shape.world_size))
 
     def finish(
         self, attempts: int, timeout_s: float, killed: "subprocess.Popen[bytes] | None" = None
@@ -223,7 +223,8 @@ class Job:
         return result
 
     def kill(self) -> None:
-        """End whatever is left, process by process."""
+        """End whatever is left, process by process; nothing can be done with the job then."""
+        os.close(self._release)
         for _ in range(3):  # what is killed may just have started something
             for pid in marked(self.mark):
                 with suppress(ProcessLookupError):

@@ -4,8 +4,8 @@
 
 It imports MODULE, writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and
 then does as MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when
-everybody is there; ``wait``: until the pipe FOLDER/release is opened and closed. One that waits
-writes ``told RANK TIME_NS`` when it gets SIGTERM, and ends.
+everybody is there; ``wait``: until there is a byte for it in the pipe FOLDER/release. One that
+waits writes ``told RANK TIME_NS`` when it gets SIGTERM, and ends.
 
 Attempts are counted by files in FOLDER: torchrun's TORCHELASTIC_RESTART_COUNT differs from node
 to node of one attempt.
@@ -32,8 +32,7 @@ def main() -> None:
     os.write(1, line.encode())
     if mode == "wait":
         signal.signal(signal.SIGTERM, lambda *_: _told(rank))
-        with open(f"{folder}/release", "rb") as pipe:
-            pipe.read()
+        os.read(os.open(f"{folder}/release", os.O_RDONLY), 1)
     elif mode == "die-once" and attempt == 0:
         if rank == 0:
             _die(folder, size)

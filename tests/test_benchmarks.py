@@ -216,6 +216,12 @@ class TestCompare:
             assert [sample["problems"] for sample in row["samples"][launcher]] == [[]]
             assert row["metrics"]["time"][launcher]["median"] > 0
 
+    def test_workers_are_released_also_before_they_wait(self, load: Callable[[str], Any]) -> None:
+        jobs = load("jobs")
+        with jobs.running_job(jobs.Launcher.FT_RUN, jobs.Shape(), "wait") as job:
+            job.release()
+            assert job.finish(attempts=1, timeout_s=60.0).problems == []
+
     def test_the_row_of_the_spare_is_of_ft_run_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "figures.json"
         result = run_benchmark("compare.py", "--quick", "--rows", "spare-4", "--json", path)
