@@ -148,16 +148,16 @@ def test_the_options_are_those_of_the_nodes_that_were_in_a_round(claim):
     assert scene.group.round == (4 if claim.nodes else -1)
 
 
-def test_who_waits_for_the_identity_of_a_node_that_is_refused_gets_it():
+def test_who_waits_for_the_identity_of_a_node_that_is_refused_needs_the_options_too():
     scene = Scene(2)
+    scene.mute.add("a")
     scene.attend("a", job=_OTHER)
-    scene.attend("other", node_id="a", job=_OTHER)
-    scene.attend("same", node_id="a", claim=claim_of(4, 0))
-    assert scene.all_told("a", Refused)
-    assert scene.all_told("other", Refused)
+    scene.attend("twin", node_id="a", job=_OTHER)
+    assert scene.all_told("twin", Refused) == [], "it waits for the answer of the first"
     scene.attend("b", claim=claim_of(4, 1))
-    assert (scene.group.round, scene.group.phase) == (4, GroupPhase.RUNNING)
-    assert scene.all_told("same", Refused) == []
+    assert scene.all_told("a", Refused)
+    assert scene.all_told("twin", Refused)
+    assert [node.spec.node_id for node in scene.group.roster] == ["b"]
 
 
 @pytest.mark.parametrize("first", ["formed a round", "was in one", "is of another job"])
