@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import grpc.aio
 from ft_run.protos import rendezvous_pb2 as pb
-from ft_run.rendezvous.channel_options import SERVICE, server_options
+from ft_run.rendezvous.transport.channel_options import SERVICE, server_options
 from swarm import WORKERS
 
 _REASON = "rank 0 on node 0 (node-0) was killed by SIGKILL"

@@ -22,9 +22,8 @@ from typing import Any
 import grpc
 import grpc.aio
 from ft_run.protos import rendezvous_pb2 as pb
-from ft_run.rendezvous.channel_options import SERVICE, client_options
-from ft_run.rendezvous.failure import Failure, FailureKind
-from ft_run.rendezvous.messages import (
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
     Attend,
     Done,
@@ -34,8 +33,9 @@ from ft_run.rendezvous.messages import (
     NodeSpec,
     Stopped,
 )
-from ft_run.rendezvous.offer import Offer
-from ft_run.rendezvous.wire import encode_node
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.channel_options import SERVICE, client_options
+from ft_run.rendezvous.transport.codec import encode_node
 from procfs import cpu_s, memory
 
 WORKERS = 8

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .. import defaults, exit_codes
-from ..rendezvous.check_messages import CheckSpec
-from ..rendezvous.examination import CheckStep, Conclusion, Finding
+from ..rendezvous.group.examination import CheckStep, Conclusion, Finding
+from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import COMPARED_FACTS
 from .measure import needed_s
 from .plan import MAX_ROUNDS, just_failed, plan

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Final
 
-from ..rendezvous.failure import blames_peer
+from ..rendezvous.protocol.failure import blames_peer
 from .records import Fact, Metrics, Phase, Record
 
 _WORST: Final[Mapping[str, Callable[[list[float]], float]]] = {"latency_us": max}

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .. import defaults
-from ..rendezvous.check_messages import CheckSpec
-from ..rendezvous.endpoint import Endpoint
-from ..rendezvous.messages import JobSpec, PolicySpec
+from ..rendezvous.protocol.check_messages import CheckSpec
+from ..rendezvous.protocol.endpoint import Endpoint
+from ..rendezvous.protocol.messages import JobSpec, PolicySpec
 
 
 class ScriptMode(enum.Enum):

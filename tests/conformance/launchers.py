@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ft_run.tests import ports
 from ft_run.tests.e2e.conftest import FT_RUN, TIMEOUT_S, Command
 from ft_run.tests.e2e.conftest import Launcher as Driver
+from ft_run.tests.harness import ports
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 _IMAGE = Path(__file__).with_name("torchrun_image.py")

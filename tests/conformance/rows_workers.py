@@ -98,7 +98,7 @@ torch.cuda.get_device_properties = lambda index: types.SimpleNamespace(
 """,
     "ft-run": """
 import types
-from ft_run.launcher import accelerators
+from ft_run.launcher.machine import accelerators
 nvml = types.SimpleNamespace(
     NVMLError=OSError, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
     nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda index: index,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ft_run.tests.hosts import Host, Network
+from ft_run.tests.harness.hosts import Host, Network
 
 if TYPE_CHECKING:
     from conftest import Command, Launcher

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from ft_run.tests import hosts, ports
-from ft_run.tests.hosts import Host, Network
+from ft_run.tests.harness import hosts, ports
+from ft_run.tests.harness.hosts import Host, Network
 
 FT_RUN = str(Path(sys.executable).with_name("ft-run"))
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

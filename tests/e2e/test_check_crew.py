@@ -4,17 +4,17 @@ import json
 import sys
 
 import pytest
-from ft_run.tests import ports
 from ft_run.tests.e2e.imports import torch_notes
+from ft_run.tests.harness import ports
 
 # gRPC must not be loaded before a spawner is forked, and pytest's process may have loaded it: the
 # crews live in a process of their own, which takes what to do as JSON and prints records.
 DRIVER = """
 import asyncio, json, sys
-from ft_run.launcher.spawner_client import SpawnerClient
+from ft_run.launcher.spawner.client import SpawnerClient
 spawners = [SpawnerClient() for _ in range(int(sys.argv[1]))]
 from ft_run.checks.records import Level, Order, Phase, record_to_json
-from ft_run.launcher.check_crew import CheckCrew, CrewPlan
+from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 
 async def carry_out(plan, steps):
     crews = [
@@ -133,10 +133,10 @@ def test_an_interpreter_that_is_not_there_is_named(crews):
 
 TOO_MANY_FILES = """
 import asyncio, os, resource
-from ft_run.launcher.spawner_client import SpawnerClient
+from ft_run.launcher.spawner.client import SpawnerClient
 spawner = SpawnerClient()
 from ft_run.checks.records import Level, Order, Phase
-from ft_run.launcher.check_crew import CheckCrew, CrewPlan
+from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 
 LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
 FACTS = Order(1, Phase.FACTS, Level.LIGHT, 0, 4, "", 0, 50.0)

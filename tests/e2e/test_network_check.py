@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from ft_run.tests.hosts import Host
+from ft_run.tests.harness.hosts import Host
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
 

@@ -15,7 +15,7 @@ def children(pid):
 
 
 def is_image(pid):
-    return b"image_main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"forkserver_main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def state_of(pid):

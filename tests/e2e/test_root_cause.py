@@ -16,7 +16,7 @@ from ft_run import exit_codes
 
 if TYPE_CHECKING:
     from conftest import Command, Launcher
-    from ft_run.tests.hosts import Network
+    from ft_run.tests.harness.hosts import Network
 
 WORKERS = """
 import ctypes, json, os, socket, sys, time, traceback

@@ -1,0 +1,404 @@
+"""The agent: what one node does from attending to the verdict.
+
+One loop takes events from one queue: what the master says, what becomes of workers, signals and
+timers, with one method for each. It decides nothing for the group and never waits on a poll.
+It never imports torch.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import (
+    NodeExcludedError,
+    RefusedError,
+    RendezvousError,
+    SpawnerLostError,
+)
+from ...rendezvous.protocol.check_messages import (
+    CheckOrder,
+    CheckProgress,
+    CheckResult,
+    CheckVerdict,
+)
+from ...rendezvous.protocol.failure import signal_name
+from ...rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Attend,
+    Challenge,
+    Excluded,
+    Heard,
+    Leave,
+    NodeSpec,
+    Outcome,
+    Place,
+    Refused,
+    Start,
+    Stop,
+    Verdict,
+    Waiting,
+)
+from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
+from ..machine.network import PortReservation
+from ..preflight.session import CheckSession, Crew
+from ..preflight.show import show_finding, unfit
+from ..reporting import event_lines as say
+from ..reporting.event_log import EventLog
+from ..spawner.client import (
+    Empty,
+    Exited,
+    ImageEvent,
+    Spawned,
+    SpawnerEvent,
+    SpawnerGone,
+)
+from ..version import VERSION
+from .claim import OwnClaim
+from .ending import NodeEnd, show_verdict
+from .identity import NodeIdentity
+from .orphans import adopt_orphans, kill_orphans
+from .parts import NodeParts
+from .reports import NodeReports, Report
+from .supervisor import Supervisor, TimeOver
+from .worker_group import GroupState
+
+_DRAIN_S = 10.0
+"""How long what workers have written may take to be shown, before the last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signalled:
+    number: int
+
+
+class _FarewellOver:
+    """The master is still away, and this node waits no longer to tell it that it leaves."""
+
+
+_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver
+
+
+class Agent:
+    """One node of a job. Create it and ``run`` it on an event loop."""
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        *,
+        identity: NodeIdentity,
+        address: str,
+        port: PortReservation,
+        crew: Crew | None,
+    ) -> None:
+        """Create an agent.
+
+        Args:
+            parts: what the node was given before its event loop.
+            identity: who this node is.
+            address: where other nodes reach it.
+            port: where it would host the store.
+            crew: its check workers; None without checks.
+        """
+        self._parts = parts
+        self._options = options = parts.options
+        self._port = port
+        self._event = parts.display.event
+        self._node = NodeSpec(
+            node_id=identity.node_id,
+            incarnation=identity.incarnation,
+            host=identity.host,
+            address=address,
+            role=options.role,
+            local_world_size=parts.count.count,
+            wanted_rank=options.rendezvous.node_rank,
+        )
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._link: MasterLink | None = None
+        self._event_log = EventLog(options, identity.host, parts.commands.argv(0)[0])
+        self._claim = OwnClaim()
+        self._end = NodeEnd(options)
+        self._reports = NodeReports(
+            self._claim,
+            self._end,
+            port,
+            self._send,
+            self._left,
+            rank0_decides=options.policy is not None and options.policy.rank0_decides,
+        )
+        self._workers = Supervisor(
+            self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
+        )
+        self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
+        self._started = -1
+        """The last round whose workers were started here."""
+        self._told_down: set[str] = set()
+        """Why the connection is gone, as far as that was told since it was there."""
+        self.status = say.LiveStatus(options)
+
+    # --- what the launcher calls -------------------------------------------------------------
+
+    def attend(self) -> Attend:
+        """Return what this node says first on every stream, as of now."""
+        return Attend(
+            protocol=PROTOCOL_VERSION,
+            version=VERSION,
+            job=self._options.job_spec(),
+            node=self._node,
+            offer=self._port.offer,
+            claim=self._claim.present(),
+            leaving=signal_name(self._end.signal) if self._end.signal is not None else "",
+        )
+
+    def post(self, event: _Event) -> None:
+        """Take an event; it is handled in its turn."""
+        self._events.put_nowait(event)
+
+    async def run(self, connect: Callable[["Agent"], MasterLink]) -> int:
+        """Attend until the job is over for this node; return the exit status.
+
+        Args:
+            connect: makes the link to the master; it calls ``attend`` and ``post``.
+
+        Raises:
+            RefusedError: the master refuses this node.
+            RendezvousError: the master cannot be reached.
+            SpawnerLostError: the spawner died.
+        """
+        loop = asyncio.get_running_loop()
+        self._handle_signals(loop)
+        self._parts.spawner.listen(self.post)
+        relay = self._parts.relay
+        if relay is not None:
+            relay.attach(loop)
+        self._link = connect(self)
+        self._checks.prepare()
+        loop.call_soon(adopt_orphans, loop)
+        while not self._is_over():
+            await self._handle(await self._events.get())
+        self._workers.close()
+        await self._checks.rest()  # or what ends the crew would be answered by a new one
+        await self._link.close()
+        if relay is not None:
+            await relay.aclose(_DRAIN_S)
+        return self._end.status()
+
+    def _is_over(self) -> bool:
+        """Whether the outcome is known and nothing of the workers is left."""
+        return self._end.is_known and self._workers.group is None
+
+    # --- signals -----------------------------------------------------------------------------
+
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in self._options.signals:
+            # What was ignored when we were started (nohup, a shell's background) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.post, _Signalled(number))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            if number not in self._options.signals:
+                loop.add_signal_handler(number, self._parts.spawner.signal, number)
+
+    async def _signalled(self, event: _Signalled) -> None:
+        name, group = signal_name(event.number), self._workers.group
+        if not self._end.is_ahead:
+            if event.number == signal.SIGINT and group is not None:
+                self._event("a second Ctrl-C: killing what is left", logging.WARNING)
+                group.kill()
+            elif group is None:
+                self._end.left()  # it only waits for the master
+            return
+        self._end.asked_by(event.number)
+        self._event(say.leaving(name, group.alive if group is not None else 0), logging.WARNING)
+        self._send(Leave(name))
+        if group is None:
+            self._left()
+        else:
+            self._workers.stop(event.number)
+
+    def _left(self) -> None:
+        """No worker is left here: go, if a signal asked for that, but let the master know why.
+
+        One that is away is waited for, for a moment and never beyond ``--shutdown-timeout``: it
+        would take this node for lost, which costs the others a restart.
+        """
+        is_missed = self._claim.has_peers and not self.status.connected
+        patience_s = self._end.patience_s() if is_missed else 0.0
+        if patience_s > 0:
+            self._event(say.farewell(patience_s))
+            asyncio.get_running_loop().call_later(patience_s, self.post, _FarewellOver())
+        else:
+            self._end.left()
+
+    # --- the master --------------------------------------------------------------------------
+
+    async def _handle(self, event: _Event) -> None:
+        match event:
+            case Start(place):
+                await self._rest_from_checks()
+                self._start(place)
+            case CheckOrder():
+                self._take_order(event)
+            case CheckProgress(text):
+                self._show_progress(text)
+            case CheckVerdict():
+                await self._take_finding(event)
+            case Stop():
+                self._stop(event)
+            case Waiting():
+                await self._waiting(event)
+            case Verdict():
+                self._take_verdict(event)
+            case Refused(sentence, is_displaced):
+                if is_displaced:
+                    self._workers.kill()
+                self._give_up(RefusedError(sentence))
+            case Excluded(sentence):
+                self._workers.kill()  # if it has any, it was lost before
+                self._give_up(NodeExcludedError(sentence))
+            case Challenge():
+                self._send(Answer())
+            case LinkUp(again):
+                self._link_up(again)
+            case LinkDown(reason):
+                self._link_down(reason)
+            case LinkLost(sentence):
+                self._give_up(RendezvousError(sentence))
+            case Spawned():
+                await self._workers.spawned(event)
+            case Exited():
+                await self._workers.exited(event)
+            case Empty():
+                self._workers.empty()
+            case TimeOver():
+                await self._workers.time_over(event)
+            case ImageEvent():
+                self._event(*say.image(event, self._options.preload))
+            case SpawnerGone():
+                await self._spawner_gone()
+            case _Signalled():
+                await self._signalled(event)
+            case _FarewellOver():
+                self._end.left()
+
+    def _take_order(self, order: CheckOrder) -> None:
+        if self._end.is_ahead and self._checks.take(order):
+            self._show_progress(order.progress)
+
+    def _show_progress(self, text: str) -> None:
+        if self._end.is_ahead:
+            self.status.checking = text
+            self._event(say.checking(text), logging.DEBUG)
+
+    async def _take_finding(self, found: CheckVerdict) -> None:
+        """Go on, or go: the checks of this node are over."""
+        if not self._checks.hear(found):
+            return  # said twice
+        await self._rest_from_checks()
+        self._claim.is_checked = not found.exit_code
+        if self._options.checks is not None:
+            show_finding(found, self._parts.display, self._options.checks)
+        if found.exit_code:
+            self._give_up(unfit(found))
+
+    async def _rest_from_checks(self) -> None:
+        await self._checks.rest()
+        self.status.checking = ""
+
+    def _link_up(self, again: bool) -> None:
+        self.status.connected = True
+        self._checks.connected()
+        if self._end.signal is not None and self._workers.group is None:
+            self._end.left()  # the master has been told, with this node's first words
+        if again or self._told_down:
+            self._event("connected to the master" + (" again" if again else ""))
+        self._told_down.clear()
+
+    def _link_down(self, reason: str) -> None:
+        self.status.connected = False
+        if reason not in self._told_down:  # while a link is cut, two may take turns for minutes
+            self._told_down.add(reason)
+            running = self._workers.group is not None
+            where = self._options.rendezvous.endpoint
+            self._event(say.link_down(reason, where, running), logging.WARNING)
+
+    async def _waiting(self, waiting: Waiting) -> None:
+        before, self.status.waiting = self.status.waiting, waiting
+        if waiting.spare and self._workers.group is None:
+            self._claim.became_spare()
+            await self._rest_from_checks()  # a spare holds no device
+        if say.is_news(waiting, before):
+            self._event(say.waiting(waiting))
+
+    def _start(self, place: Place) -> None:
+        if not self._end.is_ahead or place.round <= self._started:  # or said twice
+            return
+        self._started = place.round
+        if place.cause is not None:
+            self._event(say.restart(place, self._options), logging.WARNING)
+        elif place.round > 0:
+            self._event(say.regroup(place))
+        self._claim.started(place)
+        self._workers.start(place)
+        self.status.started(place)
+
+    def _stop(self, stop: Stop) -> None:
+        group = self._workers.group
+        self._reports.told_to_stop(stop.round)
+        if group is None or group.place.round != stop.round:
+            self._reports.nothing_runs(stop.round)
+            return
+        if stop.is_stale and group.state is not GroupState.KILLING:
+            self._event(say.stale(group.place, stop.reason, group.alive))
+            self._workers.kill()
+        elif group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+            self._event(say.stopping(group.place, stop.reason, group.alive))
+            self._workers.stop(lets_settle=stop.lets_settle)
+
+    def _take_verdict(self, verdict: Verdict) -> None:
+        self._send(Heard())
+        self._end.judged(verdict, self._checks.missed(verdict))
+        self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
+
+    def _give_up(self, error: Exception) -> None:
+        """End this node for a reason of its own."""
+        self._end.failed(error)
+        self._workers.end(gently=False)
+
+    # --- the spawner -------------------------------------------------------------------------
+
+    async def _spawner_gone(self) -> None:
+        """The kernel has killed the workers; what they had started was left to this process."""
+        relay = self._parts.relay
+        await kill_orphans(spare=relay.pid if relay is not None else None)
+        self._workers.forget()
+        self._give_up(
+            SpawnerLostError(
+                "the spawner process was killed, and the workers with it; nothing was left "
+                "running on this node."
+            )
+        )
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def last_word(self) -> None:
+        """Print how the job ended, once, after everything else."""
+        if self.verdict is not None:
+            self._event_log.ended(self.verdict)
+            show_verdict(self.verdict, self._parts)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the job ended; None while it has not, or where this node left before."""
+        return self._end.verdict
+
+    @property
+    def last_workers(self) -> dict[int, int]:
+        """Process ids by rank of this node's workers in the last round; none for a spare."""
+        first = self._claim.first_rank
+        return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
+
+    def _send(self, message: Report | Leave | Answer | Heard | CheckResult) -> None:
+        assert self._link is not None
+        self._link.send(message)

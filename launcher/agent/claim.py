@@ -1,0 +1,92 @@
+"""What this node claims of its last round: all that a master that knows nothing must be told."""
+
+import time
+from dataclasses import replace
+
+from ...rendezvous.protocol.failure import Failure
+from ...rendezvous.protocol.messages import Claim, ClaimState, Place
+
+
+class OwnClaim:
+    """The claim of this node, kept up as its round goes on."""
+
+    def __init__(self) -> None:
+        self._claim: Claim | None = None
+        self._since = 0.0
+        self.is_checked = False
+        """The master has found this node fit for the job."""
+
+    def present(self) -> Claim | None:
+        """Return the claim as of now; None before the node's first round."""
+        if self._claim is None:
+            return None
+        claim = replace(self._claim, checked=self.is_checked)
+        if claim.past is None:
+            return claim
+        since_s = int(time.monotonic() - self._since)
+        return replace(claim, past=replace(claim.past, since_s=since_s))
+
+    @property
+    def state(self) -> ClaimState | None:
+        """How far the workers of the round are; None before the first."""
+        return self._claim.state if self._claim is not None else None
+
+    @property
+    def first_rank(self) -> int | None:
+        """The rank of local rank 0 in the last round; None for a spare."""
+        claim = self._claim
+        return claim.rank_offset if claim is not None and claim.nodes else None
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other nodes were in the world of the last round."""
+        return self._claim is not None and self._claim.nodes > 1
+
+    def knows_nothing_after(self, round_number: int) -> bool:
+        """Return whether the node was in no later round."""
+        return self._claim is None or self._claim.round <= round_number
+
+    def started(self, place: Place) -> None:
+        """The workers of a round are started."""
+        self._since = time.monotonic()
+        self._claim = Claim(
+            round=place.round,
+            formed_by=place.formed_by,
+            restarts=place.restarts,
+            nodes=place.nodes,
+            node_rank=place.node_rank,
+            rank_offset=place.rank_offset,
+            successor=place.successor,
+            state=ClaimState.RUNNING,
+            past=place.past,
+        )
+
+    def became_spare(self) -> None:
+        """Claim to be in no round's world, so that no later master takes us for a member."""
+        known = self._claim
+        self._claim = Claim(
+            round=known.round if known is not None else 0,
+            formed_by=known.formed_by if known is not None else "",
+            restarts=known.restarts if known is not None else 0,
+            nodes=0,
+            node_rank=0,
+            rank_offset=0,
+            successor="",
+            state=ClaimState.STOPPED,
+            past=known.past if known is not None else None,
+        )
+
+    def failed(self, failure: Failure) -> None:
+        """A worker of the round failed."""
+        assert self._claim is not None
+        self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
+
+    def done(self) -> None:
+        """The workers that decide have exited 0."""
+        assert self._claim is not None
+        self._claim = replace(self._claim, state=ClaimState.DONE)
+
+    def stopped(self, round_number: int) -> None:
+        """No worker of that round is alive; of another round it says nothing."""
+        if self._claim is not None and self._claim.round == round_number:
+            self._claim = replace(self._claim, state=ClaimState.STOPPED)

@@ -1,0 +1,211 @@
+"""Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import PortInUseError, UsageError
+from ...rendezvous.group.checking import Examiner
+from ...rendezvous.group.events import GroupSettings
+from ...rendezvous.group.examination import Examination
+from ...rendezvous.protocol.check_messages import CheckSpec
+from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.transport.link import (
+    LinkDown,
+    LinkEvent,
+    LinkLost,
+    LinkUp,
+    LocalLink,
+    MasterLink,
+)
+from ...rendezvous.transport.master import Master
+from ..machine.network import any_address, listen_address
+from ..options import RendezvousOptions
+from ..version import VERSION
+
+if TYPE_CHECKING:
+    from ...checks.results import Known
+    from ...rendezvous.transport.server import MasterServer
+    from .agent import Agent
+
+_PORT_TAKEN_CONNECT_S = 5.0
+"""A master that has this host's port answers at once; what does not answer is something else."""
+
+Note = Callable[[str, int], None]
+
+
+class Hosting:
+    """The master of this process, if it has one, and how its agent reaches the job's master."""
+
+    def __init__(self, options: RendezvousOptions, note: Note) -> None:
+        self._options = options
+        self._note = note
+        self._address: Endpoint | None = None
+        """Where the master would listen, if it belongs in this process; None if it does not."""
+        self._port_is_taken = False
+        self._retry: asyncio.Task[None] | None = None
+        self._server: MasterServer | None = None
+        self.master: Master | None = None
+        self.where = "standalone"
+        """For people: which master this node attends."""
+
+    async def start(self) -> None:
+        """Start the master if it belongs in this process.
+
+        Raises:
+            UsageError: the endpoint cannot be listened at.
+        """
+        endpoint = self._options.endpoint
+        if endpoint is None:
+            self.master = self._new_master()
+            return
+        self.where = f"master at {endpoint}"
+        if self._options.hosts_master is False:
+            return
+        address = listen_address(endpoint)
+        if address is None:
+            if not self._options.hosts_master:
+                return
+            # The name is that of a service or a translated address in front of this host.
+            address = Endpoint(any_address(), endpoint.port)
+        self._address = address
+        await self._serve(address)
+
+    def connect(self, agent: "Agent") -> MasterLink:
+        """Return the agent's link to the master."""
+        if self.master is not None:
+            # Not by way of a socket: nothing that may break, and no pings of this node's own.
+            return LocalLink(self.master, agent.attend, agent.post)
+        from ...rendezvous.transport.client import GrpcLink
+
+        endpoint = self._options.endpoint
+        assert endpoint is not None
+
+        connect_timeout_s = self._options.connect_timeout_s
+        if self._port_is_taken:
+            connect_timeout_s = min(connect_timeout_s, _PORT_TAKEN_CONNECT_S)
+        return GrpcLink(
+            endpoint,
+            agent.attend,
+            self._watched(agent.post) if self._port_is_taken else agent.post,
+            silence_s=self._silence_s,
+            connect_timeout_s=connect_timeout_s,
+            master_timeout_s=self._options.master_timeout_s,
+            port_is_taken=self._port_is_taken,
+        )
+
+    @property
+    def serves_others(self) -> bool:
+        """Whether the master is here and other nodes attend it."""
+        return self._server is not None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the master is here, and the other nodes need it for what they are about to do."""
+        return self.serves_others and self.master is not None and not self.master.group.is_settled
+
+    async def settled(self) -> None:
+        """Return when the master is not needed (``is_needed``)."""
+        if self.master is not None:
+            await self.master.settled()
+
+    async def stop(self, *, wait: bool) -> None:
+        """End the master.
+
+        Args:
+            wait: until every node has heard the verdict.
+        """
+        if self._retry is not None:
+            await self._retry  # it takes a moment, and what it may have begun must be ended
+        if self.master is None:
+            return
+        if wait:
+            await self.master.finished()
+        if self._server is not None:
+            await self._server.stop()
+        else:
+            self.master.close()
+
+    @property
+    def _silence_s(self) -> float:
+        from ...rendezvous.transport.channel_options import silence_s
+
+        return silence_s(self._options.node_timeout_s, self._options.node_grace_s)
+
+    async def _serve(self, address: Endpoint) -> None:
+        from ...rendezvous.transport.server import MasterServer
+
+        master = self._new_master()
+        server = MasterServer(master, VERSION, self._silence_s)
+        try:
+            await server.start(address)
+        except PortInUseError:
+            # Another agent of this host was first, or the master of the job before this one is
+            # about to end; or it is something else, as we shall see.
+            await server.stop()
+            self._port_is_taken = True
+            return
+        self.master, self._server = master, server
+        self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
+
+    def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
+        """Take over the port, should it become free before a master there has said a word.
+
+        Then it was that of the job before this one, which says nothing to a node that is new to
+        it. One that has spoken is waited for: the scheduler starts it again where it was.
+        """
+        has_spoken = False
+
+        def on_event(event: LinkEvent) -> None:
+            nonlocal has_spoken
+            is_of_the_link = isinstance(event, LinkUp | LinkDown | LinkLost)
+            has_spoken |= not is_of_the_link
+            if isinstance(event, LinkDown) and not has_spoken:
+                self._try_again()
+            post(event)
+
+        return on_event
+
+    def _try_again(self) -> None:
+        if self.master is None and (self._retry is None or self._retry.done()):
+            self._retry = asyncio.create_task(self._serve_after_all())
+
+    async def _serve_after_all(self) -> None:
+        assert self._address is not None
+        try:
+            await self._serve(self._address)
+        except UsageError as error:  # an address that this host has no more
+            self._note(f"cannot host the master: {error.sentence}", logging.DEBUG)
+        if self.master is not None:
+            text = f"the port of the endpoint is free now: master hosted here, {self._address}"
+            self._note(text, logging.INFO)
+
+    def _new_master(self) -> Master:
+        options = self._options
+        settings = GroupSettings(
+            join_timeout_s=options.join_timeout_s,
+            last_call_timeout_s=options.last_call_timeout_s,
+            node_grace_s=options.node_grace_s,
+            master_timeout_s=options.master_timeout_s,
+        )
+        return Master(
+            settings,
+            lambda text: self._note(f"master: {text}", logging.DEBUG),
+            examiner=new_examiner(),
+        )
+
+
+def new_examiner() -> Examiner:
+    """Return what begins to check nodes, for the jobs with checks of one master.
+
+    What is found of nodes that pass is remembered: who comes later is compared with them.
+    """
+    known: dict[str, Known] = {}
+
+    def begin(spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]) -> Examination:
+        from ...checks.ladder import Ladder  # most masters never need it
+
+        return Ladder(spec, nodes, vouched, known)
+
+    return begin

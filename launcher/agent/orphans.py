@@ -1,0 +1,39 @@
+"""What the spawner looked after, should it be killed: it becomes this process's."""
+
+import asyncio
+import os
+import signal
+
+from ..processes.tree import descendants, kill_all
+from ..spawner.spawner import become_subreaper
+from .supervisor import SURVIVES_KILL_S
+
+_KILL_AGAIN_S = 0.02
+
+
+def adopt_orphans(loop: asyncio.AbstractEventLoop) -> None:
+    """Adopt every descendant whose parent dies from now on, and reap it when it ends."""
+    become_subreaper()
+    loop.add_signal_handler(signal.SIGCHLD, _reap)
+
+
+async def kill_orphans(*, spare: int | None) -> None:
+    """Kill every descendant of this process but ``spare``; return when they are dead.
+
+    What is left after ``SURVIVES_KILL_S`` is in uninterruptible sleep.
+    """
+    for _ in range(round(SURVIVES_KILL_S / _KILL_AGAIN_S)):
+        if not kill_all(pid for pid in descendants(os.getpid()) if pid != spare):
+            return
+        await asyncio.sleep(_KILL_AGAIN_S)
+
+
+def _reap() -> None:
+    """Reap whatever was adopted: as a subreaper, or as PID 1 of a container."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return

@@ -1,0 +1,31 @@
+"""What a node is made of before its event loop: what must be forked, found or read beforehand."""
+
+from dataclasses import dataclass
+
+from ..logs.log_dir import LogDir
+from ..logs.relay_client import RelayClient
+from ..machine.worker_count import WorkerCount
+from ..options import LaunchOptions
+from ..reporting.display import Display
+from ..spawner.client import SpawnerClient
+from .worker_command import WorkerCommands
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """Made by ``launch``, which also closes them; each is used by who needs it."""
+
+    options: LaunchOptions
+    count: WorkerCount
+    commands: WorkerCommands
+    """Programs and environments of the workers."""
+    cpus: tuple[frozenset[int], ...] | None
+    """The CPUs that each worker is bound to, by local rank; None: not bound."""
+    log_dir: LogDir
+    spawner: SpawnerClient
+    """Starts and signals the workers that train."""
+    check_spawner: SpawnerClient | None
+    """Starts the check workers; None without checks."""
+    relay: RelayClient | None
+    """Carries the workers' output where it must be prefixed, filtered or copied."""
+    display: Display

@@ -1,0 +1,57 @@
+"""``--preload``: whether workers can be forked from an image here, and the order to make one."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from ..options import LaunchOptions, ScriptMode
+from ..spawner.client import SpawnerClient
+from .worker_command import WorkerCommands
+
+
+def start_preload(
+    options: LaunchOptions,
+    commands: WorkerCommands,
+    environ: Mapping[str, str],
+    spawner: SpawnerClient,
+) -> str | None:
+    """Have the spawner make an image, if one was asked for and can be of use.
+
+    Returns:
+        Why none is made although it was asked for; None otherwise.
+    """
+    if not options.preload:
+        return None
+    if options.mode is ScriptMode.COMMAND:
+        return "--preload is ignored with --no-python: the program is started as it is"
+    if remark := other_interpreter(environ):
+        return remark
+    if options.script.startswith("-"):
+        return "--preload is ignored: the script is not a file; workers start the ordinary way"
+    if not options.only_checks:  # or only check workers are started
+        spawner.preload(
+            options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
+        )
+    return None
+
+
+def other_interpreter(environ: Mapping[str, str]) -> str | None:
+    """Return why workers cannot be forked from an image, if their interpreter is another one."""
+    python = environ.get("PYTHON_EXEC")
+    if not python or _is_this_interpreter(python):
+        return None
+    return (
+        f"--preload is ignored: PYTHON_EXEC={python} is another interpreter than that of "
+        f"ft-run, {sys.executable}; workers start the ordinary way"
+    )
+
+
+def _is_this_interpreter(python: str) -> bool:
+    """Return whether ``python`` is the one that runs this, under whatever name of its folder.
+
+    The folder counts: two virtual environments have links to the same file.
+    """
+    found = os.path.abspath(shutil.which(python) or python)
+    same_folder = os.path.samefile(os.path.dirname(found), os.path.dirname(sys.executable))
+    return same_folder and os.path.samefile(found, sys.executable)

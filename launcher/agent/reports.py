@@ -1,0 +1,89 @@
+"""What this node tells the master of its workers: at once, and again in every claim."""
+
+from collections.abc import Callable
+
+from ...rendezvous.protocol.failure import Failure, FailureKind
+from ...rendezvous.protocol.messages import ClaimState, Done, Failed, Place, Stopped
+from ..machine.network import PortReservation
+from .claim import OwnClaim
+from .ending import NodeEnd
+
+Report = Failed | Done | Stopped
+
+
+class NodeReports:
+    """The supervisor's ``Listener``. It also answers the order to stop where nothing runs."""
+
+    def __init__(
+        self,
+        claim: OwnClaim,
+        end: NodeEnd,
+        port: PortReservation,
+        send: Callable[[Report], None],
+        left: Callable[[], None],
+        *,
+        rank0_decides: bool,
+    ) -> None:
+        """Create the reports of one node.
+
+        Args:
+            claim: what this node claims; kept up with what is reported.
+            end: what is known of this node's end.
+            port: where this node would host the next store.
+            send: sends a report to the master.
+            left: is called when nothing of a round is left here.
+            rank0_decides: ``--success-policy rank0``.
+        """
+        self._claim = claim
+        self._end = end
+        self._port = port
+        self._send = send
+        self._left = left
+        self._rank0_decides = rank0_decides
+        self._told_to_stop = -1
+
+    def told_to_stop(self, round_number: int) -> None:
+        """The master has ordered the end of a round: success here no longer decides it."""
+        self._told_to_stop = round_number
+
+    def nothing_runs(self, round_number: int) -> None:
+        """Answer the order to stop a round of which no worker is here.
+
+        Also one that this node never heard of: it has no workers of it.
+        """
+        self._claim.stopped(round_number)
+        if self._claim.knows_nothing_after(round_number):
+            self._send(Stopped(round_number, self._port.offer))
+
+    # --- what becomes of the workers ---------------------------------------------------------
+
+    def worker_succeeded(self, place: Place, rank: int) -> None:
+        """Where rank 0 decides, its success is that of the job."""
+        if rank == 0 and self._rank0_decides:
+            self.workers_done(place)
+
+    def worker_failed(self, place: Place, failure: Failure) -> None:
+        """Tell the master of a failed worker, now and in every claim."""
+        if self._has_won() and failure.kind is FailureKind.WORKER:
+            return  # it misses rank 0, which has succeeded
+        self._claim.failed(failure)
+        self._send(Failed(place.round, failure))
+
+    def workers_done(self, place: Place) -> None:
+        """Tell the master that all workers here have succeeded, or the one that decides."""
+        if self._claim.state is not ClaimState.DONE:
+            self._claim.done()
+            self._send(Done(place.round))
+
+    def workers_gone(self, place: Place) -> None:
+        """Tell the master that nothing of the round is left here."""
+        if self._has_won() and self._told_to_stop != place.round and self._end.signal is None:
+            return  # the verdict is on its way, from this master or a new one
+        self._claim.stopped(place.round)
+        if self._end.verdict is None:
+            self._send(Stopped(place.round, self._port.renew()))
+        self._left()
+
+    def _has_won(self) -> bool:
+        """Whether the job has succeeded by what happened here, rank 0 deciding."""
+        return self._claim.state is ClaimState.DONE and self._rank0_decides

@@ -1,0 +1,213 @@
+"""One node on the event loop: the master if it is hosted here, the agent, the live line."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ... import exit_codes
+from ...errors import NodeExcludedError
+from ..machine.network import PortReservation, advertised_address, is_local_address
+from ..options import LaunchOptions, RendezvousOptions, ScriptMode
+from ..reporting import event_lines as say
+from ..reporting.display import Display
+from ..spawner.client import ImageEvent, SpawnerClient
+from .agent import Agent
+from .hosting import Hosting
+from .identity import NodeIdentity
+from .parts import NodeParts
+
+if TYPE_CHECKING:
+    from ..preflight.crew import CheckCrew, CrewPlan
+
+_WITH_FILE = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
+_REDRAW_S = 1.0
+_REGROUP_S = 5.0
+"""From the end of the workers to the next round: kills, reaping, memory of devices."""
+
+
+async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = None) -> int:
+    """Attend the job until it is over for this node; return the exit status.
+
+    ``conclude`` is called with the agent then.
+
+    Raises:
+        FtRunError: as ``Agent.run`` and ``Hosting.start``.
+    """
+    rendezvous, display = parts.options.rendezvous, parts.display
+    for remark in parts.options.remarks:
+        display.event(remark)
+    identity = NodeIdentity(rendezvous.job_id)
+    address = _address(rendezvous, display)
+    port = PortReservation(address, rendezvous.worker_ports)
+    hosting = Hosting(rendezvous, display.event)
+    crew = _crew(parts, identity) if parts.check_spawner is not None else None
+    agent = Agent(parts, identity=identity, address=address, port=port, crew=crew)
+    try:
+        await hosting.start()
+        count, where = parts.count, hosting.where
+        display.event(
+            say.hello(identity.node_id, rendezvous.job_id, count.count, count.source, where)
+        )
+        async with _live_line(agent, display, parts.spawner):
+            status = await agent.run(hosting.connect)
+        if agent.verdict is None:
+            await _hand_over(hosting, parts.options, display)
+        await hosting.stop(wait=agent.verdict is not None)
+    except NodeExcludedError:
+        # The job goes on without this node's workers, but not without the master.
+        await _host_on(hosting, parts.options, display)
+        raise
+    except BaseException:
+        await hosting.stop(wait=False)
+        raise
+    finally:
+        if crew is not None:
+            await crew.rest()
+        display.close()
+        port.close()
+        identity.close()
+    agent.last_word()
+    if conclude is not None:
+        conclude(agent)
+    if status != exit_codes.SUCCESS:
+        _pass_on_error_file(agent)
+    return status
+
+
+def _address(rendezvous: RendezvousOptions, display: Display) -> str:
+    """Return the address that this node advertises."""
+    address = advertised_address(rendezvous.endpoint, rendezvous.local_addr)
+    if rendezvous.local_addr is not None and not is_local_address(address):
+        display.event(
+            f"--local-addr: {address} is not an address of this host; workers of other nodes "
+            "will use it all the same (right for a translated address only)",
+            logging.WARNING,
+        )
+    return address
+
+
+def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
+    """Return the check workers of this node, of which none is started yet."""
+    # The agent of a job without checks does not load what it takes to have them.
+    from ..preflight.crew import CheckCrew
+
+    options = parts.options
+    assert parts.check_spawner is not None
+
+    def image_changed(event: ImageEvent) -> None:
+        text, level = say.image(event, options.preload, "check workers")
+        # A preload that fails does so for the workers that train as well: that is said once.
+        parts.display.event(text, level if options.only_checks else logging.DEBUG)
+
+    return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), image_changed)
+
+
+async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
+    """Host the master until the job is over, or until a signal asks this node to go away."""
+    if hosting.serves_others:
+        display.event("this node is excluded; it goes on hosting the master", logging.ERROR)
+        await _unless_asked(hosting.stop(wait=True), options)
+    await hosting.stop(wait=False)
+
+
+async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
+    """Host the master until the others run again without this node, which was asked to leave.
+
+    They were told to stop when this node was, and have the same time for it. A second signal ends
+    the wait; so may whoever sent the first, by SIGKILL, which is no worse for the others than if
+    nobody had waited.
+    """
+    if hosting.is_needed:
+        display.event("hosting the master until the other nodes run again without this one")
+        await _unless_asked(hosting.settled(), options, options.shutdown_timeout_s + _REGROUP_S)
+
+
+async def _unless_asked(
+    awaited: Coroutine[Any, Any, None], options: LaunchOptions, timeout_s: float | None = None
+) -> None:
+    """Wait for something, but no longer than until a signal asks this node to go away."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in options.signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, asked.set)
+    tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
+    """Return what the check workers are: like those that will train."""
+    from ..preflight.crew import CrewPlan
+    from ..preflight.expected_gpus import gpus_asked_by
+
+    options = parts.options
+    only_checked = options.checks.log_dir if options.checks is not None else None
+    return CrewPlan(
+        node=identity.node_id,
+        local_world_size=parts.count.count,
+        python=parts.commands.python,
+        accelerator=options.accelerator,
+        gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
+        visible_devices=parts.commands.devices,
+        env=parts.commands.omp_threads,
+        cpus=parts.cpus,
+        log_dir=options.logs.log_dir or only_checked,
+        script=(options.script or None) if options.mode in _WITH_FILE else None,
+        preload=options.preload,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _live_line(agent: Agent, display: Display, spawner: SpawnerClient) -> AsyncIterator[None]:
+    """Keep the live line for as long as the agent runs."""
+    if not display.live:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def stopped() -> None:
+        display.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    async def redraw() -> None:
+        while True:
+            display.status(agent.status.text())
+            await asyncio.sleep(_REDRAW_S)
+
+    display.open(spawner.set_last_words)
+    loop.add_signal_handler(signal.SIGWINCH, display.refresh)
+    loop.add_signal_handler(signal.SIGCONT, display.refresh)
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
+        loop.add_signal_handler(signal.SIGTSTP, stopped)
+    task = asyncio.create_task(redraw())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _pass_on_error_file(agent: Agent) -> None:
+    """Copy the root cause's error file to where a scheduler above this agent looks for it.
+
+    As torchrun, with the exit code in it: a worker that a signal ended could not write its own.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    cause = agent.verdict.cause if agent.verdict is not None else None
+    if not path or cause is None or not cause.error_json:
+        return
+    error = json.loads(cause.error_json)
+    if isinstance(error["message"], dict):
+        error["message"]["errorCode"] = cause.exit_code
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump(error, file)

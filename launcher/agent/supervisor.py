@@ -1,0 +1,354 @@
+"""Watches over this node's workers: what each exit means, and how long a stop may take.
+
+It starts the group of a round, says what failed and why, and drives a stop until nothing is
+left. What follows from it for the job is not its business: it tells its listener.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ... import defaults
+from ...rendezvous.protocol.failure import Evidence, Failure, evidence
+from ...rendezvous.protocol.messages import NodeSpec, Place
+from ..machine import shortage
+from ..machine.oom import OomWatch
+from ..reporting import event_lines as say
+from ..reporting.event_log import EventLog
+from ..spawner.client import Exited, Spawned
+from .failure_record import (
+    NOT_EXECUTED,
+    SHORTAGE,
+    start_failure,
+    store_failure,
+    stuck_failure,
+    worker_failure,
+)
+from .parts import NodeParts
+from .worker_group import GroupState, WorkerGroup
+
+STDERR_WAIT_S = 0.2
+"""How long the report of a failure waits for the worker's last words."""
+
+SURVIVES_KILL_S = 10.0
+"""A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
+
+SETTLE_S = 0.2
+"""How long workers that are ending by themselves are let end, where the failure that is known may
+follow from one of theirs: SIGTERM would hide how they end."""
+
+_LEFTOVERS_S = 5.0
+"""What workers that succeeded left running has this long to end after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOver:
+    """The time of a group's present state is over."""
+
+    group: WorkerGroup
+    state: GroupState
+
+
+class Listener(Protocol):
+    """Who is told what becomes of the workers."""
+
+    def worker_failed(self, place: Place, failure: Failure) -> None:
+        """A worker of the round failed; the others here are stopped next."""
+
+    def worker_succeeded(self, place: Place, rank: int) -> None:
+        """A worker of the round, not being stopped, exited with 0."""
+
+    def workers_done(self, place: Place) -> None:
+        """All workers of the round exited with 0."""
+
+    def workers_gone(self, place: Place) -> None:
+        """Nothing of the round is left here."""
+
+
+class Supervisor:
+    """The workers of this node, one round after the other."""
+
+    def __init__(
+        self,
+        node: NodeSpec,
+        parts: NodeParts,
+        *,
+        post: Callable[[TimeOver], None],
+        listener: Listener,
+        event_log: EventLog,
+    ) -> None:
+        """Create a supervisor; ``start`` starts workers.
+
+        Args:
+            node: what this node is.
+            parts: what the workers are started with.
+            post: takes timers that ran out, which come back through ``time_over``.
+            listener: is told what becomes of the workers.
+            event_log: is told of their starts and exits.
+        """
+        self._node = node
+        self._commands = parts.commands
+        self._cpus = parts.cpus
+        self._log_dir = parts.log_dir
+        self._spawner = parts.spawner
+        self._relay = parts.relay
+        self._shutdown_timeout_s = parts.options.shutdown_timeout_s
+        self._note = parts.display.event
+        self._post = post
+        self._listener = listener
+        self._event_log = event_log
+        self._group: WorkerGroup | None = None
+        self._programs: tuple[str, ...] = ()
+        self._not_started: set[int] = set()
+        """Local ranks whose program could not be executed: their exit is no news."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_settling = False
+        self._oom = OomWatch()
+
+    @property
+    def group(self) -> WorkerGroup | None:
+        """The workers of the present round, or those of the last one while some are left."""
+        if self._group is None or self._group.state is GroupState.GONE:
+            return None
+        return self._group
+
+    @property
+    def last_pids(self) -> tuple[int, ...]:
+        """Process ids, by local rank, of the workers that were started last."""
+        return self._group.pids if self._group is not None else ()
+
+    # --- what the agent orders ---------------------------------------------------------------
+
+    def start(self, place: Place) -> None:
+        """Start the workers of a round. Those of earlier rounds must be gone."""
+        assert self.group is None
+        logs = self._log_dir.attempt(place.restarts, self._node.local_world_size)
+        if logs.warning:
+            self._note(logs.warning, logging.WARNING)
+        self._oom.has_struck()  # what happened before this round is not of this round
+        self._not_started.clear()
+        self._is_settling = False
+        self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
+        try:
+            self._programs = self._group.start(self._commands, self._cpus)
+        except OSError as error:
+            self._failed_to_open(self._group, error)
+            return
+        if self._spawner.preloading:
+            self._note(say.waiting_for_preload(place), logging.INFO)
+
+    def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
+        """Tell the workers to end, and kill those that have not when their time is over.
+
+        Args:
+            number: the signal.
+            lets_settle: first give those that are ending by themselves a moment to do so.
+        """
+        group = self.group
+        if group is None:
+            return
+        if lets_settle and group.state is GroupState.RUNNING and group.alive:
+            if not self._is_settling:
+                self._is_settling = True
+                self._arm(group, SETTLE_S)
+            return
+        self._is_settling = False
+        before = group.state
+        group.stop(number)
+        if group.state is before:
+            return  # it is being stopped already, and its time runs
+        if group.state is GroupState.STOPPING:
+            self._arm(group, self._shutdown_timeout_s)
+        else:
+            self._arm(group, SURVIVES_KILL_S)
+
+    def kill(self) -> None:
+        """Kill the workers without a word, also those that are being stopped."""
+        group = self.group
+        if group is None or group.state is GroupState.KILLING:
+            return
+        self._is_settling = False
+        group.kill()
+        self._arm(group, SURVIVES_KILL_S)
+
+    def end(self, *, gently: bool) -> None:
+        """End what is left: this node needs its workers no more.
+
+        Args:
+            gently: workers that succeeded may have left something running; it is told to end.
+        """
+        group = self.group
+        if group is None:
+            return
+        if group.state is GroupState.DONE and gently:
+            leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
+            if leftovers:
+                self._note(say.leftovers(leftovers), logging.INFO)
+            group.end_leftovers()
+            self._arm(group, _LEFTOVERS_S)
+        else:
+            self.stop()
+
+    def forget(self) -> None:
+        """The workers are gone, and nobody needs to be told."""
+        if self._group is not None:
+            self._group.gone()
+
+    def close(self) -> None:
+        """No timer runs out any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- what happened -----------------------------------------------------------------------
+
+    async def spawned(self, event: Spawned) -> None:
+        """Take note of the workers' start, and of programs that could not be executed."""
+        group = self._group
+        if group is None or group.place.round != event.round:
+            return
+        group.spawned(event)
+        self._event_log.started(group.place, group.pids)
+        reasons = event.why_not(self._programs)
+        if not reasons:
+            self._note(say.started(group.place, group.pids, group.store_pid), logging.INFO)
+        self._not_started.update(reasons)
+        for local_rank, why in reasons.items():
+            if group.is_store(local_rank):
+                self._store_failed(group, NOT_EXECUTED, why)
+                continue
+            code = SHORTAGE if event.is_shortage(local_rank) else NOT_EXECUTED
+            self._failed(group, self._start_failure(group, local_rank, code, why))
+
+    async def exited(self, event: Exited) -> None:
+        """Take note of a worker's exit."""
+        group = self._group
+        if group is None or group.place.round != event.round:
+            return
+        if group.is_store(event.local_rank):
+            if event.local_rank not in self._not_started:
+                self._store_exited(group, event.exit_code)
+            return
+        state = group.state
+        group.exited(event)
+        self._event_log.exited(event.local_rank, event.exit_code)
+        if event.exit_code and event.local_rank not in self._not_started:
+            await self._worker_failed(group, event, state)
+        if not event.exit_code and state is GroupState.RUNNING:
+            rank = group.place.rank_offset + event.local_rank
+            self._listener.worker_succeeded(group.place, rank)
+        if group.state is GroupState.DONE:
+            self._note(say.done(group.place, len(group.pids)), logging.INFO)
+            self._listener.workers_done(group.place)
+        elif group.state is GroupState.KILLING:
+            self._arm(group, SURVIVES_KILL_S)
+        if self._is_settling and not group.alive:
+            self.stop()  # nothing is left to settle
+
+    def empty(self) -> None:
+        """Nothing that descends from a worker is left."""
+        group = self.group
+        if group is None:
+            return
+        group.gone()
+        self._event_log.waits()
+        if self._relay is not None:
+            self._relay.forget(group.streams)
+        self._listener.workers_gone(group.place)
+
+    async def time_over(self, event: TimeOver) -> None:
+        """Go on to the next means of ending a group."""
+        group = event.group
+        if group is not self._group or group.state is not event.state:
+            return
+        if event.state is GroupState.RUNNING:
+            self.stop()  # what was ending has ended
+            return
+        if event.state is GroupState.KILLING:
+            pids = self._spawner.left()
+            failure = stuck_failure(
+                group.place, host=self._node.host, role=self._node.role, pids=pids
+            )
+            self._failed(group, failure)
+            self.empty()
+            return
+        if event.state is GroupState.STOPPING:
+            text = say.killing(group.place, group.alive, self._shutdown_timeout_s)
+            self._note(text, logging.WARNING)
+        group.kill()
+        self._arm(group, SURVIVES_KILL_S)
+
+    # --- failures ----------------------------------------------------------------------------
+
+    async def _worker_failed(self, group: WorkerGroup, event: Exited, state: GroupState) -> None:
+        after_stop = state in (GroupState.STOPPING, GroupState.KILLING)
+        if after_stop and event.exit_code < 0:
+            return  # ended by our own signal, or by what that signal led to
+        tail = await group.stderr_tail(
+            event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
+        )
+        killed = event.exit_code == -signal.SIGKILL
+        failure = worker_failure(
+            group.place,
+            event.local_rank,
+            host=self._node.host,
+            role=self._node.role,
+            pid=group.pids[event.local_rank],
+            exit_code=event.exit_code,
+            error_file=group.logs.workers[event.local_rank].error_file,
+            stderr_tail=tail,
+            out_of_memory=killed and self._oom.has_struck(),
+            after_stop=after_stop,
+        )
+        self._failed(group, failure)
+
+    def _failed_to_open(self, group: WorkerGroup, error: OSError) -> None:
+        """No worker was started, as there was nothing to write to."""
+        self._programs = ()
+        why = f"its output cannot be opened: {shortage.explained(error)}"
+        group.kill()  # the spawner has nothing to stop, and says so
+        self._arm(group, SURVIVES_KILL_S)
+        self._failed(group, self._start_failure(group, 0, SHORTAGE, why))
+
+    def _start_failure(
+        self, group: WorkerGroup, local_rank: int, exit_code: int, why: str
+    ) -> Failure:
+        host, role = self._node.host, self._node.role
+        return start_failure(
+            group.place, local_rank, host=host, role=role, exit_code=exit_code, why=why
+        )
+
+    def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
+        if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+            log = group.store_log_tail(defaults.STDERR_TAIL_MAX_BYTES)
+            self._store_failed(group, exit_code, log.decode(errors="replace"))
+
+    def _store_failed(self, group: WorkerGroup, exit_code: int, log: str) -> None:
+        killed = exit_code == -signal.SIGKILL
+        failure = store_failure(
+            group.place,
+            host=self._node.host,
+            role=self._node.role,
+            pid=group.store_pid or 0,
+            exit_code=exit_code,
+            log=log,
+            out_of_memory=killed and self._oom.has_struck(),
+        )
+        self._failed(group, failure)
+
+    def _failed(self, group: WorkerGroup, failure: Failure) -> None:
+        if not failure.after_stop:
+            self._note(say.failed(group.place, failure), logging.ERROR)
+        self._listener.worker_failed(group.place, failure)
+        if group.state in (GroupState.STARTING, GroupState.RUNNING):
+            # The whole group stops anyway: the workers here need not wait to be told.
+            self.stop(lets_settle=evidence(failure) is not Evidence.OWN)
+
+    def _arm(self, group: WorkerGroup, seconds: float) -> None:
+        """Limit the time that a group spends in its present state."""
+        self.close()
+        self._timer = asyncio.get_running_loop().call_later(
+            seconds, self._post, TimeOver(group, group.state)
+        )

@@ -1,0 +1,175 @@
+"""What each worker is: its environment and its command line, as torchrun's contract has them."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+from ...errors import UsageError
+from ...rendezvous.protocol.messages import Place
+from ..options import LaunchOptions, ScriptMode
+
+_RUN_PATH = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+_OF_WORKER = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+    *("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+)
+
+
+def worker_python(environ: Mapping[str, str]) -> str:
+    """Return the interpreter of the workers: ``PYTHON_EXEC``, else that of this process."""
+    return environ.get("PYTHON_EXEC") or sys.executable
+
+
+def check_interpreter(environ: Mapping[str, str]) -> None:
+    """Refuse a ``PYTHON_EXEC`` that no worker could be started with.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    python = environ.get("PYTHON_EXEC")
+    if not python:
+        return
+    import shutil
+
+    if shutil.which(python) is None:
+        raise UsageError(
+            f"PYTHON_EXEC was given {python!r}, which is not a program on the PATH or not "
+            "executable; right would be the path of a Python interpreter, or no PYTHON_EXEC."
+        )
+
+
+class WorkerCommands:
+    """Builds the command line and the environment of every worker of this node."""
+
+    def __init__(
+        self, options: LaunchOptions, local_world_size: int, environ: Mapping[str, str]
+    ) -> None:
+        """Check what can be checked before a round.
+
+        Raises:
+            UsageError: ``--virtual-local-rank`` with fewer visible devices than workers.
+        """
+        self._options = options
+        self._local_world_size = local_world_size
+        self._environ = environ
+        self._devices = virtual_devices(options.virtual_local_rank, local_world_size, environ)
+
+    def argv(self, local_rank: int) -> tuple[str, ...]:
+        """Return the command line of a worker, ``${local_rank}`` substituted in its arguments."""
+        options = self._options
+        python = worker_python(os.environ)
+        match options.mode:
+            case ScriptMode.SCRIPT:
+                head = [python, "-u", options.script]
+            case ScriptMode.MODULE:
+                head = [python, "-u", "-m", options.script]
+            case ScriptMode.COMMAND:
+                head = [options.script]
+            case ScriptMode.RUN_PATH:
+                head = [python, "-u", "-c", _RUN_PATH, options.script]
+        arguments = (
+            Template(argument).safe_substitute(local_rank=str(local_rank))
+            for argument in options.script_args
+        )
+        return (*head, *arguments)
+
+    @property
+    def separate_store(self) -> bool:
+        """Whether the store of a round is a process beside rank 0."""
+        return self._options.separate_store
+
+    def store_argv(self, place: Place) -> tuple[str, ...]:
+        """Return the command line of the store process of a round, for the node of rank 0."""
+        python = worker_python(os.environ)
+        program = str(Path(__file__).parents[1] / "processes" / "store_process.py")
+        return (python, "-u", program, place.master_addr, str(place.master_port))
+
+    def job_env(self) -> dict[str, str]:
+        """Return what is set for every worker of every round alike."""
+        rendezvous = self._options.rendezvous
+        given = {
+            "ROLE_NAME": self._options.role,
+            "LOCAL_WORLD_SIZE": self._local_world_size,
+            "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
+            "TORCHELASTIC_RUN_ID": rendezvous.job_id,
+            # False: rank 0 hosts the store, as under srun. The agent never does, it loads no torch.
+            "TORCHELASTIC_USE_AGENT_STORE": self.separate_store,
+            # For a worker that starts processes with torch's own PContext.
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(s.name for s in self._options.signals),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": self._environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
+        }
+        if "OMP_NUM_THREADS" in self._environ:
+            given["OMP_NUM_THREADS"] = self._environ["OMP_NUM_THREADS"]
+        return {name: str(value) for name, value in given.items()}
+
+    @property
+    def own_variables(self) -> tuple[str, ...]:
+        """The variables that ``env`` adds to ``job_env``."""
+        return (*_OF_WORKER, "CUDA_VISIBLE_DEVICES") if self._devices else _OF_WORKER
+
+    def env(self, place: Place, local_rank: int, error_file: str) -> dict[str, str]:
+        """Return what is set for a worker on top of the agent's own environment."""
+        given = {
+            "RANK": place.rank_offset + local_rank,
+            "LOCAL_RANK": 0 if self._devices else local_rank,
+            "GROUP_RANK": place.node_rank,
+            "ROLE_RANK": place.role_rank_offset + local_rank,
+            "WORLD_SIZE": place.world_size,
+            "GROUP_WORLD_SIZE": place.nodes,
+            "ROLE_WORLD_SIZE": place.role_world_size,
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": place.master_port,
+            "TORCHELASTIC_RESTART_COUNT": place.restarts,
+            "TORCHELASTIC_ERROR_FILE": error_file,
+        }
+        env = self.job_env() | {name: str(value) for name, value in given.items()}
+        if self._devices:
+            env["CUDA_VISIBLE_DEVICES"] = self._devices[local_rank]
+        return env
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the workers; of a program that is none (``--no-python``), ours."""
+        is_program = self._options.mode is ScriptMode.COMMAND
+        return sys.executable if is_program else worker_python(os.environ)
+
+    @property
+    def omp_threads(self) -> dict[str, str]:
+        """``OMP_NUM_THREADS`` of each worker, where it is set."""
+        names = ("OMP_NUM_THREADS",)
+        return {name: self._environ[name] for name in names if name in self._environ}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The one visible device of each worker under ``--virtual-local-rank``; else empty."""
+        return self._devices
+
+
+def virtual_devices(
+    virtual_local_rank: bool, local_world_size: int, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the one visible device of each worker under ``--virtual-local-rank``; else nothing.
+
+    Raises:
+        UsageError: there are fewer visible devices than workers.
+    """
+    if not virtual_local_rank:
+        return ()
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(map(str, range(local_world_size)))
+    devices = [device.strip() for device in visible.split(",")]
+    if len(devices) < local_world_size:
+        raise UsageError(
+            f"--virtual-local-rank gives each of the {local_world_size} workers one device of "
+            f"CUDA_VISIBLE_DEVICES={visible!r}, which lists {len(devices)}."
+        )
+    return tuple(devices[:local_world_size])

@@ -1,0 +1,237 @@
+"""This node's workers in one round: started together, watched, stopped together.
+
+    STARTING → RUNNING → DONE
+        └─────────┴────────┴──→ STOPPING → KILLING → GONE
+
+Nothing here waits: methods are called for what happened and say what follows from it.
+"""
+
+import contextlib
+import enum
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...rendezvous.protocol.messages import Place
+from ..logs.log_dir import (
+    AttemptLogs,
+    Route,
+    Stream,
+    StreamPlan,
+    console_prefix,
+    open_log,
+    tail_of_file,
+)
+from ..logs.relay_client import RelayClient
+from ..logs.relay_stream import StreamOrder
+from ..spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
+from .worker_command import WorkerCommands
+
+
+class GroupState(enum.Enum):
+    """How far the workers of a round are. The legal order is in the module's text."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPING = "stopping"
+    """Told to end; those that ignore it are killed when their time is over."""
+    KILLING = "killing"
+    """Everything that descends from a worker was sent SIGKILL."""
+    GONE = "gone"
+    """No process of the round is left."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    pid: int = 0
+    exit_code: int | None = None
+    stderr_stream: int | None = None
+    """The relay's number of its standard error, when it goes through the relay."""
+
+
+class WorkerGroup:
+    """The workers of one round on this node."""
+
+    def __init__(
+        self,
+        place: Place,
+        logs: AttemptLogs,
+        role: str,
+        spawner: SpawnerClient,
+        relay: RelayClient | None,
+    ) -> None:
+        self.place = place
+        self.logs = logs
+        self.state = GroupState.STARTING
+        self._role = role
+        self._spawner = spawner
+        self._relay = relay
+        self._workers = [_Worker() for _ in logs.workers]
+        self._store: _Worker | None = None
+        """The store process, where this node hosts one; the spawner's next index."""
+        self.streams: list[int] = []
+        """The relay's numbers of this round's streams."""
+
+    def start(
+        self, commands: WorkerCommands, cpus: Sequence[frozenset[int]] | None
+    ) -> tuple[str, ...]:
+        """Ask the spawner for all workers at once; return the program of each.
+
+        Raises:
+            OSError: what they write to cannot be opened; none is started.
+        """
+        requests: list[WorkerCommand] = []
+        fds: list[int] = []
+        try:
+            for local_rank, logs in enumerate(self.logs.workers):
+                requests.append(
+                    WorkerCommand(
+                        argv=commands.argv(local_rank),
+                        env=commands.env(self.place, local_rank, logs.error_file),
+                        stdout=self._open(local_rank, Stream.STDOUT, fds),
+                        stderr=self._open(local_rank, Stream.STDERR, fds),
+                        cpus=cpus[local_rank] if cpus else None,
+                    )
+                )
+            if commands.separate_store and self.place.node_rank == 0:
+                requests.append(self._store_request(commands, fds))
+            self._spawner.spawn(self.place.round, requests)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return tuple(request.argv[0] for request in requests)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by local rank."""
+        return tuple(worker.pid for worker in self._workers)
+
+    @property
+    def store_pid(self) -> int | None:
+        """Process id of the store process; None where this node hosts none."""
+        return self._store.pid if self._store is not None else None
+
+    def is_store(self, index: int) -> bool:
+        """Return whether the spawner's index is that of the store process."""
+        return index == len(self._workers)
+
+    @property
+    def alive(self) -> int:
+        """How many workers have not exited."""
+        return sum(worker.exit_code is None for worker in self._workers)
+
+    def spawned(self, event: Spawned) -> None:
+        """Take note of the process ids."""
+        started = self._workers if self._store is None else [*self._workers, self._store]
+        for worker, pid in zip(started, event.pids, strict=True):
+            worker.pid = pid
+        if self.state is GroupState.STARTING:
+            self.state = GroupState.RUNNING
+
+    def exited(self, event: Exited) -> None:
+        """Take note of an exit; when it was the last one, the round here is done or is cleared."""
+        self._workers[event.local_rank].exit_code = event.exit_code
+        if self.alive:
+            return
+        if self.state is GroupState.STOPPING:
+            self.kill()
+        elif self.state is GroupState.RUNNING and not any(w.exit_code for w in self._workers):
+            self.state = GroupState.DONE
+
+    def store_log_tail(self, max_bytes: int) -> bytes:
+        """Return the last bytes of what the store process wrote."""
+        path = self._store_log
+        return tail_of_file(path, max_bytes) if path is not None else b""
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell all workers to end; ``kill`` must follow when their time is over."""
+        if self.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+            self.state = GroupState.STOPPING
+            if self.alive:
+                self._spawner.stop(number)
+            else:
+                self.kill()
+
+    def end_leftovers(self) -> None:
+        """Tell what workers that succeeded have left running to end; ``gone`` follows."""
+        assert self.state is GroupState.DONE
+        self.state = GroupState.STOPPING
+        self._spawner.terminate_all()
+
+    def kill(self) -> None:
+        """SIGKILL whatever descends from a worker; ``gone`` follows."""
+        if self.state is not GroupState.GONE:
+            self.state = GroupState.KILLING
+            self._spawner.kill()
+
+    def gone(self) -> None:
+        """Nothing is left of the round."""
+        self.state = GroupState.GONE
+
+    async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
+        """Return the last bytes of a worker's standard error, where they were captured."""
+        number = self._workers[local_rank].stderr_stream
+        if number is not None and self._relay is not None:
+            # A child of the worker can keep the pipe open: then what has come must do.
+            if await self._relay.drained([number], timeout_s):
+                return await self._relay.tail(number, timeout_s)
+            return self._relay.last_tail(number)
+        plan = self.logs.workers[local_rank].streams[Stream.STDERR]
+        return tail_of_file(plan.path, max_bytes) if plan.path is not None else b""
+
+    @property
+    def _store_log(self) -> str | None:
+        directory = self.logs.directory
+        return os.path.join(directory, "store.log") if directory is not None else None
+
+    def _store_request(self, commands: WorkerCommands, fds: list[int]) -> WorkerCommand:
+        """Return the order for the store process; descriptors to close are added to ``fds``."""
+        self._store = _Worker()
+        output = None
+        if self._store_log is not None:
+            with contextlib.suppress(OSError):  # a full disk: it writes to the agent's own streams
+                output = open_log(self._store_log)
+                fds.append(output)
+        return WorkerCommand(
+            argv=commands.store_argv(self.place),
+            env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stdout=output,
+            stderr=output,
+            service=True,
+        )
+
+    def _open(self, local_rank: int, stream: Stream, fds: list[int]) -> int | None:
+        """Return the descriptor for a worker's stream, also added to ``fds``; None: the agent's."""
+        plan = self.logs.workers[local_rank].streams[stream]
+        match plan.route:
+            case Route.INHERIT:
+                return None
+            case Route.DISCARD:
+                fd = os.open(os.devnull, os.O_WRONLY)
+            case Route.FILE:
+                assert plan.path is not None
+                fd = open_log(plan.path)
+            case Route.RELAY:
+                fd = self._open_relayed(local_rank, stream, plan)
+        fds.append(fd)
+        return fd
+
+    def _open_relayed(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int:
+        assert self._relay is not None
+        rank = self.place.rank_offset + local_rank
+        template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+        opened = self._relay.add_stream(
+            StreamOrder(
+                stream=stream,
+                prefix=console_prefix(self._role, rank, local_rank, template),
+                log_path=plan.path,
+                filters=plan.filters,
+                filtered_path=plan.filtered_path,
+            )
+        )
+        self.streams.append(opened.number)
+        if stream is Stream.STDERR:
+            self._workers[local_rank].stderr_stream = opened.number
+        return opened.write_fd

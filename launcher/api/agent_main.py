@@ -1,0 +1,89 @@
+"""The agent of ``elastic_launch``, a process of its own:
+``python run_module.py api.agent_main FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
+
+The calling program may have threads, torch and gRPC loaded; the agent forks and must have none of
+them. It ends, in order, when the caller dies, and leaves how the job ended in the folder.
+"""
+
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from ... import exit_codes
+from ...errors import FtRunError
+from ..processes.prctl import PR_SET_PDEATHSIG, prctl
+from ..startup import import_asyncio, open_standard_streams
+from .exchange import write_outcome
+
+if TYPE_CHECKING:
+    from ...rendezvous.protocol.failure import Failure
+    from ..agent.agent import Agent
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a job on this node; return the exit status.
+
+    Args:
+        words: the folder of the call; the process id of the calling program; what the report calls
+            the entry point; and the words that ``ft-run`` takes. ``PET_*`` variables are not read,
+            as by torch's API.
+    """
+    folder, caller, name, *argv = words
+    return _run(folder, int(caller), name, argv)
+
+
+def _run(folder: str, caller: int, name: str, argv: Sequence[str]) -> int:
+    open_standard_streams()
+    _end_with(caller)
+    outcome: dict[str, Any] = {"failures": [], "workers": {}}
+    try:
+        status = _launch(name, argv, outcome)
+    except FtRunError as error:
+        status, outcome["sentence"] = error.exit_code, error.sentence
+    except KeyboardInterrupt:  # before the agent has taken over the signals
+        status = exit_codes.SIGNAL_BASE + signal.SIGINT
+    outcome["exit_code"] = status
+    if os.getppid() == caller:
+        write_outcome(folder, outcome)
+    else:  # nobody is left to read it, or to clean up
+        shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def _launch(name: str, argv: Sequence[str], outcome: dict[str, Any]) -> int:
+    from ..cli.parse import parse
+    from ..options import LaunchOptions
+
+    environ = {key: text for key, text in os.environ.items() if not key.startswith("PET_")}
+    options = parse(argv, environ)
+    assert isinstance(options, LaunchOptions)
+    import_asyncio()
+    from ..commands.launch import launch
+
+    def conclude(agent: "Agent") -> None:
+        outcome["workers"] = agent.last_workers
+        verdict = agent.verdict
+        if verdict is not None:
+            outcome["sentence"] = verdict.sentence
+            outcome["failures"] = [_plain(failure) for failure in verdict.failures]
+
+    return launch(replace(options, name=name), conclude)
+
+
+def _plain(failure: "Failure") -> dict[str, Any]:
+    return {**asdict(failure), "kind": failure.kind.name, "summary": failure.summary()}
+
+
+def _end_with(caller: int) -> None:
+    """Get SIGTERM when the calling thread ends, whatever it has done to its signals."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != caller:  # it died before the line above
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,165 @@
+"""What a Python program asks of a job: torch's ``LaunchConfig``, field by field, and its flags.
+
+The fields have the names, the order and, but for ``rdzv_backend``, the defaults of
+``torch.distributed.launcher.api.LaunchConfig`` (torch 2.13). Nothing here imports torch; objects
+of torch that a field may hold are read by their attributes.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import UsageError
+from ..cli.values import shown
+
+StreamsSpec = int | str | Mapping[int, int]
+"""One of 0 (none), 1 (stdout), 2 (stderr), 3 (both) for all local ranks, or one for some.
+
+torch's ``Std`` is such an integer. A text is read as by ``--redirects``.
+"""
+
+
+@dataclass
+class LogsSpecs:
+    """Where the workers' output goes; torch's ``DefaultLogsSpecs`` is taken as well."""
+
+    log_dir: str | None = None
+    """None: a temporary folder, removed after success."""
+    redirects: StreamsSpec = 0
+    """What goes to files instead of the console."""
+    tee: StreamsSpec = 0
+    """What goes to files as well as to the console."""
+    local_ranks_filter: Iterable[int] | None = None
+    """The local ranks that the console shows; None: all."""
+
+
+@dataclass
+class LaunchConfig:
+    """A job, as ``elastic_launch`` starts it; every node of the job has the same.
+
+    What is not described here is as the flag of that name. Some fields have nothing to do:
+    ``monitor_interval`` (nothing polls), ``metrics_cfg`` (there are no metrics handlers), and
+    ``start_method`` (a function always runs in a fresh interpreter, as with ``spawn``).
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: Any = None
+    """A ``LogsSpecs``, or torch's ``DefaultLogsSpecs``."""
+    run_id: str = ""
+    """The job's id; empty: one node makes up its own, several nodes share ``none``."""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    """``host[:port]``, the same on every node; empty: one node by itself, no open port."""
+    rdzv_backend: str = "grpc"
+    """``grpc``, ``c10d`` or ``static``, all of which mean the master of ft-run; torch's default
+    ``etcd`` would need another service and is refused."""
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    """The keys of ``--rdzv-conf``; ``rank``, as torch's static backend has it, is the node rank."""
+    rdzv_timeout: int = -1
+    """Seconds, as ``rdzv_configs["timeout"]``; -1: not given."""
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    """As ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE``."""
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    """A mode of ``--numa-binding``, or torch's ``NumaOptions``."""
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    """Seconds; None: ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, else 30."""
+
+
+def command_line(config: LaunchConfig) -> list[str]:
+    """Return the flags that mean what ``config`` means. Their values are read by ``cli``.
+
+    Raises:
+        UsageError: a value cannot be written as one of a flag.
+    """
+    words = [
+        f"--nnodes={config.min_nodes}:{config.max_nodes}",
+        f"--nproc-per-node={config.nproc_per_node}",
+        f"--rdzv-backend={config.rdzv_backend}",
+        f"--rdzv-endpoint={config.rdzv_endpoint}",
+        f"--rdzv-id={config.run_id}",
+        f"--role={config.role}",
+        f"--max-restarts={config.max_restarts}",
+        f"--monitor-interval={config.monitor_interval}",
+        f"--start-method={config.start_method}",
+        f"--event-log-handler={config.event_log_handler}",
+        f"--signals-to-handle={config.signals_to_handle}",
+        f"--duplicate-stdout-filters={_filters(config.duplicate_stdout_filters)}",
+        f"--duplicate-stderr-filters={_filters(config.duplicate_stderr_filters)}",
+    ]
+    if config.local_addr:
+        words.append(f"--local-addr={config.local_addr}")
+    if config.virtual_local_rank:
+        words.append("--virtual-local-rank")
+    if config.shutdown_timeout is not None:
+        words.append(f"--shutdown-timeout={config.shutdown_timeout}")
+    return [*words, *_rendezvous(config), *_logs(config.logs_specs), *_numa(config.numa_options)]
+
+
+def _rendezvous(config: LaunchConfig) -> list[str]:
+    settings = dict(config.rdzv_configs)
+    if config.rdzv_timeout != -1:
+        settings["timeout"] = config.rdzv_timeout
+    rank = settings.pop("rank", None)
+    words = [] if rank is None else [f"--node-rank={rank}"]
+    pairs = []
+    for key, value in settings.items():
+        if "," in str(value):
+            raise UsageError(
+                f"rdzv_configs[{key!r}] was given {shown(str(value))}; right would be a value"
+                " without a comma."
+            )
+        pairs.append(f"{key}={value}")
+    return [*words, f"--rdzv-conf={','.join(pairs)}"] if pairs else words
+
+
+def _logs(specs: Any) -> list[str]:
+    if specs is None:
+        return []
+    if isinstance(specs, LogsSpecs):
+        log_dir, redirects, tee = specs.log_dir, specs.redirects, specs.tee
+        shown_ranks = specs.local_ranks_filter
+    else:
+        try:  # torch's has no public names for what it was given
+            log_dir, redirects, tee = specs._root_log_dir, specs._redirects, specs._tee
+            shown_ranks = specs._local_ranks_filter
+        except AttributeError:
+            raise UsageError(
+                f"logs_specs was given a {type(specs).__name__}; right would be a LogsSpecs of"
+                " ft_run.launcher.api, or torch's DefaultLogsSpecs."
+            ) from None
+    words = [f"--redirects={_streams(redirects)}", f"--tee={_streams(tee)}"]
+    if log_dir:
+        words.append(f"--log-dir={os.fspath(log_dir)}")
+    if shown_ranks:
+        words.append(f"--local-ranks-filter={','.join(map(str, sorted(shown_ranks)))}")
+    return words
+
+
+def _streams(spec: StreamsSpec) -> str:
+    if isinstance(spec, Mapping):
+        return ",".join(f"{rank}:{int(streams)}" for rank, streams in spec.items()) or "0"
+    return spec if isinstance(spec, str) else str(int(spec))
+
+
+def _numa(options: Any) -> list[str]:
+    if options is None:
+        return []
+    mode = options if isinstance(options, str) else options.affinity_mode.value
+    return [f"--numa-binding={mode}"]
+
+
+def _filters(words: Iterable[str] | None) -> str:
+    return ",".join(word.replace(",", ",,") for word in words or ())

@@ -1,0 +1,345 @@
+"""The machinery of the command line: click, taught the habits of torchrun's argparse.
+
+click converts the values, knows where each came from, and lays out the help. What it cannot do
+is done before it sees the arguments, driven by the command's own parameters: both spellings of a
+flag, unambiguous prefixes, ``-r=3``, and the end of the options at the script.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from ...errors import UsageError
+from .values import BadValue, boolean, nearest, refuse, shown
+
+ENVIRONMENT_PREFIX = "PET_"
+
+_UNBROKEN = "\u2011"
+"""A dash at which no line is broken."""
+
+_STEM = len("--nnod")
+"""A shorter beginning of a name is no sign of what was meant."""
+
+
+class FromVariable(str):
+    """A text that a ``PET_*`` variable gave.
+
+    click itself tells the source of a value only after its conversion, from 8.4 on.
+    """
+
+    __slots__ = ()
+
+
+class Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+    """A value that one of the readers of ``values`` understands."""
+
+    name = "value"
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - click's signature
+    ) -> Any:
+        """Return what ``value`` means.
+
+        Raises:
+            UsageError: it means nothing; the sentence names the flag or the variable.
+        """
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(str(value))
+        except BadValue as bad:
+            assert isinstance(param, Flag)
+            given_to = param.variable if isinstance(value, FromVariable) else param.spelling
+            raise refuse(given_to, value, bad) from None
+
+
+class Flag(click.Option):
+    """One flag: an on/off switch, or with ``read`` one that takes a value.
+
+    ``group`` is its heading in the help. ``ours``: torchrun has no such flag; it then never makes
+    a prefix ambiguous that is unambiguous under torchrun. ``multiple``: it may be repeated, and
+    the value is a tuple; in its variable the values are separated by semicolons.
+    """
+
+    def __init__(
+        self,
+        *spellings: str,
+        group: str,
+        help: str,  # noqa: A002 - click's word
+        read: Callable[[str], Any] | None = None,
+        metavar: str | None = None,
+        ours: bool = False,
+        multiple: bool = False,
+    ) -> None:
+        if read is None:
+            super().__init__(list(spellings), is_flag=True, default=False, help=help)
+        else:
+            super().__init__(
+                list(spellings), type=Value(read), metavar=metavar, help=help, multiple=multiple
+            )
+        self.group = group
+        self.ours = ours
+        self.takes_value = read is not None
+
+    @property
+    def key(self) -> str:
+        """The name under which the value is found: ``nproc_per_node``."""
+        assert self.name is not None
+        return self.name
+
+    @property
+    def spelling(self) -> str:
+        """The long spelling: ``--nproc-per-node``."""
+        return next(word for word in self.opts if word.startswith("--"))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable: ``PET_NPROC_PER_NODE``."""
+        return ENVIRONMENT_PREFIX + self.key.upper()
+
+    def origin(self, ctx: click.Context) -> str:
+        """Return the flag or the variable, whichever gave the value that ``ctx`` holds."""
+        if ctx.get_parameter_source(self.key) is ParameterSource.DEFAULT_MAP:
+            return self.variable
+        return self.spelling
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The values that were given, and what gave them."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value; None (a switch: False) when it was not given."""
+        return self.values[key]
+
+    def get(self, key: str, default: Any) -> Any:
+        """Return the value, or ``default`` when it was not given."""
+        value = self.values[key]
+        return default if value is None else value
+
+    def origin(self, key: str) -> str:
+        """Return ``--flag`` or ``PET_FLAG``."""
+        return self.origins[key]
+
+
+@dataclass(frozen=True, slots=True)
+class HelpText:
+    """What the help says besides the flags. ``before`` and ``after`` are laid out by hand."""
+
+    before: str
+    after: str
+
+
+class CommandLine(click.Command):
+    """The flags of one command. Read with ``read``; click never sees ``sys.argv`` or ``PET_*``."""
+
+    def __init__(self, name: str, flags: Sequence[Flag], text: HelpText) -> None:
+        help_flags = (
+            Flag("-h", "--help", group="Help", help="Show this text and exit."),
+            Flag("--version", group="Help", help="Show the version and exit.", ours=True),
+        )
+        self.flags: tuple[Flag, ...] = (*flags, *help_flags)
+        super().__init__(
+            name,
+            params=list(self.flags),
+            add_help_option=False,
+            context_settings={"max_content_width": 80},
+        )
+        self.text = text
+        self._by_word = {word: flag for flag in self.flags for word in flag.opts}
+
+    def read(
+        self, argv: Sequence[str], environ: Mapping[str, str]
+    ) -> tuple[Given, tuple[str, ...]]:
+        """Return the flags' values, and the arguments from the first that is not a flag.
+
+        Raises:
+            UsageError: a flag is unknown or ambiguous, or its value is missing or wrong.
+            SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        """
+        words, rest = self.split(argv)
+        self._show_and_exit(words)
+        try:
+            context = self.make_context(
+                self.name, words, default_map=self._from_environment(environ)
+            )
+        except click.ClickException as error:  # nothing is known that gets here
+            raise UsageError(error.format_message()) from None
+        origins = {flag.key: flag.origin(context) for flag in self.flags}
+        return Given(context.params, origins), rest
+
+    def split(self, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+        """Return the flags in canonical form (``--flag``, ``--flag=value``), and the rest.
+
+        The rest begins at the first argument that is not a flag; a ``--`` before it is dropped.
+        """
+        words: list[str] = []
+        queue = list(reversed(argv))
+        while queue:
+            word = queue.pop()
+            if word == "--":
+                break
+            if word == "-" or not word.startswith("-"):
+                queue.append(word)
+                break
+            if word.startswith("--"):
+                self._long(word, queue, words)
+            else:
+                self._short(word, queue, words)
+        return words, tuple(reversed(queue))
+
+    def _long(self, word: str, queue: list[str], words: list[str]) -> None:
+        name, equals, value = word.partition("=")
+        flag = self._find(name)
+        if flag.takes_value:
+            value = value if equals else self._next_value(flag, queue)
+            words.append(f"{flag.spelling}={value}")
+        elif equals:
+            raise UsageError(
+                f"{flag.spelling} is a switch and takes no value, but was given {shown(value)};"
+                f" right would be {flag.spelling} alone."
+            )
+        else:
+            words.append(flag.spelling)
+
+    def _short(self, word: str, queue: list[str], words: list[str]) -> None:
+        """Read ``-m``, ``-r3``, ``-r 3``, ``-r=3`` or several in one, as ``-mr3``."""
+        letters = word[1:]
+        while letters:
+            flag = self._by_word.get("-" + letters[0])
+            if flag is None:
+                raise self._unknown(word)
+            letters = letters[1:]
+            if flag.takes_value:
+                value = letters.removeprefix("=") if letters else self._next_value(flag, queue)
+                words.append(f"{flag.spelling}={value}")
+                return
+            words.append(flag.spelling)
+
+    def _next_value(self, flag: Flag, queue: list[str]) -> str:
+        if not queue:
+            raise UsageError(
+                f"{flag.spelling} needs a value; right would be {flag.spelling} {flag.metavar}."
+            )
+        value = queue.pop()
+        if value.startswith("-") and len(value) > 1 and not _is_negative_or_spaced(value):
+            raise UsageError(
+                f"{flag.spelling} needs a value, but {shown(value)} follows;"
+                f" right would be {flag.spelling} {flag.metavar},"
+                f" or {flag.spelling}=VALUE for a value that begins with a dash."
+            )
+        return value
+
+    def _find(self, name: str) -> Flag:
+        """Return the flag that ``name`` spells or begins: torchrun's flags go before ours."""
+        word = "--" + name[2:].replace("_", "-")
+        exact = self._by_word.get(word)
+        if exact is not None:
+            return exact
+        if len(word) > 2:
+            for ours in (False, True):
+                found = {
+                    known: flag
+                    for known, flag in self._by_word.items()
+                    if flag.ours is ours and known.startswith(word)
+                }
+                if len(set(found.values())) == 1:
+                    return next(iter(found.values()))
+                if found:
+                    raise UsageError(
+                        f"{shown(name)} is ambiguous: it could be {_either(sorted(found))};"
+                        " right would be the whole name."
+                    )
+        raise self._unknown(name)
+
+    def _unknown(self, word: str) -> UsageError:
+        known = [word for word in self._by_word if word.startswith("--")]
+        name = "--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower()
+        guess = nearest(name, known) or _cut_short(name, known)
+        advice = f"did you mean {guess}?" if guess else f"{self.name} --help lists the flags."
+        return UsageError(f"there is no flag {shown(word)}; {advice}")
+
+    def _from_environment(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the ``PET_*`` variables say; an empty one says nothing."""
+        found: dict[str, Any] = {}
+        for flag in self.flags:
+            text = environ.get(flag.variable, "")
+            if not text or flag.group == "Help":
+                continue
+            if flag.multiple:
+                found[flag.key] = [FromVariable(part) for part in text.split(";") if part.strip()]
+                continue
+            if flag.takes_value:
+                found[flag.key] = FromVariable(text)
+                continue
+            try:
+                found[flag.key] = boolean(text)
+            except BadValue as bad:
+                raise refuse(flag.variable, text, bad) from None
+        return found
+
+    def _show_and_exit(self, words: Sequence[str]) -> None:
+        for word in words:
+            if word == "--help":
+                _answer(self.get_help(click.Context(self, info_name=self.name)))
+            if word == "--version":
+                _answer(f"ft-run {_version()}")
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help: usage, the flags under the headings of their groups, the notes."""
+        formatter.write(self.text.before)
+        for group in dict.fromkeys(flag.group for flag in self.flags):
+            records = [flag.get_help_record(ctx) for flag in self.flags if flag.group == group]
+            # A name is not broken at its dashes: who searches or copies it wants it whole.
+            whole = [(name, text.replace("-", _UNBROKEN)) for name, text in filter(None, records)]
+            with formatter.section(group):
+                formatter.write_dl(whole, col_max=28)
+        formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
+        formatter.write("\n" + self.text.after)
+
+
+def _answer(text: str) -> NoReturn:
+    from ..reporting.standard_output import standard_output
+
+    with standard_output():
+        click.echo(text)
+    raise SystemExit(0)
+
+
+def _is_negative_or_spaced(value: str) -> bool:
+    """Tell whether argparse would take ``value`` for a value although it begins with a dash."""
+    return value[1:2] in "0123456789." or " " in value
+
+
+def _cut_short(word: str, known: Sequence[str]) -> str | None:
+    """Return the one name that ``word`` is cut short from but for its end, as ``--nprocs`` is."""
+    for stem in (word[:-1], word[:-2]):
+        longer = [name for name in known if name.startswith(stem)]
+        if len(longer) == 1 and len(stem) >= _STEM:
+            return longer[0]
+    return None
+
+
+def _either(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ft-run")
+    except PackageNotFoundError:
+        return "(not installed)"

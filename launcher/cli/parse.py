@@ -1,0 +1,323 @@
+"""The command line of ``ft-run``: arguments and ``PET_*`` variables in, checked options out.
+
+Nothing here prints but ``--help`` and ``--version``, and nothing but the script's existence is
+looked up on this machine.
+"""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+from ... import defaults
+from ...errors import UsageError
+from ...rendezvous.protocol.endpoint import Endpoint
+from ..options import (
+    CheckOptions,
+    LaunchOptions,
+    LogOptions,
+    MasterOptions,
+    PolicyOptions,
+    RendezvousOptions,
+    ScriptMode,
+    StatusOptions,
+    StreamSelection,
+)
+from . import launch_flags, master_flags
+from .command_line import Given
+from .network_check_flags import ladder_options
+from .policy_options import explained, launch_policy
+from .rdzv_conf import RendezvousConf, parse_conf
+from .script import refuse_missing
+from .values import BadValue, endpoint, nearest, refuse, seconds, shown
+
+_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_STATUS_TIMEOUT_S = 5.0
+
+
+def parse(
+    argv: Sequence[str], environ: Mapping[str, str]
+) -> LaunchOptions | MasterOptions | StatusOptions | CheckOptions | PolicyOptions:
+    """Return what ``argv`` (without the program's name) and ``environ`` ask for.
+
+    Raises:
+        UsageError: they cannot work; the sentence says what is wrong, given and right.
+        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+    """
+    if argv and argv[0] == "master":
+        return _master(argv[1:], environ)
+    if argv and argv[0] == "status":
+        return _status(argv[1:], environ)
+    if argv and argv[0] == "check":
+        from .check_flags import read_check
+
+        return read_check(argv[1:], environ, _rendezvous)
+    if argv and argv[0] == "policy":
+        return explained(argv[1:], environ)
+    return _launch(argv, environ)
+
+
+def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
+    given, rest = master_flags.master_command().read(argv, environ)
+    if rest:
+        raise UsageError(
+            f"ft-run master takes no arguments, but was given {shown(rest[0])};"
+            " right would be ft-run master --bind :29400, or ./master for a script of that name."
+        )
+    conf = _conf(given)
+    return MasterOptions(
+        endpoint=given.get("bind", Endpoint("::", defaults.ENDPOINT_PORT)),
+        join_timeout_s=conf.join_timeout_s,
+        last_call_timeout_s=conf.last_call_timeout_s,
+        node_grace_s=conf.node_grace_s,
+        node_timeout_s=conf.node_timeout_s,
+        master_timeout_s=conf.master_timeout_s,
+        **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
+        remarks=conf.remarks,
+    )
+
+
+def _status(argv: Sequence[str], environ: Mapping[str, str]) -> StatusOptions:
+    command = master_flags.status_command()
+    given, rest = command.read(argv, environ)
+    where = given["rdzv_endpoint"]
+    if rest:
+        # Here options may follow the argument, as in `ft-run status node0:29400 --json`.
+        words, more = command.split(rest[1:])
+        if more:
+            raise UsageError(
+                "ft-run status takes one HOST[:PORT], but was given"
+                f" {shown(rest[0])} and {shown(more[0])}."
+            )
+        given, _ = command.read([*argv[: len(argv) - len(rest)], *words], environ)
+        try:
+            where = endpoint(rest[0])
+        except BadValue as bad:
+            raise refuse("ft-run status", rest[0], bad) from None
+    return StatusOptions(
+        endpoint=where or Endpoint("localhost", defaults.ENDPOINT_PORT),
+        json=given["json"],
+        timeout_s=given.get("timeout", _STATUS_TIMEOUT_S),
+    )
+
+
+def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
+    given, rest = launch_flags.launch_command().read(argv, environ)
+    mode = _mode(given)
+    remarks: list[str] = []
+    rendezvous = _rendezvous(given, remarks)
+    policy = launch_policy(given, rendezvous, remarks)
+    if not rest:
+        raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
+    refuse_missing(rest[0], mode, environ)
+    return LaunchOptions(
+        script=rest[0],
+        script_args=rest[1:],
+        mode=mode,
+        rendezvous=rendezvous,
+        nproc_per_node=given.get("nproc_per_node", defaults.NPROC_PER_NODE),
+        accelerator=given.get("accelerator", "auto"),
+        role=given.get("role", defaults.ROLE),
+        logs=_logs(given),
+        signals=_signals(given, remarks),
+        shutdown_timeout_s=_shutdown_timeout_s(given, environ),
+        policy=policy,
+        propagate_exit_code=given["propagate_exit_code"],
+        virtual_local_rank=given["virtual_local_rank"],
+        separate_store=given.get("store", defaults.STORE) == "separate",
+        numa_binding=given["numa_binding"],
+        preload=given.get("preload", ()),
+        event_log_handler=given.get("event_log_handler", "null"),
+        checks=ladder_options(given, remarks),
+        remarks=tuple(remarks),
+    )
+
+
+def _mode(given: Given) -> ScriptMode:
+    if given["run_path"]:
+        return ScriptMode.RUN_PATH
+    if given["module"] and given["no_python"]:
+        raise UsageError(
+            f"{given.origin('module')} and {given.origin('no_python')} exclude each other;"
+            " right would be -m for a module, or --no-python for a program."
+        )
+    if given["no_python"]:
+        return ScriptMode.COMMAND
+    return ScriptMode.MODULE if given["module"] else ScriptMode.SCRIPT
+
+
+def _conf(given: Given) -> RendezvousConf:
+    return parse_conf(given.get("rdzv_conf", ""), given.origin("rdzv_conf"))
+
+
+def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
+    min_nodes, max_nodes = given.get("nnodes", (1, 1))
+    unit = given.get("node_unit", defaults.NODE_UNIT)
+    if min_nodes % unit:
+        raise UsageError(
+            f"{given.origin('nnodes')} has a minimum of {min_nodes}, which is not a multiple of"
+            f" {given.origin('node_unit')} {unit}; right would be {-(-min_nodes // unit) * unit}."
+        )
+    conf = _conf(given)
+    remarks.extend(conf.remarks)
+    where = _endpoint(given, max_nodes)
+    node_rank = _node_rank(given, where, max_nodes, remarks)
+    return RendezvousOptions(
+        job_id=_job_id(given, where, max_nodes, remarks),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        node_unit=unit,
+        max_restarts=given.get("max_restarts", defaults.MAX_RESTARTS),
+        endpoint=where,
+        hosts_master=_hosts_master(given, conf, where, node_rank),
+        node_rank=node_rank,
+        local_addr=given["local_addr"] or None,
+        worker_ports=given["worker_port"],
+        join_timeout_s=conf.join_timeout_s,
+        last_call_timeout_s=conf.last_call_timeout_s,
+        node_grace_s=conf.node_grace_s,
+        node_timeout_s=conf.node_timeout_s,
+        master_timeout_s=conf.master_timeout_s,
+        connect_timeout_s=conf.connect_timeout_s,
+        rescale_delay_s=given.get("rescale_delay", conf.rescale_delay_s),
+    )
+
+
+def _backend(given: Given) -> str:
+    return str(given.get("rdzv_backend", "static"))
+
+
+def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
+    """Return where the master is; None where one node needs none."""
+    single = max_nodes == 1
+    if given["standalone"]:
+        if not single:
+            raise UsageError(
+                f"{given.origin('standalone')} is for one node, but {given.origin('nnodes')} asks"
+                f" for up to {max_nodes}; right would be --rdzv-endpoint HOST:PORT instead of"
+                " --standalone."
+            )
+        return None
+    where: Endpoint | None = given["rdzv_endpoint"]
+    name = given.origin("rdzv_endpoint")
+    if where is None and _backend(given) == "static":
+        if single and given["master_port"] is None:
+            return None
+        where = Endpoint(
+            given["master_addr"] or defaults.MASTER_ADDR,
+            given.get("master_port", defaults.MASTER_PORT),
+        )
+        name = given.origin("master_port")
+    if where is None:
+        if single:
+            return None
+        raise UsageError(
+            f"{given.origin('nnodes')} asks for up to {max_nodes} nodes, but no endpoint was"
+            " given; right would be --rdzv-endpoint HOST:PORT, the same on every node, where HOST"
+            " is one of the nodes."
+        )
+    if where.port == 0:
+        # A port that the system chooses is known to nobody else: as good as standalone.
+        if single:
+            return None
+        raise UsageError(
+            f"{name} has port 0, which other nodes cannot know; right would be a fixed port, such"
+            f" as {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
+        )
+    return where
+
+
+def _node_rank(
+    given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]
+) -> int | None:
+    """Return the rank to pin; None where none was given or, as under torchrun, it says nothing."""
+    rank: int | None = given["node_rank"]
+    if rank is None or where is None:
+        return None
+    if _backend(given) == "c10d":
+        remarks.append(
+            f"{given.origin('node_rank')} {rank} is ignored with {given.origin('rdzv_backend')}"
+            " c10d, as by torchrun; with --rdzv-backend grpc it is honoured."
+        )
+        return None
+    if _backend(given) == "static" and rank >= max_nodes:
+        raise UsageError(
+            f"{given.origin('node_rank')} was given {rank}, but with {max_nodes} nodes the ranks"
+            f" end at {max_nodes - 1}; right would be a rank from 0 to {max_nodes - 1}, or none"
+            " for a spare node."
+        )
+    return rank
+
+
+def _hosts_master(
+    given: Given, conf: RendezvousConf, where: Endpoint | None, node_rank: int | None
+) -> bool | None:
+    if where is None:
+        return None
+    if conf.is_host is not None:
+        return conf.is_host
+    # An endpoint without a backend may name an `ft-run master`, so only the address decides.
+    static = given["rdzv_endpoint"] is None or given["rdzv_backend"] == "static"
+    if static and node_rank is not None:
+        return node_rank == 0
+    return None
+
+
+def _job_id(given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]) -> str:
+    if given["rdzv_id"]:
+        return str(given["rdzv_id"])
+    if where is None:
+        return os.urandom(8).hex()
+    if max_nodes > 1:
+        remarks.append(
+            "no --rdzv-id was given: a stray node of another job that uses the same endpoint would"
+            " be taken for one of this job; give each job its own, the same on every node."
+        )
+    return defaults.JOB_ID
+
+
+def _logs(given: Given) -> LogOptions:
+    (console_local_ranks,) = given.get("local_ranks_filter", (None,))
+    return LogOptions(
+        log_dir=given["log_dir"] or None,
+        redirects=given.get("redirects", StreamSelection()),
+        tee=given.get("tee", StreamSelection()),
+        console_local_ranks=console_local_ranks,
+        stdout_filters=given.get("duplicate_stdout_filters", ()),
+        stderr_filters=given.get("duplicate_stderr_filters", ()),
+    )
+
+
+def _signals(given: Given, remarks: list[str]) -> tuple[signal.Signals, ...]:
+    """Return the signals to handle; what cannot be handled is remarked, as by torchrun."""
+    known = signal.Signals.__members__
+    handled: dict[signal.Signals, None] = {}
+    for word in given.get("signals_to_handle", defaults.SIGNALS_TO_HANDLE).split(","):
+        name = word.strip()
+        if not name:
+            continue
+        if name not in known:
+            full = f"SIG{name.upper()}"
+            guess = full if full in known else nearest(name.upper(), list(known))
+            advice = f"; did you mean {guess}?" if guess else "."
+            remarks.append(
+                f"{given.origin('signals_to_handle')}: there is no signal {shown(name)}{advice}"
+            )
+        elif name in ("SIGKILL", "SIGSTOP"):
+            remarks.append(
+                f"{given.origin('signals_to_handle')}: no process can handle {name}; ignored."
+            )
+        else:
+            handled[known[name]] = None
+    return tuple(handled)
+
+
+def _shutdown_timeout_s(given: Given, environ: Mapping[str, str]) -> float:
+    if given["shutdown_timeout"] is not None:
+        return float(given["shutdown_timeout"])
+    text = environ.get(_SHUTDOWN_VARIABLE, "")
+    if not text:
+        return defaults.SHUTDOWN_TIMEOUT_S
+    try:
+        return seconds(text)
+    except BadValue as bad:
+        raise refuse(_SHUTDOWN_VARIABLE, text, bad) from None

@@ -1,0 +1,236 @@
+"""What the command line says about failures: rules, budget, exclusion, success.
+
+``--on-failure`` and the other flags beat what ``--failure-policy FILE`` says; the flags' rules
+come before the file's. Combinations that cannot work are refused here, before anything starts.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ... import defaults
+from ...errors import UsageError
+from ...rendezvous.policy.rules import Action, Rule
+from ...rendezvous.protocol.messages import PolicySpec
+from ..options import PolicyOptions, RendezvousOptions, Streams, StreamSelection
+from .command_line import Given
+from .policy_flags import READERS, policy_command, rule
+from .values import BadValue, nearest, refuse, shown
+
+_RULE_KEYS: Final = ("match", "action")
+
+
+def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
+    """Return what ``ft-run policy`` is asked by ``argv`` (without that word) and ``environ``.
+
+    Raises:
+        UsageError: there is no failure to explain, or the policy is wrong.
+    """
+    given, rest = policy_command().read(argv, environ)
+    if rest or given["explain"] is None:
+        got = f"was given {shown(rest[0])}" if rest else "was given no failure"
+        raise UsageError(
+            f"ft-run policy {got}; right would be ft-run policy --explain 'exit:137 oom',"
+            " or ./policy for a script of that name."
+        )
+    return PolicyOptions(
+        failure=given["explain"],
+        policy=policy_of(given),
+        seconds_after_start=given["after"],
+        is_repeated=given["again"],
+        json=given["json"],
+    )
+
+
+def launch_policy(
+    given: Given, rendezvous: RendezvousOptions, remarks: list[str]
+) -> PolicySpec | None:
+    """Return the policy of a job that is to be started; None where everything is as by default.
+
+    Args:
+        given: the command line.
+        rendezvous: what the policy must fit to.
+        remarks: takes what the user should be told.
+
+    Raises:
+        UsageError: as ``policy_of``, or the combination cannot work.
+    """
+    policy = policy_of(given)
+    refuse_useless(policy, rendezvous, is_limit_given=given["max_node_failures"] is not None)
+    captured = [given.get(key, StreamSelection()) for key in ("redirects", "tee")]
+    sees_stderr = any(s.default & Streams.ERR or s.by_local_rank for s in captured)
+    if not sees_stderr and any(rule.startswith("error:") for rule in policy.rules):
+        remarks.append(
+            "a rule with error: sees what @record writes; for a script without @record also the"
+            " last lines of stderr, where --tee 2 or --redirects 2 captures them."
+        )
+    return None if policy == PolicySpec() else policy
+
+
+def policy_of(given: Given) -> PolicySpec:
+    """Return the failure policy that flags and file ask for.
+
+    Args:
+        given: the values of ``policy_flags``.
+
+    Raises:
+        UsageError: the file cannot be read or is wrong, or a rule is never reached.
+    """
+    path = given["failure_policy"]
+    settings = _read_file(path) if path else {}
+    for key in READERS:
+        value = given[key.replace("-", "_")]
+        if value is not None:
+            settings[key] = value
+    rules = (*given["on_failure"], *settings.get("rule", ()))
+    _refuse_repeated(rules)
+    first, longest = settings.get("restart-backoff", (0.0, 0.0))
+    return PolicySpec(
+        rules=tuple(rule.text for rule in rules),
+        restart_window_s=settings.get("restart-window", 0.0),
+        backoff_first_s=first,
+        backoff_max_s=longest,
+        max_node_failures=settings.get("max-node-failures", defaults.MAX_NODE_FAILURES),
+        rank0_decides=settings.get("success-policy") == "rank0",
+    )
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    right = "a TOML file such as docs/policy.md shows"
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        why = f"which cannot be read ({error.strerror})"
+        raise refuse("--failure-policy", path, BadValue(right, why)) from None
+    except ValueError as error:  # also what is not UTF-8
+        first = str(error).splitlines()[0][:200]
+        raise refuse("--failure-policy", path, BadValue(right, f"not TOML: {first}")) from None
+    return _settings(content, path)
+
+
+def _settings(content: Mapping[str, Any], path: str) -> dict[str, Any]:
+    known = [*READERS, "rule"]
+    settings: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in known:
+            raise _unknown_key(key, known, path)
+        if key == "rule":
+            settings[key] = _rules(value, path)
+        elif isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UsageError(
+                f"{path}: {key} is {shown(str(value))}; right would be a text or a number."
+            )
+        else:
+            settings[key] = _value(READERS[key], str(value), f"{path}: {key}")
+    return settings
+
+
+def _rules(tables: Any, path: str) -> list[Rule]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"{path}: rule is no list of tables; right would be [[rule]] for each.")
+    rules = []
+    for number, table in enumerate(tables, start=1):
+        where = f"{path}: rule {number}"
+        for key in table:
+            if key not in _RULE_KEYS:
+                raise _unknown_key(key, list(_RULE_KEYS), where)
+        for key in _RULE_KEYS:
+            if not isinstance(table.get(key), str):
+                raise UsageError(
+                    f"{where} has no text for {key};"
+                    ' right would be match = "exit:3" and action = "fail".'
+                )
+        rules.append(_value(rule, f"{table['match']}={table['action']}", where))
+    return rules
+
+
+def _value(read: Callable[[str], Any], text: str, name: str) -> Any:
+    try:
+        return read(text)
+    except BadValue as bad:
+        raise refuse(name, text, bad) from None
+
+
+def _unknown_key(key: str, known: list[str], where: str) -> UsageError:
+    guess = nearest(key.replace("_", "-").lower(), known)
+    advice = f"did you mean {guess}?" if guess else f"right would be {', '.join(known)}."
+    return UsageError(f"{where}: there is no key {shown(key)}; {advice}")
+
+
+# --- combinations ----------------------------------------------------------------------------
+
+
+def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
+    """Refuse a rule that is never reached, since another with the same match comes first."""
+    first: dict[str, Rule] = {}
+    for later in rules:
+        earlier = first.setdefault(later.match.text, later)
+        if earlier is not later:
+            raise UsageError(
+                f"the rule {later.text} would never be used: {earlier.text} comes before it, and"
+                " the first rule that matches decides; right would be one rule for each match."
+            )
+
+
+def refuse_useless(
+    spec: PolicySpec, rendezvous: RendezvousOptions, *, is_limit_given: bool = False
+) -> None:
+    """Refuse what cannot work, in three parts: what is wrong, what is missing, how they depend.
+
+    Args:
+        spec: the policy.
+        rendezvous: has the budget, and whether other nodes can come.
+        is_limit_given: ``--max-node-failures`` is no default.
+
+    Raises:
+        UsageError: the first of them.
+    """
+    rules = [Rule.parse(text) for text in spec.rules]
+    most, limit = rendezvous.max_restarts, spec.max_node_failures
+    is_free = any(rule.action is Action.RESTART_FREE for rule in rules)
+    replacing = next((rule for rule in rules if rule.action is Action.REPLACE_NODE), None)
+    if replacing is not None and rendezvous.endpoint is None:
+        raise _useless(
+            f"the rule {replacing.text} could never replace a node",
+            "no --rdzv-endpoint was given",
+            "the other node comes by the endpoint",
+            right="--rdzv-endpoint HOST:PORT, or another action",
+        )
+    if not most and replacing is not None:
+        raise _useless(
+            f"the rule {replacing.text} could never replace a node",
+            "--max-restarts is 0",
+            "the round without that node is a restart that counts against --max-restarts",
+        )
+    if not most and spec.restart_window_s:
+        raise _useless(
+            f"--restart-window {spec.restart_window_s:g}s has nothing to count",
+            "--max-restarts is 0",
+            "the window says which restarts count against --max-restarts",
+        )
+    if not most and spec.backoff_max_s and not is_free:
+        raise _useless(
+            "--restart-backoff has nothing to space",
+            "--max-restarts is 0 and no rule says restart-free",
+            "the delays come before restarts",
+        )
+    if is_limit_given and limit > most and not is_free and not spec.restart_window_s:
+        raise _useless(
+            f"--max-node-failures {limit} could never exclude a node",
+            f"--max-restarts is {most}",
+            "each failure of a node costs a restart, so that the job ends before",
+            right=f"--max-restarts {limit} or more, or fewer failures",
+        )
+
+
+def _useless(wrong: str, missing: str, depends: str, *, right: str = "") -> UsageError:
+    right = right or "--max-restarts N with N above 0 as well"
+    return UsageError(f"{wrong}, because {missing}: {depends}; right would be {right}.")

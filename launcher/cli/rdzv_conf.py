@@ -1,0 +1,135 @@
+"""What ``--rdzv-conf KEY=VALUE,…`` says about the rendezvous."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ... import defaults
+from ...errors import UsageError
+from .values import (
+    BadValue,
+    boolean,
+    nearest,
+    refuse,
+    seconds,
+    seconds_above_zero,
+    seconds_or_never,
+    shown,
+)
+
+_READERS: Final[dict[str, Callable[[str], Any]]] = {
+    "join_timeout": seconds_above_zero,
+    "last_call_timeout": seconds,
+    "node_grace": seconds,
+    "node_timeout": seconds_above_zero,
+    "master_timeout": seconds,
+    "connect_timeout": seconds,
+    "rescale_delay": seconds_or_never,
+    "is_host": boolean,
+    "timeout": seconds_above_zero,
+    "read_timeout": seconds,
+    "close_timeout": seconds,
+}
+
+_SYNONYMS: Final = {
+    # The static backend's limit on waiting for the other nodes.
+    "timeout": "join_timeout",
+    # The c10d backend's limit on its store, which includes the wait for the store's host.
+    "read_timeout": "connect_timeout",
+}
+
+_WITHOUT_MEANING: Final = frozenset(
+    {
+        "close_timeout",
+        "heartbeat_timeout",
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "store_type",
+    }
+)
+"""Keys of torchrun's c10d backend for which there is nothing to do here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousConf:
+    """The settings of ``--rdzv-conf``, defaults filled in. All times in seconds."""
+
+    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
+    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
+    node_grace_s: float = defaults.NODE_GRACE_S
+    node_timeout_s: float = defaults.NODE_TIMEOUT_S
+    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
+    connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
+    rescale_delay_s: float | None = None
+    """Infinity: never; None: not said."""
+    is_host: bool | None = None
+    """None: not said."""
+    remarks: tuple[str, ...] = ()
+    """What the user should be told: the keys that mean nothing."""
+
+
+def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
+    """Read ``KEY=VALUE,…``; quotes are tolerated, of a repeated key the last value counts.
+
+    ``name`` is what the text was given to, for messages.
+
+    Raises:
+        UsageError: a pair has no key or no value, or the value of a known key is not of its kind.
+    """
+    settings: dict[str, Any] = {}
+    unknown: list[str] = []
+    for key, value_text in _pairs(text, name).items():
+        reader = _READERS.get(key)
+        if reader is None:
+            if key not in _WITHOUT_MEANING:
+                unknown.append(key)
+            continue
+        try:
+            settings[key] = reader(value_text)
+        except BadValue as bad:
+            raise refuse(f"{name} {key}", value_text, bad) from None
+    for synonym, key in _SYNONYMS.items():
+        if synonym in settings:
+            settings.setdefault(key, settings.pop(synonym))
+    fields = {
+        key if key == "is_host" else f"{key}_s": value
+        for key, value in settings.items()
+        if key not in _WITHOUT_MEANING
+    }
+    return RendezvousConf(**fields, remarks=_remarks(unknown, name))
+
+
+def _pairs(text: str, name: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for pair in _unquoted(text).split(","):
+        if not pair.strip():
+            continue
+        key, _, value = pair.partition("=")
+        key, value = _unquoted(key), _unquoted(value)
+        if not key or not value:
+            raise UsageError(
+                f"{name} was given {shown(pair.strip())} where KEY=VALUE is needed;"
+                " right would be join_timeout=600,last_call_timeout=30."
+            )
+        pairs[key] = value
+    return pairs
+
+
+def _unquoted(text: str) -> str:
+    """Return ``text`` without the space and the pair of quotes around it.
+
+    A quote that only begins or only ends the text is what is left of ``'a=1,b=2'`` or
+    ``a='1'`` when the other one has gone with another piece, and is dropped too.
+    """
+    return text.strip().strip("\"'").strip()
+
+
+def _remarks(unknown: list[str], name: str) -> tuple[str, ...]:
+    if not unknown:
+        return ()
+    words = []
+    for key in unknown:
+        guess = nearest(key, list(_READERS))
+        words.append(shown(key) + (f" (did you mean {guess}?)" if guess else ""))
+    keys, are = ("key", "is") if len(unknown) == 1 else ("keys", "are")
+    return (f"{name}: the {keys} {', '.join(words)} {are} unknown and ignored.",)

@@ -1,0 +1,95 @@
+"""Whether there is the script that workers are to run, and what was meant where there is none."""
+
+import os
+from collections.abc import Mapping
+
+from ...errors import UsageError
+from ..options import ScriptMode
+from .values import nearest, shown
+
+
+def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> None:
+    """Refuse a script that no worker could start: every node would only fail later.
+
+    Args:
+        script: what stands where the script does: a path, a module or a program.
+        mode: which of these it is.
+        environ: has the PATH.
+
+    Raises:
+        UsageError: there is no such file, or no such program.
+    """
+    # "-" is the standard input; ${local_rank} is filled in for each worker.
+    if mode is ScriptMode.MODULE or script == "-" or "${local_rank}" in script:
+        return
+    if mode is ScriptMode.COMMAND:
+        _refuse_missing_program(script, environ)
+    elif not os.path.exists(script):
+        if _is_out_of_reach(script):
+            raise UsageError(
+                f"this user may not look into the folder of the script {shown(script)}; right"
+                " would be a script that this user may read."
+            )
+        raise UsageError(
+            f"there is no script {shown(script)} in {_working_directory()};{_advice(script)}"
+        )
+    elif os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise UsageError(
+            f"the script {shown(script)} is a folder without a __main__.py; right would be the"
+            " path of a Python file."
+        )
+
+
+def _is_out_of_reach(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        return isinstance(error, PermissionError)
+    return False
+
+
+def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
+    import shutil
+
+    try:
+        found = shutil.which(program, path=environ.get("PATH", os.defpath))
+    except ValueError:  # a NUL character
+        found = None
+    if found is not None:
+        return
+    if os.path.isfile(program):
+        name = program if os.sep in program else os.path.join(os.curdir, program)
+        raise UsageError(
+            f"--no-python was given {shown(program)}, which is not a program on the PATH or not"
+            f" executable; right would be {name} after chmod +x, or no --no-python."
+        )
+    if os.path.isdir(program):
+        raise UsageError(
+            f"--no-python was given {shown(program)}, which is a folder; right would be the path"
+            " of an executable file."
+        )
+    raise UsageError(
+        f"--no-python was given {shown(program)}, but there is no such program on the PATH or in"
+        f" {_working_directory()}; right would be the path of an executable file."
+    )
+
+
+def _advice(script: str) -> str:
+    """Return what was probably meant by a script that does not exist."""
+    if os.path.isfile(f"{script}.py"):
+        return f" did you mean {script}.py?"
+    if os.path.basename(script).startswith("python"):
+        return " ft-run starts Python by itself: leave it out, or use --no-python for a program."
+    if os.path.isfile(script.replace(".", os.sep) + ".py"):
+        return f" did you mean -m {script}?"
+    command = nearest(script, ["master", "status", "check", "policy"])
+    if command is not None:
+        return f" did you mean the command ft-run {command}?"
+    return " right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "a working directory that is gone"

@@ -1,0 +1,69 @@
+"""The grammar of the flags that say which of the workers' streams go where.
+
+``--redirects`` and ``--tee`` take one digit for all local ranks (``3``) or pairs for some
+(``0:1,10:3``); 0 is none, 1 stdout, 2 stderr, 3 both. The filters are lists with commas.
+"""
+
+import re
+from typing import Final
+
+from ..options import Streams, StreamSelection
+from .values import BadValue, whole
+
+MAX_LOCAL_RANK: Final = 65535
+
+_DIGIT = re.compile(r"[0-3]")
+
+
+def streams(text: str) -> StreamSelection:
+    """Read the value of ``--redirects`` or ``--tee``.
+
+    Raises:
+        BadValue: the text is neither a digit nor a list of ``RANK:DIGIT``.
+    """
+    text = text.strip()
+    if _DIGIT.fullmatch(text):
+        return StreamSelection(default=Streams(int(text)))
+    read_rank = whole(0, MAX_LOCAL_RANK)
+    by_local_rank: dict[int, Streams] = {}
+    for pair in text.split(","):
+        rank, _, digit = pair.partition(":")
+        try:
+            local_rank = read_rank(rank)
+        except BadValue:
+            local_rank = -1
+        if local_rank < 0 or not _DIGIT.fullmatch(digit.strip()):
+            raise BadValue(
+                "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:DIGIT pairs such as 0:1,10:3"
+            )
+        by_local_rank[local_rank] = Streams(int(digit))
+    return StreamSelection(by_local_rank=by_local_rank)
+
+
+def local_ranks(text: str) -> frozenset[int] | None:
+    """Read the value of ``--local-ranks-filter``: None (all) for an empty text.
+
+    Raises:
+        BadValue: the text is not a list of local ranks.
+    """
+    if not text.strip():
+        return None
+    read_rank = whole(0, MAX_LOCAL_RANK)
+    try:
+        return frozenset(read_rank(rank) for rank in text.split(","))
+    except BadValue:
+        raise BadValue("local ranks with commas, such as 0,1,2") from None
+
+
+def filters(text: str) -> tuple[str, ...]:
+    """Read a list of substrings; ``,,`` stands for a comma within one.
+
+    Empty substrings are dropped: they would be in every line.
+    """
+    words = [""]
+    for part in re.split("(,,|,)", text):
+        if part == ",":
+            words.append("")
+        else:
+            words[-1] += "," if part == ",," else part
+    return tuple(word for word in words if word)

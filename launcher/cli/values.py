@@ -1,0 +1,264 @@
+"""The words of the command line: text to value, or the reason why it cannot be one.
+
+Each reader takes the text of one value and returns it typed, or raises ``BadValue`` with what
+would have been right. Who the value belongs to (a flag, a ``PET_*`` variable, a key of
+``--rdzv-conf``) is known by the caller, who turns the ``BadValue`` into a sentence.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Final
+
+from ...errors import UsageError
+from ...rendezvous.protocol import endpoint as endpoints
+from ...rendezvous.protocol.endpoint import Endpoint
+
+MAX_SECONDS: Final = 1e9
+"""About 30 years: more is a mistake, and would overflow the timers of grpc."""
+
+MAX_PORT: Final = endpoints.MAX_PORT
+
+MAX_COUNT: Final = 999_999_999
+"""Nodes, workers and restarts travel as 32-bit integers."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
+
+_TRUE = ("1", "true", "yes", "t", "y")
+_FALSE = ("0", "false", "no", "f", "n")
+
+
+class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
+    """Raised when a text is not a value of its kind.
+
+    ``right`` says what would be; ``why`` says what is wrong where ``right`` does not show it.
+    """
+
+    def __init__(self, right: str, why: str = "") -> None:
+        super().__init__(right)
+        self.right = right
+        self.why = why
+
+
+def refuse(name: str, text: str, bad: BadValue) -> UsageError:
+    """Return the error for ``text`` given to ``name`` (a flag, a variable, a key)."""
+    why = f", {bad.why}" if bad.why else ""
+    return UsageError(f"{name} was given {shown(text)}{why}; right would be {bad.right}.")
+
+
+def shown(text: str, limit: int = 120) -> str:
+    """Return ``text`` quoted for a message, cut to about ``limit`` characters."""
+    return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def nearest(word: str, known: list[str]) -> str | None:
+    """Return the one of ``known`` that ``word`` is most likely a slip of, or None."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), None)
+
+
+def string(text: str) -> str:
+    """Return ``text`` as it is."""
+    return text
+
+
+def whole(low: int, high: int = MAX_COUNT) -> Callable[[str], int]:
+    """Return a reader of a whole number from ``low`` to ``high``, in ASCII digits."""
+    right = f"a whole number from {low} to {high}"
+    if high == MAX_COUNT:
+        right = f"a whole number, {low} or more"
+
+    def read(text: str) -> int:
+        text = text.strip()
+        if _WHOLE.fullmatch(text) is None or not low <= int(text) <= high:
+            raise BadValue(right)
+        return int(text)
+
+    return read
+
+
+def number(text: str) -> float:
+    """Return a finite number."""
+    text = text.strip()
+    if _NUMBER.fullmatch(text) is None or not math.isfinite(float(text)):
+        raise BadValue("a number")
+    return float(text)
+
+
+def seconds(text: str) -> float:
+    """Return a time in seconds, 0 or more."""
+    return _seconds(text, "a number of seconds, 0 or more")
+
+
+def seconds_above_zero(text: str) -> float:
+    """Return a time in seconds, more than 0."""
+    right = "a number of seconds above 0"
+    value = _seconds(text, right)
+    if not value:
+        raise BadValue(right)
+    return value
+
+
+def seconds_or_never(text: str) -> float:
+    """Return a time in seconds, or infinity for ``never``."""
+    if text.strip().lower() == "never":
+        return math.inf
+    return _seconds(text, "a number of seconds, 0 or more, or never")
+
+
+def _seconds(text: str, right: str) -> float:
+    try:
+        value = number(text)
+    except BadValue:
+        raise BadValue(right) from None
+    if value < 0:
+        raise BadValue(right)
+    if value > MAX_SECONDS:
+        raise BadValue(right, "which is more than 30 years")
+    return value + 0.0  # -0.0 becomes 0.0
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9.]{1,18})\s*([a-z]*)")
+
+
+def duration(text: str) -> float:
+    """Return a time in seconds: a number, alone or with a unit: s, m or min, h, d."""
+    right = "a time such as 90s, 30m, 24h or 7d"
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise BadValue(right)
+    return _seconds(str(_seconds(found[1], right) * _UNITS[found[2]]), right)
+
+
+def boolean(text: str) -> bool:
+    """Return what an on/off text says: 1/0, true/false, yes/no, or their first letters."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise BadValue("1/0, true/false or yes/no")
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a reader that takes exactly one of ``choices``."""
+    right = f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise BadValue(right)
+        return text
+
+    return read
+
+
+def nnodes(text: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes: ``N`` or ``MIN:MAX``."""
+    right = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 2:5"
+    return _bounds(text, ":", whole(1), right)
+
+
+def _bounds(text: str, sign: str, read: Callable[[str], int], right: str) -> tuple[int, int]:
+    """Return both ends of ``LOW<sign>HIGH``, or the one number twice."""
+    lower, found, upper = text.partition(sign)
+    try:
+        low = read(lower)
+        high = read(upper) if found else low
+    except BadValue:
+        raise BadValue(right) from None
+    if low > high:
+        raise BadValue(right)
+    return low, high
+
+
+def modules(text: str) -> tuple[str, ...]:
+    """Return the names of modules, given with commas."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadValue("names of modules with commas, such as torch,numpy")
+    return names
+
+
+def nproc_per_node(text: str) -> str:
+    """Return the number of workers as digits, or the word that stands for one."""
+    if text in _NPROC_WORDS:
+        return text
+    try:
+        return str(whole(1)(text))
+    except BadValue:
+        raise BadValue("a whole number, 1 or more, or auto, cpu, gpu or xpu") from None
+
+
+def accelerator(text: str) -> str:
+    """Return ``auto`` or the name of a kind of accelerator."""
+    from ..machine.accelerators import ACCELERATOR_CHOICES
+
+    return one_of(*ACCELERATOR_CHOICES)(text)
+
+
+def ports(text: str) -> range:
+    """Return the ports of ``PORT`` or ``LO-HI``, both ends included."""
+    right = "PORT or LO-HI with 1 <= LO <= HI <= 65535, such as 29600 or 29600-29699"
+    first, last = _bounds(text, "-", whole(1, MAX_PORT), right)
+    return range(first, last + 1)
+
+
+def backend(text: str) -> str:
+    """Return the name of a rendezvous backend: all of them mean the gRPC master."""
+    if text.startswith("etcd"):
+        raise BadValue(
+            "grpc with --rdzv-endpoint HOST:PORT, where HOST is one of the nodes",
+            "but ft-run has its own master and needs no etcd",
+        )
+    return one_of("grpc", "c10d", "static")(text)
+
+
+def logs_specs(text: str) -> str:
+    """Accept nothing but the empty text: torchrun's plug-ins do not exist here."""
+    if text:
+        raise BadValue(
+            "--log-dir with --redirects, --tee and --local-ranks-filter",
+            "but ft-run has no plug-ins for logs",
+        )
+    return text
+
+
+def host(text: str) -> str:
+    """Return a host name or address, an IPv6 address without its brackets."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    if text and not endpoints.is_host(text):
+        raise BadValue("a host name or an address, such as node0, 10.0.0.1 or fd00::1")
+    return text
+
+
+def endpoint(text: str) -> Endpoint | None:
+    """Return where a master is, or None for an empty text."""
+    if not text.strip():
+        return None
+    try:
+        return Endpoint.parse(text)
+    except UsageError:
+        raise BadValue(endpoints.RIGHT) from None
+
+
+def bind_address(text: str) -> Endpoint:
+    """Return where to listen: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses."""
+    text = text.strip()
+    try:
+        return Endpoint("::", whole(0, MAX_PORT)(text.removeprefix(":")))
+    except BadValue:
+        pass
+    try:
+        found = endpoint(text)
+    except BadValue:
+        found = None
+    if found is None:
+        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400")
+    return found

@@ -1,0 +1,1 @@
+"""What each command does, a module per command; it ends with an exit status."""

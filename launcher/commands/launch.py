@@ -1,0 +1,142 @@
+"""``ft-run script.py``: from the options to the exit status of this node."""
+
+import gc
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ... import exit_codes
+from ...errors import NoProcessError
+from ..agent.parts import NodeParts
+from ..agent.preload import start_preload
+from ..agent.worker_command import WorkerCommands, check_interpreter
+from ..logs.log_dir import LogDir, check_log_dir
+from ..logs.relay_client import start_relay
+from ..machine.worker_count import WorkerCount, omp_num_threads, resolve_worker_count
+from ..options import LaunchOptions, ScriptMode
+from ..reporting.display import Display
+from ..spawner.client import SpawnerClient
+
+if TYPE_CHECKING:
+    from ..agent.agent import Agent
+
+
+def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
+    """Run a job's workers on this node; return the exit status.
+
+    Args:
+        options: what to run.
+        conclude: is called with the agent when the job is over for this node.
+
+    Raises:
+        FtRunError: what a user can cause: one sentence and an exit code.
+    """
+    if options.checks is not None:
+        from ..preflight.report_file import check_report_path
+
+        check_report_path(options.checks.report)
+        check_log_dir(options.checks.log_dir)
+    parts = _parts(options)
+    status = exit_codes.WORKERS_FAILED
+    try:
+        status = _run(_preloaded(parts), conclude)
+    finally:
+        _close(parts, status)
+    return status
+
+
+def _parts(options: LaunchOptions) -> NodeParts:
+    """Find out what to start, and fork what must be forked before the event loop."""
+    display = Display()
+    environ = dict(os.environ)
+    count = resolve_worker_count(
+        options.nproc_per_node,
+        options.accelerator,
+        environ,
+        virtual_local_rank=options.virtual_local_rank,
+    )
+    if options.checks is not None and options.checks.spec.floors:
+        # Only now it is known how many workers ``--nproc-per-node gpu`` stands for.
+        from ..cli.floor_flags import floor_names, refuse_floors
+
+        refuse_floors(floor_names(options.checks.spec.floors), options.accelerator, count.count)
+    if options.mode is not ScriptMode.COMMAND:
+        check_interpreter(environ)
+    _set_omp_threads(environ, count)
+    commands = WorkerCommands(options, count.count, environ)
+    cpus = _numa_cpus(options, count)
+    log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
+    # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
+    gc.freeze()
+    try:
+        spawner = SpawnerClient()
+        check_spawner = SpawnerClient() if options.checks is not None else None
+        relay = (
+            start_relay(lambda text: display.event(text, logging.WARNING))
+            if log_dir.needs_relay
+            else None
+        )
+    except NoProcessError:
+        log_dir.remove_if_unused()
+        raise
+    return NodeParts(
+        options=options,
+        count=count,
+        commands=commands,
+        cpus=cpus,
+        log_dir=log_dir,
+        spawner=spawner,
+        check_spawner=check_spawner,
+        relay=relay,
+        display=display,
+    )
+
+
+def _preloaded(parts: NodeParts) -> NodeParts:
+    """Have an image made if one was asked for; return the parts without it if it is of no use."""
+    remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
+    if remark is None:
+        return parts
+    parts.display.event(remark, logging.WARNING)
+    return replace(parts, options=replace(parts.options, preload=()))
+
+
+def _close(parts: NodeParts, status: int) -> None:
+    """End what was forked; keep log files where they may be looked for."""
+    parts.display.close()
+    if parts.check_spawner is not None:
+        parts.check_spawner.close()
+    parts.spawner.close()
+    if status == exit_codes.SUCCESS:
+        parts.log_dir.remove_if_temporary()
+    parts.log_dir.remove_if_unused()
+
+
+def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
+    from .. import startup
+    from ..agent.run import run_node
+
+    startup.quiet_grpc()
+    return startup.run(run_node(parts, conclude))
+
+
+def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:
+    from ..machine.cpu_limit import read_cpu_limit
+
+    if "OMP_NUM_THREADS" not in environ:
+        limit = read_cpu_limit() if count.count == 1 else None
+        threads = omp_num_threads(environ, count.count, limit)
+        if threads is not None:
+            environ["OMP_NUM_THREADS"] = threads
+
+
+def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:
+    if options.numa_binding is None:
+        return None
+    from ..machine.accelerators import AcceleratorKind, find_accelerators
+    from ..machine.numa import plan_numa_binding
+
+    devices = find_accelerators(AcceleratorKind.NVIDIA, os.environ).devices
+    return plan_numa_binding(options.numa_binding, devices, count.count)

@@ -1,0 +1,74 @@
+"""``ft-run master``: a master without an agent, for a pod of its own or a login node."""
+
+import asyncio
+import logging
+import signal
+
+from ... import exit_codes
+from ...rendezvous.group.events import GroupSettings
+from ...rendezvous.protocol.failure import signal_name
+from ...rendezvous.protocol.messages import Verdict
+from .. import startup
+from ..agent.hosting import new_examiner
+from ..options import MasterOptions
+from ..reporting.display import Display
+from ..reporting.event_lines import verdict as verdict_line
+from ..version import VERSION
+
+
+def run_master(options: MasterOptions) -> int:
+    """Serve one job; return its exit status, or 128 + n after signal n.
+
+    Raises:
+        FtRunError: the endpoint cannot be listened at.
+    """
+    display = Display(live=False)
+    return startup.run(_serve(options, display))
+
+
+async def _serve(options: MasterOptions, display: Display) -> int:
+    from ...rendezvous.transport.channel_options import silence_s
+    from ...rendezvous.transport.master import Master
+    from ...rendezvous.transport.server import MasterServer
+
+    for remark in options.remarks:
+        display.event(remark)
+    settings = GroupSettings(
+        join_timeout_s=options.join_timeout_s,
+        last_call_timeout_s=options.last_call_timeout_s,
+        node_grace_s=options.node_grace_s,
+        rescale_delay_s=options.rescale_delay_s,
+        master_timeout_s=options.master_timeout_s,
+    )
+    master = Master(
+        settings, lambda text: display.event(f"master: {text}"), examiner=new_examiner()
+    )
+    silence = silence_s(options.node_timeout_s, options.node_grace_s)
+    server = MasterServer(master, VERSION, silence)
+    port = await server.start(options.endpoint)
+    display.event(f"master: listening at {options.endpoint} (port {port})")
+    outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, outcome.put_nowait, int(number))
+    finished = asyncio.create_task(master.finished())
+
+    def settle(task: "asyncio.Task[Verdict]") -> None:
+        if not task.cancelled():
+            outcome.put_nowait(task.result())
+
+    finished.add_done_callback(settle)
+    try:
+        first = await outcome.get()
+        if isinstance(first, Verdict):
+            failed = first.exit_code != exit_codes.SUCCESS
+            display.event(verdict_line(first), logging.ERROR if failed else logging.INFO)
+            return first.exit_code
+        left = "no node is here"
+        if any(node.link is not None for node in master.group.roster):
+            left = "the workers run on and their agents wait for a new master"
+        display.event(f"master: received {signal_name(first)}: ending; {left}", logging.WARNING)
+        return exit_codes.SIGNAL_BASE + first
+    finally:
+        finished.cancel()
+        await server.stop()

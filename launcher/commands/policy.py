@@ -1,0 +1,132 @@
+"""``ft-run policy --explain``: which rule would answer a failure, and which are passed over."""
+
+import json
+import re
+import signal
+
+from ... import exit_codes
+from ...errors import UsageError
+from ...rendezvous.policy.matches import BadMatch, EndedBySignal, ExitStatus, parse_match
+from ...rendezvous.policy.rules import SLIP_S, Context, Decision, Rule, decide
+from ...rendezvous.protocol.failure import Failure, FailureKind, node_lost, preempted
+from ..cli.values import shown
+from ..options import PolicyOptions
+from ..reporting.standard_output import standard_output
+
+_RIGHT = (
+    "words such as exit:137, signal:SIGSEGV, oom, error:TEXT (last), node-lost or preempted, as in"
+    " 'exit:1 error:ValueError: no data'"
+)
+_OF_NODES = {"node-lost": node_lost, "preempted": preempted}
+
+
+def explain_policy(options: PolicyOptions) -> int:
+    """Print how a failure would be answered; return the exit status.
+
+    Raises:
+        UsageError: the failure is not described in words that are known, or the answer cannot be
+            written.
+    """
+    failure = failure_of(options.failure)
+    rules = [Rule.parse(text) for text in options.policy.rules]
+    context = Context(
+        seconds_after_start=options.seconds_after_start,
+        previous=failure if options.is_repeated else None,
+    )
+    decision = decide(rules, failure, context)
+    with standard_output():
+        if options.json:
+            print(json.dumps(_as_dict(options.failure, decision), indent=2))
+        else:
+            print("\n".join(_lines(options.failure, decision)))
+    return exit_codes.SUCCESS
+
+
+def failure_of(text: str) -> Failure:
+    """Return the failure that ``--explain`` describes.
+
+    Raises:
+        UsageError: it describes none.
+    """
+    words, colon, error = re.sub(r"(^|\s)error:", "\0", text, count=1).partition("\0")
+    exit_code: int | None = None
+    is_oom, of_node = False, ""
+    for word in words.split():
+        if word in _OF_NODES:
+            of_node = word
+        elif word == "oom":
+            is_oom = True
+        else:
+            exit_code = _status(word, text)
+    if of_node:
+        if is_oom or colon or exit_code is not None:
+            raise _unclear(text, f"but with {of_node} no worker has failed")
+        return _OF_NODES[of_node](0, "HOST", "default", "as described")
+    if not (is_oom or colon or exit_code is not None):
+        raise _unclear(text)
+    if exit_code is None:
+        exit_code = -signal.SIGKILL if is_oom else 1
+    return Failure(
+        kind=FailureKind.WORKER,
+        rank=0,
+        local_rank=0,
+        node_rank=0,
+        host="HOST",
+        pid=1,
+        exit_code=exit_code,
+        time_s=0,
+        message=error.strip(),
+        out_of_memory=is_oom,
+    )
+
+
+def _status(word: str, text: str) -> int:
+    try:
+        match = parse_match(word)
+    except BadMatch as bad:
+        raise _unclear(text, bad.why) from None
+    if isinstance(match, EndedBySignal):
+        return -match.number
+    if isinstance(match, ExitStatus) and match.low == match.high:
+        return match.low
+    raise _unclear(text, f"but {word} is not one failure")
+
+
+def _unclear(text: str, why: str = "") -> UsageError:
+    because = f", {why}" if why else ""
+    return UsageError(f"--explain was given {shown(text)}{because}; right would be {_RIGHT}.")
+
+
+def _lines(text: str, decision: Decision) -> list[str]:
+    lines = [f"passed over  {over.rule}: {over.reason}" for over in decision.passed_over]
+    kind = "default rule" if decision.is_default else "rule"
+    lines.append(f"matches      {decision.rule} ({kind}): {decision.reason}")
+    lines.append(
+        f"{shown(text)} is answered by {decision.action.value}: {_MEANING[decision.action.value]}"
+    )
+    return lines
+
+
+_MEANING = {
+    "restart": "a new round, counted against --max-restarts; with none left the job ends with"
+    f" exit status {exit_codes.WORKERS_FAILED}.",
+    "restart-free": "a new round, not counted.",
+    "fail": f"the job ends with exit status {exit_codes.POLICY_ENDED_JOB}.",
+    "replace-node": f"the node leaves with exit status {exit_codes.NODE_EXCLUDED}; a new round"
+    " with another in its place, counted.",
+}
+
+
+def _as_dict(text: str, decision: Decision) -> dict[str, object]:
+    return {
+        "failure": text,
+        "action": decision.action.value,
+        "counted": decision.action.is_counted,
+        "rule": decision.rule,
+        "is_default": decision.is_default,
+        "reason": decision.reason,
+        "passed_over": [
+            {"rule": over.rule, "reason": over.reason} for over in decision.passed_over
+        ],
+        "slip_s": SLIP_S,
+    }

@@ -1,0 +1,126 @@
+"""``ft-run status``: what a master knows, as a table or as JSON."""
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from ... import exit_codes
+from ...errors import RendezvousError
+from ..options import StatusOptions
+from ..reporting.standard_output import standard_output
+
+_UNFOLDED = 10_000
+"""Columns; more than any line has."""
+
+_BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
+"""Phases of a group without a running round; values of ``GroupPhase``, which is not imported here:
+the answer may come from a master of another version."""
+
+
+def show_status(options: StatusOptions) -> int:
+    """Ask the master and print its answer; return the exit status.
+
+    Raises:
+        RendezvousError: no master answers at the endpoint.
+        UsageError: the answer cannot be written.
+    """
+    status = asyncio.run(_ask(options))
+    with standard_output():
+        if options.json:
+            print(json.dumps(status, indent=2))
+        else:
+            _print_table(status)
+    return exit_codes.SUCCESS
+
+
+async def _ask(options: StatusOptions) -> dict[str, Any]:
+    import grpc
+    import grpc.aio
+
+    from ...protos import rendezvous_pb2 as pb
+    from ...rendezvous.transport.channel_options import SERVICE, client_options
+    from ...rendezvous.transport.client import in_words, is_foreign
+
+    async with grpc.aio.insecure_channel(
+        str(options.endpoint), options=client_options(options.timeout_s)
+    ) as channel:
+        ask: Any = channel.unary_unary(
+            f"/{SERVICE}/Status",
+            request_serializer=pb.StatusRequest.SerializeToString,
+            response_deserializer=pb.StatusReply.FromString,
+        )
+        try:
+            reply: pb.StatusReply = await ask(pb.StatusRequest(), timeout=options.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if is_foreign(error):
+                raise RendezvousError(
+                    f"what listens at {options.endpoint} is not an ft-run master; right would be "
+                    "the job's --rdzv-endpoint."
+                ) from error
+            raise RendezvousError(
+                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); is the "
+                "endpoint right, and is the job still running?"
+            ) from error
+    return _as_dict(reply)
+
+
+def _as_dict(reply: Any) -> dict[str, Any]:
+    """Return the answer with every field present, also those that are zero."""
+    names = [field.name for field in reply.DESCRIPTOR.fields if field.name != "nodes"]
+    status = {name: getattr(reply, name) for name in names}
+    status["nodes"] = [
+        {field.name: getattr(node, field.name) for field in node.DESCRIPTOR.fields}
+        for node in sorted(reply.nodes, key=lambda node: (node.node_rank < 0, node.node_rank))
+    ]
+    return status
+
+
+def _print_table(status: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..reporting.event_lines import duration, nodes_wanted
+
+    # Into a pipe nothing is folded, so that it can be searched by line.
+    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
+    wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
+    if not status["job_id"]:
+        lines = [f"no node has come yet · {status['phase']}"]
+    elif status["round"] < 0 or status["phase"] in _BETWEEN_ROUNDS:
+        here = f"nodes {len(status['nodes'])} of {wanted} are here"
+        if status["round"] >= 0:
+            restarts = f"restarts {status['restarts']}/{status['max_restarts']}"
+            here = f"round {status['round']} is over · {here} · {restarts}"
+        lines = [f"job {status['job_id']} · {status['phase']}", here]
+    else:
+        lines = [
+            f"job {status['job_id']} · {status['phase']}",
+            f"round {status['round']} up {duration(status['round_uptime_s'])} · "
+            f"nodes {status['world_nodes']} of {wanted} · "
+            f"restarts {status['restarts']}/{status['max_restarts']}",
+        ]
+    lines[-1] += f" · master up {duration(status['uptime_s'])}"
+    for line in lines:
+        console.print(line, markup=False)
+    if not status["nodes"]:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("NODE", "HOST", "ADDRESS", "ROLE", "RANKS", "PHASE", "CONNECTED"):
+        table.add_column(title, overflow="fold")
+    for node in status["nodes"]:
+        first, size = node["rank_offset"], node["local_world_size"]
+        ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
+        spare = node["node_rank"] < 0 and node["phase"] == "ready" and status["round"] >= 0
+        table.add_row(
+            "-" if node["node_rank"] < 0 else str(node["node_rank"]),
+            node["host"],
+            node["address"],
+            node["role"],
+            ranks,
+            "spare" if spare else node["phase"],
+            "yes" if node["attached"] else "no",
+        )
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Where workers' output goes: the log folder, and the relay that tees it."""

@@ -1,0 +1,364 @@
+"""Where each worker's output goes: the log folder of a job on this node, and a plan per stream.
+
+The layout is torchrun's::
+
+    <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
+    <log_dir>/<run_id>_<random>/attempt_<n>/filtered_{stdout,stderr}.log
+
+``n`` is the restart count. A regroup starts the workers again without counting a restart; its
+folder is then ``attempt_<n>.1``, the next ``attempt_<n>.2``, so no earlier attempt is touched.
+"""
+
+import contextlib
+import enum
+import errno
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ...errors import LogDirError
+from ..options import LogOptions, Streams
+
+_TEMPORARY_PREFIX = "torchelastic_"
+_RANDOM_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789_"
+_RANDOM_LENGTH = 8
+_RUN_ID_MAX_BYTES = 200
+_PROBE_BYTES = 4096
+
+
+class Stream(enum.Enum):
+    """A standard stream of a worker; the value is its name in file names and messages."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class Route(enum.Enum):
+    """What a worker's stream is connected to."""
+
+    INHERIT = "inherit"
+    """The agent's own stream."""
+    DISCARD = "discard"
+    """``/dev/null``: hidden by ``--local-ranks-filter`` and in no file."""
+    FILE = "file"
+    """The log file itself, opened with ``open_log``."""
+    RELAY = "relay"
+    """A pipe to the relay, which writes the log file and the console."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Where one stream of one worker goes.
+
+    ``filters`` and ``filtered_path`` are set for a relayed stream whose matching lines are
+    also wanted in a file of their own.
+    """
+
+    route: Route
+    path: str | None = None
+    """The log file; None where nothing is written to one."""
+    filters: tuple[bytes, ...] = ()
+    filtered_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLogs:
+    """The plan for one worker."""
+
+    streams: Mapping[Stream, StreamPlan]
+    error_file: str
+    """The value of ``TORCHELASTIC_ERROR_FILE``; empty where no files are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLogs:
+    """The plan for one start of all workers; ``workers`` is in order of local rank."""
+
+    workers: tuple[WorkerLogs, ...]
+    directory: str | None
+    """None where no files are written."""
+    warning: str | None = None
+    """One sentence where files were asked for and cannot be written."""
+
+
+class LogDir:
+    """The log folder of one job on this node. Make it with ``create``."""
+
+    def __init__(self, options: LogOptions, run_dir: str | None, temporary_dir: str | None) -> None:
+        self._options = options
+        self._temporary_dir = temporary_dir
+        self.path = run_dir
+        """The folder of this run, absolute; None under ``--log-dir /dev/null``."""
+
+    @classmethod
+    def create(cls, options: LogOptions, job_id: str) -> "LogDir":
+        """Make the run's folder and prove that it can be written.
+
+        Raises ``LogDirError`` where it cannot: a file in the way, no permission, a full disk.
+        """
+        if options.log_dir == os.devnull:
+            return cls(options, None, None)
+        prefix = f"{_file_name_of(job_id)}_"
+        if not options.log_dir:
+            base, run_dir = _make_temporary(prefix)
+            return cls(options, run_dir, base)
+        base = os.path.abspath(options.log_dir)
+        try:
+            os.makedirs(base, exist_ok=True)
+            return cls(options, _make_probed(base, prefix), None)
+        except OSError as error:
+            raise LogDirError(_cannot_write(options.log_dir, error)) from error
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the user finds the files afterwards: where they were asked for."""
+        return self.path is not None and self._temporary_dir is None
+
+    @property
+    def needs_relay(self) -> bool:
+        """Whether any worker's output can go through the relay."""
+        tee = self._options.tee
+        return self.path is not None and any((tee.default, *tee.by_local_rank.values()))
+
+    def attempt(self, restart_count: int, local_world_size: int) -> AttemptLogs:
+        """Make the folder and the empty log files of the next start, and plan its streams.
+
+        This never fails: a disk that has filled up or a folder that somebody removed must not
+        end a job that trains. The output then goes to the console alone, and ``warning`` says so.
+        """
+        if self.path is None:
+            # As torchrun: without files neither tee nor the filters have an effect.
+            inherited = dict.fromkeys(Stream, StreamPlan(Route.INHERIT))
+            return AttemptLogs((WorkerLogs(inherited, ""),) * local_world_size, None)
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            directory = _make_attempt_dir(self.path, restart_count)
+            workers = self._plan(directory, local_world_size)
+            for path in self._files(directory, workers):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.close(open_log(path))
+            for local_rank in range(local_world_size):
+                os.makedirs(os.path.join(directory, str(local_rank)), exist_ok=True)
+        except OSError as error:
+            warning = _cannot_write(self.path, error) + " The output goes to the console only."
+            without_files = (_without_files(w) for w in self._plan("", local_world_size))
+            return AttemptLogs(tuple(without_files), None, warning)
+        return AttemptLogs(workers, directory)
+
+    def remove_if_unused(self) -> None:
+        """Remove the folder if no round has begun, a temporary one also if it holds no file."""
+        if self._temporary_dir is not None:
+            for folder, _, _ in os.walk(self._temporary_dir, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)  # which removes no files
+            return
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+
+    def remove_if_temporary(self) -> None:
+        """Remove the folder if the user named none; one given by ``--log-dir`` always stays."""
+        if self._temporary_dir is None:
+            return
+        import shutil
+
+        shutil.rmtree(self._temporary_dir, ignore_errors=True)
+
+    def _plan(self, directory: str, local_world_size: int) -> tuple[WorkerLogs, ...]:
+        return tuple(
+            WorkerLogs(
+                {stream: self._plan_stream(directory, rank, stream) for stream in Stream},
+                os.path.join(directory, str(rank), "error.json"),
+            )
+            for rank in range(local_world_size)
+        )
+
+    def _plan_stream(self, directory: str, local_rank: int, stream: Stream) -> StreamPlan:
+        """Decide for one stream; the rules are those of torchrun's ``DefaultLogsSpecs``.
+
+        Tee implies redirect. The rank filter hides a stream from the console, and with it from
+        the filtered file, which torchrun feeds from what is tee'd and shown only.
+        """
+        options = self._options
+        shown = options.console_local_ranks is None or local_rank in options.console_local_ranks
+        bit = Streams.OUT if stream is Stream.STDOUT else Streams.ERR
+        teed = bool(options.tee.of(local_rank) & bit)
+        if not teed and not options.redirects.of(local_rank) & bit:
+            return StreamPlan(Route.INHERIT if shown else Route.DISCARD)
+        path = os.path.join(directory, str(local_rank), f"{stream.value}.log")
+        if not teed or not shown:
+            return StreamPlan(Route.FILE, path)
+        filters = self._filters(stream)
+        if not filters:
+            return StreamPlan(Route.RELAY, path)
+        encoded = tuple(text.encode(errors="surrogateescape") for text in filters)
+        return StreamPlan(Route.RELAY, path, encoded, _filtered_path(directory, stream))
+
+    def _filters(self, stream: Stream) -> tuple[str, ...]:
+        options = self._options
+        return options.stdout_filters if stream is Stream.STDOUT else options.stderr_filters
+
+    def _files(self, directory: str, workers: Iterable[WorkerLogs]) -> Iterator[str]:
+        for stream in Stream:
+            if self._filters(stream):  # the file exists also when no line matches
+                yield _filtered_path(directory, stream)
+        for worker in workers:
+            yield from (plan.path for plan in worker.streams.values() if plan.path)
+
+
+def open_log(path: str) -> int:
+    """Open (and create) a log file for appending; return its descriptor, not inheritable.
+
+    It is readable too: the relay reads back what a slow console has not yet shown.
+    Raises ``OSError``.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def tail_of_file(path: str, max_bytes: int) -> bytes:
+    """Return the last ``max_bytes`` of a file; empty where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            return file.read(max_bytes)
+    except OSError:
+        return b""
+
+
+def console_prefix(role: str, rank: int, local_rank: int, template: str | None) -> bytes:
+    """Return what stands before each console line of a tee'd stream.
+
+    ``template`` is ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`` with ``${role_name}``, ``${rank}``
+    and ``${local_rank}``; unknown names are left as they are. None or empty: ``[<role><n>]:``.
+    """
+    prefix = f"[{role}{local_rank}]:"
+    if template:
+        import string
+
+        prefix = string.Template(template).safe_substitute(
+            role_name=role, rank=rank, local_rank=local_rank
+        )
+    return prefix.encode(errors="surrogateescape")
+
+
+def _filtered_path(directory: str, stream: Stream) -> str:
+    return os.path.join(directory, f"filtered_{stream.value}.log")
+
+
+def _without_files(worker: WorkerLogs) -> WorkerLogs:
+    """Return the plan that shows on the console what cannot be written to a file."""
+    instead = {
+        Route.INHERIT: StreamPlan(Route.INHERIT),
+        Route.DISCARD: StreamPlan(Route.DISCARD),
+        Route.FILE: StreamPlan(Route.INHERIT),
+        Route.RELAY: StreamPlan(Route.RELAY),
+    }
+    return WorkerLogs({s: instead[plan.route] for s, plan in worker.streams.items()}, "")
+
+
+def _file_name_of(job_id: str) -> str:
+    """Return ``job_id`` without what a file name cannot hold, and not too long."""
+    name = "".join(c if c.isprintable() and c != "/" else "_" for c in job_id)
+    return name.encode()[:_RUN_ID_MAX_BYTES].decode(errors="ignore")
+
+
+def _make_attempt_dir(run_dir: str, restart_count: int) -> str:
+    path = os.path.join(run_dir, f"attempt_{restart_count}")
+    regroups = (f"{path}.{count}" for count in itertools.count(1))
+    for candidate in itertools.chain((path,), regroups):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(candidate)
+            return candidate
+    raise AssertionError("an endless sequence has ended")
+
+
+def _make_random(parent: str, prefix: str) -> str:
+    """Make a new folder with a random suffix, for its owner only; nodes may share ``parent``."""
+    while True:
+        random = os.urandom(_RANDOM_LENGTH)
+        suffix = "".join(_RANDOM_ALPHABET[byte % len(_RANDOM_ALPHABET)] for byte in random)
+        path = os.path.join(parent, prefix + suffix)
+        try:
+            os.mkdir(path, 0o700)
+            return path
+        except FileExistsError:
+            continue
+
+
+def check_log_dir(path: str | None) -> None:
+    """Refuse a log folder that could not be written; nothing is made, and space is not looked at.
+
+    Args:
+        path: the folder, which need not exist yet; None or ``/dev/null``: none is wanted.
+
+    Raises:
+        LogDirError: a file is in its way, or this user may not write there.
+    """
+    if not path or path == os.devnull:
+        return
+    folder = os.path.abspath(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    code = errno.ENOTDIR if not os.path.isdir(folder) else errno.EACCES
+    if code == errno.ENOTDIR or not os.access(folder, os.W_OK | os.X_OK):
+        error = OSError(code, os.strerror(code))
+        raise LogDirError(_cannot_write(path, error)) from error
+
+
+def _make_probed(parent: str, prefix: str) -> str:
+    """Make a run's folder and write a probe to it; on failure leave nothing behind."""
+    path = _make_random(parent, prefix)
+    probe = os.path.join(path, ".probe")
+    try:
+        try:
+            with open(probe, "wb", buffering=0) as file:
+                written = file.write(b"\0" * _PROBE_BYTES)
+            if written != _PROBE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            if os.path.exists(probe):
+                os.unlink(probe)
+    except OSError:
+        os.rmdir(path)
+        raise
+    return path
+
+
+def _make_temporary(prefix: str) -> tuple[str, str]:
+    """Make ``torchelastic_<random>/<run>`` in the first temporary folder that can be written.
+
+    The candidates are those of the standard library's ``tempfile``, whose import would cost
+    the agent several milliseconds.
+    """
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    reason: OSError | None = None
+    for candidate in (*named, "/tmp", "/var/tmp", "/usr/tmp", "."):  # noqa: S108 - the name in it is random
+        try:
+            base = _make_random(os.path.abspath(candidate), _TEMPORARY_PREFIX)
+        except OSError as error:
+            reason = reason or error
+            continue
+        try:
+            return base, _make_probed(base, prefix)
+        except OSError as error:
+            os.rmdir(base)
+            reason = reason or error
+    raise LogDirError(
+        "No temporary folder for the workers' error files can be written "
+        f"({reason}); set TMPDIR to one that can, or give --log-dir."
+    ) from reason
+
+
+def _cannot_write(path: str, error: OSError) -> str:
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        what = "there is a file in its place"
+        remedy = "name a directory"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "no space is left on its disk"
+        remedy = "free some or name another directory"
+    else:
+        what = error.strerror or str(error)
+        remedy = "name a directory that this user may write"
+    return f"Log files cannot be written to {path!r}: {what}; {remedy} with --log-dir."

@@ -1,0 +1,270 @@
+"""One stream in the relay: from a worker's pipe to its log file, the console, the filtered file.
+
+A stream's exact bytes go to its log file at once, in whole chunks. The console gets whole lines
+with a prefix; a carriage return ends a line as it does under torchrun, so progress bars show.
+A console that does not keep up is never waited for: its lines are read back from the log file
+when it is ready again, so memory stays flat and no worker blocks on a stalled terminal.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ...defaults import STDERR_TAIL_MAX_BYTES
+from .log_dir import Stream, open_log
+from .relay_console import Console
+
+CHUNK_BYTES: Final = 64 * 1024
+"""One read: what a pipe holds by default, and the unit of fairness between streams."""
+
+LINE_MAX_BYTES: Final = 1024 * 1024
+"""A longer line is shown in pieces; the log file has it as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOrder:
+    """What the relay is asked to do with one stream of one worker."""
+
+    stream: Stream
+    prefix: bytes
+    """Stands before each line on the console and in the filtered file."""
+    console: bool = True
+    log_path: str | None = None
+    filters: tuple[bytes, ...] = ()
+    """A line that contains any of these goes to ``filtered_path`` as well."""
+    filtered_path: str | None = None
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into blocks of whole lines, each ended by one newline."""
+
+    __slots__ = ("_after_return", "_partial")
+
+    def __init__(self) -> None:
+        self._partial = bytearray()
+        self._after_return = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes; return the lines that are now complete, or nothing."""
+        if self._after_return or b"\r" in data:
+            if self._after_return and data.startswith(b"\n"):
+                data = data[1:]  # the other half of a "\r\n" that a chunk border cut in two
+            self._after_return = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = b""
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            lines = bytes(self._partial) + data[:cut]
+            self._partial = bytearray(data[cut:])
+        else:
+            self._partial += data
+        if len(self._partial) >= LINE_MAX_BYTES:
+            lines += self.finish()
+        return lines
+
+    def finish(self) -> bytes:
+        """Return the unfinished line with a newline, or nothing."""
+        if not self._partial:
+            return b""
+        line = bytes(self._partial) + b"\n"
+        self._partial.clear()
+        return line
+
+
+def prefixed(lines: bytes, prefix: bytes) -> bytes:
+    """Return whole lines, each with ``prefix`` before it."""
+    if not lines:
+        return b""
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
+    """Return those of the whole lines that contain any of ``needles``."""
+    if not any(needle in lines for needle in needles):
+        return b""
+    kept = [ln for ln in lines.splitlines(keepends=True) if any(n in ln for n in needles)]
+    return b"".join(kept)
+
+
+class LogFile:
+    """A file that is appended to until it cannot be; then one warning, and nothing more."""
+
+    def __init__(self, path: str, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._fd = -1
+        self.size = 0
+        self.is_whole = True
+        """Whether everything so far could be written."""
+        try:
+            self._fd = open_log(path)
+            self.size = os.fstat(self._fd).st_size
+        except OSError as error:
+            self._stop(error)
+
+    def write(self, data: bytes) -> int:
+        """Append ``data``; return how many of its bytes are in the file."""
+        done = 0
+        try:
+            while self.is_whole and done < len(data):
+                done += os.write(self._fd, data[done:] if done else data)
+        except OSError as error:
+            self._stop(error)
+        self.size += done
+        return done
+
+    def read_at(self, offset: int, max_bytes: int) -> bytes:
+        """Return what stands at ``offset``; empty at the end or where it cannot be read."""
+        if offset >= self.size:
+            return b""
+        try:
+            return os.pread(self._fd, min(max_bytes, self.size - offset), offset)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Close the file; what it cannot store any more is lost, as is usual."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+    def _stop(self, error: OSError) -> None:
+        self.is_whole = False
+        self._warn(f"The log file {self._path} ends here, the workers run on: {error.strerror}.")
+
+
+class RelayedStream:
+    """One stream on its way from a worker's pipe to its files and the console."""
+
+    def __init__(
+        self,
+        number: int,
+        pipe: int,
+        order: StreamOrder,
+        console: Console,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.number = number
+        self.pipe = pipe
+        self.tail = b""
+        """The last bytes of a standard error stream; the failure report shows them."""
+        self.has_ended = False
+        self._order = order
+        self._console = console if order.console else None
+        self._log = LogFile(order.log_path, warn) if order.log_path else None
+        filtered = order.filtered_path if order.filters else None
+        self._filtered = LogFile(filtered, warn) if filtered else None
+        self._lines = LineBuffer()
+        self._filter_lines = LineBuffer()
+        self._next_shown: int | None = None
+        """Offset in the log file of what the console has to show next; None: it is up to date."""
+        self._dropped = 0
+        self._mark = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the console still has to be given lines from the log file."""
+        return self._next_shown is not None
+
+    @property
+    def can_catch_up(self) -> bool:
+        """Whether the stream is behind and the console takes more, or never will again."""
+        console = self._console
+        return self.is_behind and console is not None and (console.has_room or console.is_closed)
+
+    def pump(self) -> None:
+        """Read and pass on one chunk, or note the end of file. Does not wait."""
+        try:
+            data = os.read(self.pipe, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._take(data)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Note that the worker writes no more; an unfinished line gets its newline."""
+        self.has_ended = True
+        if self._filtered is not None:
+            self._filter(self._filter_lines.finish())
+        if not self.is_behind:
+            self._show_end()
+
+    def catch_up(self) -> None:
+        """Give the console the next chunk from the log file."""
+        if self._next_shown is None or self._log is None or self._console is None:
+            return
+        if self._console.is_closed:
+            self._next_shown = None
+            return
+        data = self._log.read_at(self._next_shown, CHUNK_BYTES)
+        if data:
+            self._next_shown += len(data)
+            self._show(data)
+        if not data or self._next_shown >= self._log.size:
+            self._next_shown = None
+            if self.has_ended:
+                self._show_end()
+
+    def is_written(self) -> bool:
+        """Return whether the stream has ended and all of it is in its files and shown."""
+        if not self.has_ended:
+            return False
+        if self._console is None or self._console.is_closed:
+            return True
+        return not self.is_behind and self._console.written >= self._mark
+
+    def close(self) -> None:
+        """Close the pipe and the files."""
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+        for file in (self._log, self._filtered):
+            if file is not None:
+                file.close()
+
+    def _take(self, data: bytes) -> None:
+        if self._order.stream is Stream.STDERR:
+            self.tail = (self.tail + data[-STDERR_TAIL_MAX_BYTES:])[-STDERR_TAIL_MAX_BYTES:]
+        if self._filtered is not None:
+            self._filter(self._filter_lines.feed(data))
+        offset = self._log.size if self._log else 0
+        logged = self._log.write(data) if self._log else 0
+        if self._console is None or self._console.is_closed:
+            return
+        if not self.is_behind:
+            if self._console.has_room:
+                self._show(data)
+                return
+            if logged:
+                self._next_shown = offset
+        # Only where the disk is full *and* the console is stalled can something be lost: the
+        # choice is then between that and a training job that waits for a terminal.
+        self._dropped += len(data) - logged
+
+    def _filter(self, lines: bytes) -> None:
+        if lines and self._filtered is not None:
+            found = matching(lines, self._order.filters)
+            self._filtered.write(prefixed(found, self._order.prefix))
+
+    def _show(self, data: bytes) -> None:
+        if self._console is None:
+            return
+        lines = b""
+        if self._dropped and not self.is_behind:
+            lines = self._lines.finish()
+            lines += b"[%d bytes that the console was too slow for are lost]\n" % self._dropped
+            self._dropped = 0
+        lines += self._lines.feed(data)
+        if lines:
+            self._console.write(prefixed(lines, self._order.prefix))
+
+    def _show_end(self) -> None:
+        self._show(b"")
+        if self._console is not None:
+            self._console.write(prefixed(self._lines.finish(), self._order.prefix))
+            self._mark = self._console.accepted

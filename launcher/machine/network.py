@@ -1,0 +1,203 @@
+"""Under which address other nodes reach this one, and a port that nobody can take away.
+
+Agents advertise an IP address, not a host name: no DNS in the data path, no 127.0.1.1.
+"""
+
+import errno
+import socket
+from contextlib import suppress
+
+from ...errors import UsageError
+from ...rendezvous.protocol.endpoint import Endpoint, is_ipv6
+from ...rendezvous.protocol.offer import Offer
+
+
+def is_local_address(address: str) -> bool:
+    """Return whether an IP address belongs to this host: whether one can bind to it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def resolve(host: str) -> list[str]:
+    """Return the IP addresses of a name, in the resolver's order; none if it has none."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the latter: no host name at all, such as "a..b"
+        return []
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
+
+
+def listen_address(endpoint: Endpoint) -> Endpoint | None:
+    """Return where to listen if the endpoint names this host; None if it names another.
+
+    A literal address, or ``localhost``, is listened at and no other. A name is listened at on
+    all addresses: Debian maps a host's own name to 127.0.1.1, where no other host gets through.
+    """
+    addresses = resolve(endpoint.host)
+    local = [address for address in addresses if is_local_address(address)]
+    if not local:
+        return None
+    if _is_literal(endpoint.host) or endpoint.host == "localhost":
+        return Endpoint(local[0], endpoint.port)
+    return Endpoint(any_address(), endpoint.port)
+
+
+def any_address() -> str:
+    """Return the address that stands for all: IPv6 and IPv4 where the host has both."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"  # noqa: S104 - this function is the one place that means it
+    return "::"
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        return is_ipv6(host)
+    return True
+
+
+def advertised_address(endpoint: Endpoint | None, local_addr: str | None) -> str:
+    """Return the IP address under which this node is known to the others.
+
+    The one the user gave; else that of the interface which routes to the master; without a
+    master (standalone) the loopback address.
+
+    Raises:
+        UsageError: ``--local-addr`` is neither an address nor a name that resolves.
+    """
+    if local_addr is not None:
+        addresses = resolve(local_addr)
+        if not addresses:
+            raise UsageError(
+                f"--local-addr {local_addr!r} is neither an IP address nor a name that resolves."
+            )
+        local = [address for address in addresses if is_local_address(address)]
+        # A translated address (NAT, a floating IP) is not local and may still be right.
+        return (local or addresses)[0]
+    if endpoint is None:
+        return _loopback()
+    for address in resolve(endpoint.host):
+        route = _route_to(address)
+        if route is not None:
+            return route
+    return _loopback()
+
+
+def _loopback() -> str:
+    """Return the loopback address; that of IPv6 on a host that has no IPv4 at all."""
+    return "127.0.0.1" if is_local_address("127.0.0.1") else "::1"
+
+
+def _route_to(address: str) -> str | None:
+    """Return the source address of packets to ``address``. A datagram socket sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the network interface through which ``address`` is reached.
+
+    Without being told, gloo listens where the host's own name points to: on Debian that is
+    127.0.1.1, where no other host gets through.
+    """
+    import psutil
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # a datagram socket sends nothing
+            source = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == source for entry in addresses):
+            return str(name)
+    return None
+
+
+class PortReservation:
+    """Holds a port for the store of a round, without a race.
+
+    The socket is bound with SO_REUSEADDR and never listens: the kernel gives the port to nobody
+    else, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
+    (Linux; verified with torch 2.13's libuv and legacy stores.)
+    """
+
+    def __init__(self, address: str, ports: range | None) -> None:
+        """Reserve a port.
+
+        Args:
+            address: the address to offer with it.
+            ports: where to look for a free one; None lets the kernel choose.
+
+        Raises:
+            UsageError: none of ``ports`` is free.
+        """
+        self._ports = ports
+        self._address = address
+        self._next = 0
+        self._socket = self._bind()
+
+    @property
+    def offer(self) -> Offer:
+        """Where this node would host the store."""
+        return Offer(self._address, self._socket.getsockname()[1])
+
+    def renew(self) -> Offer:
+        """Give the port back and reserve another, for the next round."""
+        old, self._socket = self._socket, self._bind(self._socket)
+        old.close()
+        return self.offer
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
+    def _bind(self, old: socket.socket | None = None) -> socket.socket:
+        if self._ports is None:
+            return _bound(0)
+        if old is not None and len(self._ports) == 1:
+            old.close()  # the only port there is
+        for _ in range(len(self._ports)):
+            port = self._ports[self._next % len(self._ports)]
+            self._next += 1
+            try:
+                return _bound(port)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+        first, last = self._ports[0], self._ports[-1]
+        given = str(first) if first == last else f"{first}-{last}"
+        raise UsageError(
+            f"--worker-port {given}: no port of it is free for this user on this host; "
+            "give a free port, or a wider range."
+        )
+
+
+def _bound(port: int) -> socket.socket:
+    family = socket.AF_INET6 if any_address() == "::" else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with suppress(OSError):
+                reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind(("", port))
+    except OSError:
+        reserved.close()
+        raise
+    return reserved

@@ -1,0 +1,198 @@
+"""One check worker, seen from the agent: its pipes, how far it is, what came of its order."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from ...checks.measure import needed_s
+from ...checks.merge import Answer
+from ...checks.post import (
+    COLLECTIVE_STAGES,
+    FAREWELL,
+    IDLE,
+    NOT_CARRIED_OUT,
+    STAGE,
+    STARTING,
+    STARTUP_STAGES,
+    WAITING,
+    no_answer,
+)
+from ...checks.records import Order, Record, RecordError, order_to_json, record_from_json
+from ...rendezvous.protocol.failure import signal_name
+
+_STDERR_TAIL_BYTES: Final = 4096
+_READ_BYTES: Final = 65536
+
+
+class CheckMember:
+    """One check worker of a crew. A new process is a new member."""
+
+    def __init__(self, local_rank: int, changed: Callable[[], None], stage: str) -> None:
+        """Open the pipes of a worker that is about to be started.
+
+        Raises:
+            OSError: there are too many open files.
+        """
+        self.local_rank = local_rank
+        self._changed = changed
+        orders, answers, errors = _pipes(3)
+        orders_from, self._orders_to = orders
+        self._answers_from, answers_to = answers
+        self._errors_from, errors_to = errors
+        self.theirs = (orders_from, answers_to, errors_to)
+        self._buffer = bytearray()
+        self._errors = bytearray()
+        self._stage = stage
+        self._order: Order | None = None
+        self._record: Record | None = None
+        self._end = ""
+        """How the process ended, in words."""
+        self._says_farewell = False
+        self._asked_at = 0.0
+        """When it got its order, by the clock of the event loop."""
+        self._ready_at = 0.0
+        """When it had imported torch, by the same clock."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, or is about to go."""
+        return bool(self._end) or self._says_farewell
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come of the order."""
+        return self._record is not None or bool(self._end)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the order has failed here."""
+        return bool(self._end) or (self._record is not None and bool(self._record.failure))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be given another order."""
+        return self._record is not None and not self.has_ended
+
+    def started(self) -> None:
+        """The process has its ends of the pipes: listen to ours."""
+        self._close_theirs()
+        loop = asyncio.get_running_loop()
+        for fd in (self._answers_from, self._errors_from, self._orders_to):
+            os.set_blocking(fd, False)
+        loop.add_reader(self._answers_from, self._read, self._answers_from)
+        loop.add_reader(self._errors_from, self._read, self._errors_from)
+
+    def drop(self) -> None:
+        """The process is not started after all: close the pipes."""
+        self._close_theirs()
+        self.close()
+
+    def begun(self) -> None:
+        """The process runs: the image was ready, or none is used."""
+        if self._stage == WAITING:
+            self._stage = STARTING
+
+    def ask(self, order: Order) -> None:
+        """Give an order; what came of the one before is forgotten."""
+        self._order, self._record = order, None
+        self._asked_at = asyncio.get_running_loop().time()
+        if self._stage not in STARTUP_STAGES:
+            self._stage = IDLE
+        with suppress(BrokenPipeError):  # its end is reported by the spawner
+            os.write(self._orders_to, (order_to_json(order) + "\n").encode())
+
+    def not_started(self, why: str) -> None:
+        """The program could not be executed."""
+        self._end = f"{NOT_CARRIED_OUT}: the check worker could not be started: {why}"
+
+    def exited(self, code: int) -> None:
+        """The process has ended."""
+        self._read(self._answers_from)
+        self._read(self._errors_from)
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
+        text = f"the check worker {how} ({self._stage})"
+        last = self._errors.decode(errors="replace").strip().rpartition("\n")[2].strip()
+        self._end = self._end or (f"{text}: {last}" if last else text)
+
+    def outcome(self, order: Order, *, was_cut_short: bool) -> Answer:
+        """Return what became of the order, also when nothing was heard.
+
+        Args:
+            order: the one that was asked.
+            was_cut_short: whether its time is not over, but another worker has failed.
+        """
+        if self._record is not None:
+            record = self._record
+            return Answer(
+                self.local_rank, record.failure, metrics=record.metrics, facts=record.facts
+            )
+        if self._end:
+            return Answer(self.local_rank, self._end)
+        if was_cut_short:
+            return Answer(self.local_rank, f"not finished ({self._stage})", held_up=True)
+        had_s = order.deadline_s - max(self._ready_at - self._asked_at, 0.0)
+        needed = needed_s(order.level, order.phase)
+        failure = no_answer(self._stage, order.deadline_s, had_s, needed)
+        return Answer(self.local_rank, failure, held_up=self._stage in COLLECTIVE_STAGES)
+
+    def close(self) -> None:
+        """Stop listening."""
+        loop = asyncio.get_running_loop()
+        for fd in (self._answers_from, self._errors_from):
+            loop.remove_reader(fd)
+            os.close(fd)
+        os.close(self._orders_to)
+
+    def _close_theirs(self) -> None:
+        for fd in self.theirs:
+            os.close(fd)
+
+    def _read(self, fd: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(fd)
+        elif fd == self._errors_from:
+            self._errors = (self._errors + data)[-_STDERR_TAIL_BYTES:]
+        else:
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                self._hear(line.decode(errors="replace"))
+
+    def _hear(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == STAGE:
+            if self._stage in STARTUP_STAGES and rest not in STARTUP_STAGES:
+                self._ready_at = asyncio.get_running_loop().time()
+            self._stage = rest
+            return
+        number, _, text = rest.partition(" ")
+        if self._order is None or number != str(self._order.number):
+            return  # the answer to an order that nobody waits for any more
+        try:
+            self._record = record_from_json(text)
+        except RecordError as error:
+            self._record = Record("", self._order.phase, failure=f"not understood: {error}")
+        self._says_farewell = word == FAREWELL
+        self._changed()
+
+
+def _pipes(count: int) -> list[tuple[int, int]]:
+    """Open so many pipes, or none.
+
+    Raises:
+        OSError: there are too many open files.
+    """
+    pipes: list[tuple[int, int]] = []
+    with ExitStack() as undo:
+        for _ in range(count):
+            pipe = os.pipe()
+            for fd in pipe:
+                undo.callback(os.close, fd)
+            pipes.append(pipe)
+        undo.pop_all()
+    return pipes

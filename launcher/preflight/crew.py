@@ -1,0 +1,341 @@
+"""The check workers of this node: started once, given one order after the other, ended together.
+
+They are started by a spawner of their own, so that nothing of a check is ever mixed up with the
+workers that train. A crew that missed a deadline or lost a worker cannot be trusted: all of it is
+killed, and another one imports torch while the node waits for its next order. With ``--preload``
+all of them are forked from an image (``spawner.forkserver``), which takes the time of an import once.
+"""
+
+import asyncio
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from ...checks.merge import merge
+from ...checks.post import NOT_CARRIED_OUT, STARTING, WAITING, Post
+from ...checks.records import Order, Phase, Record
+from ..machine.cgroups import own_directory
+from ..machine.cpu_limit import quota_cpus
+from ..machine.network import PortReservation, interface_towards
+from ..spawner.client import (
+    Empty,
+    Exited,
+    ImageEvent,
+    Spawned,
+    SpawnerClient,
+    SpawnerEvent,
+    WorkerCommand,
+)
+from ..version import VERSION
+from .check_worker import CheckMember
+from .expected_gpus import shown_gpus
+
+_PROGRAM: Final = (
+    # A folder of the user's, which -c puts first on the path, must not stand in for a library.
+    "import sys; sys.path[:] = filter(None, sys.path);from ft_run.checks.worker import main; main()"
+)
+_ELSEWHERE: Final = (
+    # Another interpreter need not know of ft-run, and must not be given the libraries of this one.
+    "import sys; sys.path[:] = filter(None, sys.path); from importlib import util;"
+    "spec = util.spec_from_file_location('ft_run', {0!r} + '/__init__.py',"
+    " submodule_search_locations=[{0!r}]);"
+    "sys.modules['ft_run'] = util.module_from_spec(spec);"
+    "from ft_run.checks.worker import main; main()"
+)
+_LOOPBACK: Final = "127.0.0.1"
+_OTHERS_S: Final = 1.0
+"""When one worker has failed, how long the others' reasons are waited for."""
+_KILL_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CrewPlan:
+    """What the check workers of a node are: like the workers that will train there."""
+
+    node: str
+    """Identity of the node, as records have it."""
+    local_world_size: int
+    python: str = sys.executable
+    """The interpreter of the workers."""
+    accelerator: str = "auto"
+    """``--accelerator``; with ``cpu`` the GPUs are left alone."""
+    visible_devices: tuple[str, ...] = ()
+    """The one device of each worker under ``--virtual-local-rank``; else empty."""
+    gpus_asked_by: str = ""
+    """The option that asks for GPUs, if one does."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What is set on top of the agent's environment, such as ``OMP_NUM_THREADS``."""
+    cpus: tuple[frozenset[int], ...] | None = None
+    """The CPUs that each worker is bound to."""
+    log_dir: str | None = None
+    script: str | None = None
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once, in an image that the workers are forked from."""
+
+
+class CheckCrew:
+    """Runs orders on the check workers of this node."""
+
+    def __init__(
+        self,
+        spawner: SpawnerClient,
+        plan: CrewPlan,
+        image_changed: Callable[[ImageEvent], None] = lambda _: None,
+    ) -> None:
+        """Create a crew; no worker is started before the first order.
+
+        Args:
+            spawner: one of the crew's own; ``close`` ends it.
+            plan: what the workers are.
+            image_changed: is called with what becomes of the image.
+        """
+        self._spawner = spawner
+        self._plan = plan
+        self._members: list[CheckMember] = []
+        self._generation = 0
+        self._changed = asyncio.Event()
+        """Something was heard from a worker or from the spawner."""
+        self._spawner_gone = False
+        self._empty = True
+        self._closed = False
+        self._renewal: asyncio.Task[None] | None = None
+        """Ends workers that cannot go on, and starts others."""
+        self._image_changed = image_changed
+        spawner.listen(self._heard_from_spawner)
+        if plan.preload:
+            own = ("CUDA_VISIBLE_DEVICES",) if plan.visible_devices else ()
+            spawner.preload(
+                plan.preload, _head(plan.python), plan.env, differing=own, secluded=True
+            )
+
+    def start(self) -> None:
+        """Start the workers, so that they import torch before the first order.
+
+        Raises:
+            OSError: there are too many open files; nothing is started, and nothing stays open.
+        """
+        if self._members or self._spawner_gone or self._closed:
+            return
+        stage = WAITING if self._spawner.preloading else STARTING
+        members: list[CheckMember] = []
+        with ExitStack() as undo:
+            for rank in range(self._plan.local_world_size):
+                member = CheckMember(rank, self._changed.set, stage)
+                undo.callback(member.drop)
+                members.append(member)
+            commands = [self._command(member) for member in members]
+            self._spawner.spawn(self._generation + 1, commands)
+            undo.pop_all()
+        self._generation += 1
+        self._empty = False
+        self._members = members
+        for member in members:
+            member.started()
+
+    async def run(self, order: Order) -> Record:
+        """Carry out one order and return this node's record of it, at the latest in its time.
+
+        In the phases that a node goes through alone the ranks and the address of the order are
+        not used: the workers of this node meet on the loopback. Never raises for what goes wrong
+        with a check: it is the failure in the record.
+        """
+        deadline = asyncio.get_running_loop().time() + order.deadline_s
+        if not await self._is_renewed(deadline):
+            return self._not_carried_out(order, "those of the order before have not ended")
+        if any(member.has_ended for member in self._members):
+            await self._kill()
+        with ExitStack() as stack:
+            try:
+                self.start()
+                own_order = stack.enter_context(self._at_home(order))
+            except OSError as error:
+                return self._not_carried_out(order, error.strerror or str(error))
+            if not self._members:
+                return self._not_carried_out(order, "the process that starts them is gone")
+            asked = self._members[:1] if order.phase is Phase.FACTS else self._members
+            for member in asked:
+                member.ask(own_order)
+            in_time = await self._answers(asked, deadline)
+        if self._spawner_gone:
+            return self._not_carried_out(order, "the process that starts them is gone")
+        answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
+        record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
+        if not all(member.can_go_on for member in asked):
+            # A worker may take long to die. The answer goes out meanwhile: it has a deadline.
+            self._renewal = asyncio.create_task(self._renew())
+        return record
+
+    async def rest(self) -> None:
+        """End the workers; the next order starts others. Devices are free when this returns."""
+        await self._is_renewed()
+        await self._kill()
+
+    async def close(self) -> None:
+        """End the workers and the spawner. What they used of a device is free when this returns."""
+        self._closed = True
+        await self._is_renewed()
+        await self._kill()
+        self._spawner.close()
+
+    async def _renew(self) -> None:
+        await self._kill()
+        with suppress(OSError):  # said by the next order
+            self.start()
+
+    async def _is_renewed(self, deadline: float | None = None) -> bool:
+        """Wait for workers of an earlier order to end; return whether they have in time."""
+        renewal = self._renewal
+        if renewal is not None:
+            loop = asyncio.get_running_loop()
+            limit_s = None if deadline is None else max(deadline - loop.time(), 0.0)
+            await asyncio.wait([renewal], timeout=limit_s)  # not cancelled with who waits for it
+            if not renewal.done():
+                return False
+            self._renewal = None
+            renewal.result()
+        return True
+
+    def _not_carried_out(self, order: Order, why: str) -> Record:
+        failure = f"{NOT_CARRIED_OUT}: check workers could not be started: {why}"
+        return Record(self._plan.node, order.phase, failure=failure)
+
+    @contextmanager
+    def _at_home(self, order: Order) -> Iterator[Order]:
+        """Give the order that the workers get; where they meet is reserved meanwhile."""
+        order = replace(order, unix_time_s=time.time())
+        if order.phase not in (Phase.FACTS, Phase.SOLO):
+            yield replace(order, interface=interface_towards(order.master_addr) or "")
+            return
+        port = PortReservation(_LOOPBACK, None)
+        try:
+            yield replace(
+                order,
+                rank_offset=0,
+                world_size=self._plan.local_world_size,
+                master_addr=_LOOPBACK,
+                master_port=port.offer.port,
+                interface=interface_towards(_LOOPBACK) or "",
+            )
+        finally:
+            port.close()
+
+    async def _answers(self, asked: list[CheckMember], deadline: float) -> bool:
+        """Wait until all have answered, or until it is no use to wait for the others.
+
+        Returns:
+            Whether this was before the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        limit = deadline
+        while not self._spawner_gone:
+            if all(member.is_done for member in asked):
+                break
+            if any(member.has_failed for member in asked):
+                # Peers of a worker that is gone hang, or fail soon in words that blame it.
+                limit = min(limit, loop.time() + _OTHERS_S)
+            if not await self._next_change(limit):
+                break
+        return loop.time() < deadline
+
+    async def _kill(self) -> None:
+        """Kill what there is, and return when nothing is left of it."""
+        deadline = asyncio.get_running_loop().time() + _KILL_S
+        if not self._empty and not self._spawner_gone:
+            self._spawner.kill()
+        while not self._empty and not self._spawner_gone:
+            if not await self._next_change(deadline):
+                break  # in uninterruptible sleep; the spawner's end is their end too
+        for member in self._members:
+            member.close()
+        self._members = []
+
+    async def _next_change(self, deadline: float) -> bool:
+        """Wait until something is heard; return False when the time is over."""
+        remaining_s = deadline - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
+            return False
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), remaining_s)
+        self._changed.clear()
+        return True
+
+    # --- workers -----------------------------------------------------------------------------
+
+    @cached_property
+    def _gpus_shown(self) -> dict[str, str]:
+        return shown_gpus(self._plan.accelerator)
+
+    def _command(self, member: CheckMember) -> WorkerCommand:
+        plan, local_rank = self._plan, member.local_rank
+        post = Post(
+            node=plan.node,
+            local_rank=local_rank,
+            local_world_size=plan.local_world_size,
+            device_index=0 if plan.visible_devices else local_rank,
+            accelerator=plan.accelerator,
+            gpus_asked_by=plan.gpus_asked_by,
+            gpus_shown=self._gpus_shown,
+            devices=",".join(plan.visible_devices) or None,
+            log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
+            script=plan.script,
+            cpu_cgroups=_cgroups("cpu", "cpu.stat"),
+            cpu_share=min(1.0, (quota_cpus() or math.inf) / plan.local_world_size),
+            memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
+            ft_run_version=VERSION,
+        )
+        env = dict(plan.env)
+        if plan.visible_devices:
+            env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
+        return WorkerCommand(
+            argv=(*_head(plan.python), post.to_json()),
+            env=env,
+            stdin=member.theirs[0],
+            stdout=member.theirs[1],
+            stderr=member.theirs[2],
+            cpus=plan.cpus[local_rank] if plan.cpus else None,
+        )
+
+    def _heard_from_spawner(self, event: SpawnerEvent) -> None:
+        match event:
+            case Spawned(round=generation) if generation == self._generation:
+                for member in self._members:
+                    member.begun()
+                programs = [self._plan.python] * len(self._members)
+                for local_rank, why in event.why_not(programs).items():
+                    self._members[local_rank].not_started(why)
+            case Exited(round=generation, local_rank=local_rank, exit_code=code):
+                if generation == self._generation and self._members:
+                    self._members[local_rank].exited(code)
+            case Empty():
+                self._empty = True
+            case ImageEvent():
+                self._image_changed(event)
+            case _:
+                self._spawner_gone = True
+        self._changed.set()
+
+
+def _head(python: str) -> tuple[str, ...]:
+    """Return the command of a check worker up to its post."""
+    here = str(Path(__file__).resolve().parents[2])
+    program = _PROGRAM if python == sys.executable else _ELSEWHERE.format(here)
+    return (python, "-u", "-c", program)
+
+
+def _cgroups(controller: str, *files: str) -> tuple[str, ...]:
+    """Return the directories of this process's cgroups, from its own up, that have such a file."""
+    own = own_directory(Path("/"), controller)
+    if own is None:
+        return ()
+    return tuple(
+        str(directory)
+        for directory in (own, *own.parents)
+        if any((directory / name).exists() for name in files)
+    )

@@ -1,0 +1,44 @@
+"""Which GPUs a check has to find: who asked for them, and what the machine shows. Without torch."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..machine.accelerators import AUTO, AcceleratorKind, NvmlLoader, find_accelerators, load_nvml
+
+_KINDS = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
+"""Those that are torch's ``cuda`` devices."""
+
+
+def gpus_asked_by(nproc_per_node: str, accelerator: str) -> str:
+    """Return the option that asks for GPUs, as it was written; empty where none does.
+
+    Args:
+        nproc_per_node: ``--nproc-per-node``.
+        accelerator: ``--accelerator``.
+    """
+    if accelerator in {kind.value for kind in _KINDS}:
+        return f"--accelerator={accelerator}"
+    return "--nproc-per-node=gpu" if nproc_per_node == "gpu" and accelerator == AUTO else ""
+
+
+def shown_gpus(
+    accelerator: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    root: Path = Path("/"),
+    nvml: NvmlLoader = load_nvml,
+) -> dict[str, str]:
+    """Return the kinds of GPUs that the workers should find, and how they were counted, in words.
+
+    Args:
+        accelerator: ``--accelerator``; only with ``auto`` is the machine looked at.
+        environ: with the ``…_VISIBLE_DEVICES`` variables; None: that of this process.
+        root: the directory below which ``sys`` and ``dev`` are looked up.
+        nvml: returns NVML, or None without a driver.
+    """
+    if accelerator != AUTO:
+        return {}
+    variables = os.environ if environ is None else environ
+    found = [find_accelerators(kind, variables, root=root, nvml=nvml) for kind in _KINDS]
+    return {gpus.kind.value: gpus.source for gpus in found if gpus.count}

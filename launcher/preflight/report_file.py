@@ -1,0 +1,112 @@
+"""``--check-report``: where the report may go, and how it gets there.
+
+A file is replaced in one step: who waits for it never sees half of it. What is there and is no
+file (a terminal, a pipe, a device) is written to; nothing takes its place.
+"""
+
+import contextlib
+import errno
+import os
+import select
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from ...errors import UsageError
+
+_READER_S: Final = 5.0
+"""How long a reader may be waited for in all before the report is given up: the job waits too."""
+
+
+def check_report_path(path: str | None) -> None:
+    """Refuse a report that could not be written, before the time of a check is spent.
+
+    Raises:
+        UsageError: it is a folder, or one of the folder and of what is there is not writable.
+    """
+    if path is None:
+        return
+    found = _status(path)
+    if found is None or stat.S_ISREG(found.st_mode):
+        may_write = os.access(Path(path).resolve().parent, os.W_OK | os.X_OK)
+    else:
+        may_write = not stat.S_ISDIR(found.st_mode) and os.access(path, os.W_OK)
+    if not may_write and _own_stream(found) is None:
+        raise UsageError(
+            f"--check-report was given {path!r}, which cannot be written; right would be a file"
+            " in a folder that exists and is writable."
+        )
+
+
+def write_report(path: str, report: str) -> None:
+    """Write the report.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    text = report + "\n"
+    found = _status(path)
+    stream = _own_stream(found)
+    try:
+        if stream is not None:
+            sys.stdout.flush()  # in the order of the program, on one of its own streams
+            _write_all(stream, text.encode())
+        elif found is None or stat.S_ISREG(found.st_mode):
+            _replace(Path(path).resolve(), text)
+        else:
+            # A pipe that nobody reads is an error and not something to wait for.
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                _write_all(fd, text.encode())
+            finally:
+                os.close(fd)
+    except OSError as error:
+        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror
+        raise UsageError(f"--check-report {path!r} cannot be written: {why}.") from error
+
+
+def _status(path: str) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return os.stat(path)
+    return None
+
+
+def _own_stream(found: os.stat_result | None) -> int | None:
+    """Return which of this process's own streams a path leads to (``/dev/stdout``), if to any.
+
+    To open it anew would write at its beginning, or fail where it is a socket.
+    """
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            if found is not None and os.path.samestat(found, os.fstat(fd)):
+                return fd
+    return None
+
+
+def _replace(target: Path, text: str) -> None:
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Write to what may be a pipe whose reader is slow.
+
+    Raises:
+        OSError: it cannot be written, or its reader is too slow.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    until = time.monotonic() + _READER_S
+    while data:
+        if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(fd, data[: select.PIPE_BUF]) :]

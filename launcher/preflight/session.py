@@ -1,0 +1,158 @@
+"""The checks on this node: orders from the master to the crew, its records back.
+
+One order at a time, in the order they came; each ends by its deadline, because the crew sees to
+that. Between the checks and the workers that train, the crew rests: no check worker holds a
+device any more.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from ... import exit_codes
+from ...checks.records import Level, Order, Phase, Record, record_to_json
+from ...errors import NodeUnfitError
+from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
+from ...rendezvous.protocol.messages import Outcome, Verdict
+from ...rendezvous.protocol.offer import Offer
+
+
+class Crew(Protocol):
+    """What carries out orders on this node: ``CheckCrew``."""
+
+    def start(self) -> None:
+        """Start the check workers, so that they import torch before the first order.
+
+        Raises:
+            OSError: there are too many open files.
+        """
+
+    async def run(self, order: Order) -> Record:
+        """Carry out one order and return this node's record of it, at the latest in its time."""
+
+    async def rest(self) -> None:
+        """End the check workers; the next order starts others."""
+
+
+class CheckSession:
+    """Takes orders, has them carried out, answers."""
+
+    def __init__(
+        self,
+        crew: Crew | None,
+        renew: Callable[[], Offer],
+        post: Callable[[CheckResult], None],
+        *,
+        is_all: bool = False,
+    ) -> None:
+        """Create a session; nothing is started.
+
+        Args:
+            crew: the check workers; None: there are none, and no order comes.
+            renew: reserves another port for a store and returns where.
+            post: takes each answer.
+            is_all: nothing comes after the checks: they are the job.
+        """
+        self._crew = crew
+        self._renew = renew
+        self._post = post
+        self._is_all = is_all
+        self._task: asyncio.Task[None] | None = None
+        self._next: CheckOrder | None = None
+        self._order: CheckOrder | None = None
+        """The last one that was taken up."""
+        self._result: CheckResult | None = None
+        """The answer to it, once there is one."""
+        self._newest = 0
+        """The highest number of an order on the present stream to the master."""
+        self._found: CheckVerdict | None = None
+        """What was found of this node, until it is checked again."""
+
+    def prepare(self) -> None:
+        """Start the check workers before the first order."""
+        if self._crew is not None:
+            with suppress(OSError):  # said by the first order
+                self._crew.start()
+
+    def connected(self) -> None:
+        """There is a new stream, perhaps to another master, which counts its orders anew."""
+        self._newest = 0
+
+    def take(self, order: CheckOrder) -> bool:
+        """Take an order; return whether it is a new one."""
+        if order.number < self._newest:
+            return False
+        self._newest = order.number
+        if order in (self._order, self._next):
+            if order == self._order and self._result is not None:
+                self._post(self._result)  # the first answer was lost with a broken stream
+            return False
+        self._next, self._found = order, None
+        if self._task is None:
+            self._task = asyncio.create_task(self._work())
+            self._task.add_done_callback(_show_bug)
+        return True
+
+    def hear(self, found: CheckVerdict) -> bool:
+        """Take what was found of this node; return whether that is news."""
+        is_news = found != self._found
+        self._found = found
+        return is_news
+
+    def missed(self, verdict: Verdict) -> NodeUnfitError | None:
+        """Return what ends a node of a job that was to check it, and is over before it has."""
+        if not self._is_all or self._found is not None or verdict.outcome is not Outcome.SUCCEEDED:
+            return None
+        return NodeUnfitError(
+            "this node was not checked: it came, or came back, when the others were being checked"
+            f" already ({verdict.sentence}); right would be to check it again.",
+            exit_codes.CHECKS_FAILED,
+        )
+
+    async def rest(self) -> None:
+        """End what is being checked, and the check workers."""
+        # Another master may count alike: its order is not the one that is dropped here.
+        self._next = self._order = self._result = None
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        if self._crew is not None:
+            await self._crew.rest()
+
+    async def _work(self) -> None:
+        assert self._crew is not None
+        while (order := self._next) is not None:
+            self._order, self._next, self._result = order, None, None
+            record = await self._crew.run(_for_crew(order))
+            if self._is_overtaken():
+                continue
+            self._result = CheckResult(order.number, record_to_json(record), self._renew())
+            self._post(self._result)
+        self._task = None
+
+    def _is_overtaken(self) -> bool:
+        """Whether another order has come meanwhile, perhaps from another master."""
+        return self._next is not None
+
+
+def _for_crew(order: CheckOrder) -> Order:
+    return Order(
+        number=order.number,
+        phase=Phase(order.phase),
+        level=Level(order.level),
+        rank_offset=order.rank_offset,
+        world_size=order.world_size,
+        master_addr=order.master_addr,
+        master_port=order.master_port,
+        deadline_s=order.deadline_s,
+    )
+
+
+def _show_bug(task: "asyncio.Task[None]") -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a check failed, which is a bug of ft-run", "exception": error}
+        )

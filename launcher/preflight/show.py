@@ -1,0 +1,109 @@
+"""What a person sees of the checks: the table or a line for each verdict, and the report file."""
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from ... import exit_codes
+from ...errors import NodeUnfitError, UsageError
+from ...rendezvous.protocol.check_messages import CheckVerdict
+from ..options import LadderOptions
+from ..reporting.display import Display
+from ..reporting.standard_output import standard_output
+from .report_file import write_report
+
+if TYPE_CHECKING:
+    from ...checks.verdict import Verdicts
+
+_UNFOLDED: Final = 10_000
+"""Columns; more than any line has."""
+
+
+def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) -> None:
+    """Show what the checks found, and write it to a file where that was asked for.
+
+    Args:
+        found: what the master says; it gives the whole report to one node of the job.
+        display: where to; a table or JSON that is the purpose goes to standard output.
+        options: what was asked for.
+    """
+    has_table = bool(found.report) and display.live and not options.spec.only
+    if found.report:
+        if options.spec.only:
+            _print(found.report, display, as_json=options.json)
+        elif has_table:
+            _show_table(found.report, display)
+        else:
+            _show_lines(found.report, display)
+        if options.report is not None:
+            _write(found.report, options.report, display)
+    if found.exit_code:
+        return  # the sentence is the last that this agent says
+    if found.sentence:
+        display.event(f"checks: this node passed, but {found.sentence}", logging.WARNING)
+    if not has_table:  # which ends with it
+        display.event(f"checks: {found.conclusion}")
+
+
+def unfit(found: CheckVerdict) -> NodeUnfitError:
+    """Return what a node ends by that the checks have not let in."""
+    is_warning = found.exit_code == exit_codes.CHECKS_WARNED
+    what = "has passed with a warning" if is_warning else "is not fit for the job"
+    return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
+
+
+def print_report(verdicts: "Verdicts", instead: str | None) -> None:
+    """Answer with what was found: a table, or what is to be printed instead.
+
+    Raises:
+        UsageError: standard output cannot be written.
+    """
+    with standard_output():
+        if instead is None:
+            _print_table(verdicts)
+        else:
+            print(instead)
+
+
+def _print_table(verdicts: "Verdicts") -> None:
+    from rich.console import Console
+
+    from ...checks.table import print_verdicts
+
+    # Into a pipe nothing is folded, so that it can be searched by line.
+    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    print_verdicts(verdicts, Console(highlight=False, width=None if folded else _UNFOLDED))
+
+
+def _print(report: str, display: Display, *, as_json: bool) -> None:
+    from ...checks.report import report_from_json
+
+    try:
+        print_report(report_from_json(report), report if as_json else None)
+    except UsageError as error:
+        display.event(error.sentence, logging.ERROR)
+
+
+def _show_table(report: str, display: Display) -> None:
+    from ...checks.report import report_from_json
+    from ...checks.table import table_text, the_telling
+
+    verdicts = the_telling(report_from_json(report))
+    display.report(table_text(verdicts, display.columns, colour=display.colour))
+
+
+def _show_lines(report: str, display: Display) -> None:
+    from ...checks.report import report_from_json
+    from ...checks.table import has_to_tell, reasons
+
+    for verdict in filter(has_to_tell, report_from_json(report).nodes):
+        text = f"checks: {verdict.node} {verdict.standing.value}: {reasons(verdict)}"
+        display.event(text, logging.WARNING)
+
+
+def _write(report: str, path: str, display: Display) -> None:
+    try:
+        write_report(path, report)
+    except UsageError as error:
+        display.event(error.sentence, logging.ERROR)

@@ -1,0 +1,34 @@
+"""Runs a module of the launcher in a process of its own: ``python run_module.py MODULE [ARGS]...``.
+
+As ``python -m ft_run.launcher.MODULE``, but that puts the present folder first on ``sys.path``,
+where a user's ``json.py`` or ``click.py`` would stand in for the library. And it is this package
+that is run, whatever else the path calls ft_run.
+"""
+
+import sys
+
+# Not again in a process that a worker spawns by multiprocessing: that runs the main file once more,
+# by another name, when its path is already that of the worker.
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # this file's folder, whose modules have the names of others
+
+import importlib.util
+import os
+
+
+def main(name: str, arguments: list[str]) -> int:
+    """Run ``main`` of a module of ``ft_run.launcher``; return its exit status."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    spec = importlib.util.spec_from_file_location(
+        "ft_run", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["ft_run"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    status: int = importlib.import_module(f"ft_run.launcher.{name}").main(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,117 @@
+"""``--event-log-handler console``: one line of JSON for each event, as torchrun writes them.
+
+The names of the events and of their fields are those of ``torch.distributed.elastic.events``.
+Not written is ``ASSIGN_WORKER_RANKS``: here it is no step of its own.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ...rendezvous.protocol.messages import Outcome, Place, Verdict
+from ..options import LaunchOptions
+
+_STDERR = 2
+
+
+class EventLog:
+    """Writes the events of this node's agent and workers to standard error."""
+
+    def __init__(self, options: LaunchOptions, host: str, entry_point: str) -> None:
+        """Create a log that writes if the options ask for it.
+
+        Args:
+            options: what the agent was asked to do.
+            host: the name of this host.
+            entry_point: the program that the workers execute.
+        """
+        self._wanted = options.event_log_handler == "console"
+        self._options = options
+        self._host = host
+        self._entry_point = os.path.basename(entry_point)
+        self._began = self._waits_since = time.monotonic()
+        self._place: Place | None = None
+        self._pids: Sequence[int] = ()
+        self._exit_codes: dict[int, int] = {}
+
+    def waits(self) -> None:
+        """Note that this node waits for a round from now on."""
+        self._waits_since = time.monotonic()
+
+    def started(self, place: Place, pids: Sequence[int]) -> None:
+        """Write that a round was formed, and that its workers were started here."""
+        waited_ms = (time.monotonic() - self._waits_since) * 1000
+        self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=place.restarts)
+        self._place, self._pids = place, pids
+        self._exit_codes.clear()
+        for local_rank in range(len(pids)):
+            self._worker("START", local_rank)
+
+    def exited(self, local_rank: int, exit_code: int) -> None:
+        """Take note of how a worker ended; ``ended`` writes it."""
+        self._exit_codes[local_rank] = exit_code
+
+    def ended(self, verdict: Verdict) -> None:
+        """Write how the workers of the last round and the agent ended."""
+        for local_rank in range(len(self._pids)):
+            exit_code = self._exit_codes.get(local_rank)
+            if verdict.outcome is Outcome.SUCCEEDED:
+                self._worker("SUCCEEDED", local_rank)
+            elif exit_code:
+                self._worker("FAILED", local_rank, exit_code)
+            else:
+                self._worker("TERMINATED", local_rank)
+        # As torchrun: that the agent has done its work, whatever became of the workers.
+        self._agent("SUCCEEDED")
+
+    def _agent(self, state: str, **fields: object) -> None:
+        self._write(state, "AGENT", {}, **fields)
+
+    def _worker(self, state: str, local_rank: int, exit_code: int | None = None) -> None:
+        assert self._place is not None
+        pid = self._pids[local_rank]
+        # torchrun has each of these in a list.
+        more = {
+            "local_rank": [local_rank],
+            "role_rank": [self._place.role_rank_offset + local_rank],
+            "role_world_size": [self._place.role_world_size],
+            "exit_code": [exit_code],
+            "worker_pid": [pid if exit_code else None],
+        }
+        rank = self._place.rank_offset + local_rank
+        self._write(state, "WORKER", more, global_rank=rank, worker_id=str(pid))
+
+    def _write(self, state: str, source: str, more: dict[str, object], **fields: object) -> None:
+        if not self._wanted:
+            return
+        place, rendezvous = self._place, self._options.rendezvous
+        details = {
+            "group_world_size": place.nodes if place is not None else None,
+            "entry_point": self._entry_point,
+        }
+        metadata: dict[str, object] = {
+            "run_id": rendezvous.job_id,
+            "global_rank": None,
+            "group_rank": place.node_rank if place is not None else None,
+            "worker_id": None,
+            "role": self._options.role,
+            "hostname": self._host,
+            "state": state,
+            "total_run_time": int(time.monotonic() - self._began),
+            "rdzv_backend": "grpc",
+            "raw_error": None,
+            "metadata": json.dumps(details | more),
+            "agent_restarts": place.restarts if place is not None else 0,
+            "duration_ms": None,
+        }
+        event = {
+            "name": f"torchelastic.worker.status.{state}",
+            "source": source,
+            "timestamp": 0,
+            "metadata": metadata | fields,
+        }
+        # Nobody may be left who reads it: no reason to end a job.
+        with suppress(OSError):
+            os.write(_STDERR, (json.dumps(event) + "\n").encode())

@@ -1,0 +1,124 @@
+"""The report of a job that failed: torchrun's form and words, which people and log scrapers know.
+
+It goes further than torchrun's: the first line names the root cause, failures of other nodes are
+in it, the last lines of standard error stand under the root cause, an OOM kill is called one, and
+workers that the launcher itself stopped are not listed as failures.
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+
+from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence, signal_name
+from ...rendezvous.protocol.messages import Verdict
+
+_MAX_RULE = 60
+_NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def final_report(verdict: Verdict, script: str) -> str:
+    """Return the report of a failed job, the same on every node but for the script's name."""
+    cause = verdict.cause
+    if cause is None:
+        return f"{script} FAILED: {verdict.sentence}"
+    rest = [failure for failure in verdict.failures if failure != cause]
+    others = [failure for failure in rest if not failure.after_stop]
+    stopped = len(rest) - len(others)
+    entries = [_entry(index, failure) for index, failure in enumerate(others, start=1)]
+    unlisted = verdict.failure_count - len(verdict.failures)
+    if unlisted > 0:
+        entries.append(f"  and {unlisted} more")
+    if stopped:
+        entries.append(f"  {stopped} worker(s) ended while they were being stopped")
+    root = _entry(0, cause) + _stderr_lines(cause) + _doubt(cause, others)
+    title = f"{script} FAILED"
+    width = min(_MAX_RULE, max(len(line) for line in [title, *root.splitlines()]))
+    return "\n".join(
+        [
+            f"Root cause: {cause.summary()}",
+            "=" * width,
+            title,
+            "-" * width,
+            "Failures:",
+            "\n".join(entries) if entries else "  <NO_OTHER_FAILURES>",
+            "-" * width,
+            "Root Cause (first observed failure):",
+            root,
+            "=" * width,
+        ]
+    )
+
+
+def _entry(index: int, failure: Failure) -> str:
+    if failure.kind is FailureKind.NODE_LOST:
+        return (
+            f"[{index}]:\n"
+            f"  host      : {failure.host}\n"
+            f"  node      : {failure.node_rank}\n"
+            f"  reason    : lost, {failure.message}"
+        )
+    if failure.kind is FailureKind.STORE:
+        return (
+            f"[{index}]:\n"
+            f"  host      : {failure.host}\n"
+            f"  node      : {failure.node_rank}\n"
+            f"  exitcode  : {failure.exit_code} (pid: {failure.pid})\n"
+            f"  reason    : {failure.summary()}"
+        )
+    name = f" ({signal_name(-failure.exit_code)})" if failure.exit_code < 0 else ""
+    return (
+        f"[{index}]:\n"
+        f"  time      : {datetime.fromtimestamp(failure.time_s).isoformat(sep='_')}\n"
+        f"  host      : {failure.host}\n"
+        f"  rank      : {failure.rank} (local_rank: {failure.local_rank})\n"
+        f"  exitcode  : {failure.exit_code} (pid: {failure.pid}){name}\n"
+        f"  error_file: {failure.error_file or '<N/A>'}\n"
+        f"  traceback : {_traceback(failure)}"
+    )
+
+
+def _traceback(failure: Failure) -> str:
+    if failure.error_json:
+        return _recorded(failure.error_json).replace("\n", "\n  ").rstrip()
+    if failure.out_of_memory:
+        return (
+            f"Signal 9 (SIGKILL) received by PID {failure.pid}: out of memory, by the kernel's "
+            "OOM killer"
+        )
+    if failure.exit_code < 0:
+        number = -failure.exit_code
+        return f"Signal {number} ({signal_name(number)}) received by PID {failure.pid}"
+    if failure.kind is not FailureKind.WORKER:
+        return failure.message
+    return _NO_TRACEBACK
+
+
+def _recorded(error_json: str) -> str:
+    """Return the traceback of an ``@record`` file, or its message where it has none."""
+    message = json.loads(error_json)["message"]
+    if not isinstance(message, dict):
+        return str(message)
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return str(stack or message.get("message", "<N/A>"))
+
+
+def _stderr_lines(failure: Failure) -> str:
+    if failure.error_json or not failure.stderr_tail.strip():
+        return ""
+    return "\n  stderr    : " + _joined(failure.stderr_tail.strip().splitlines()[-20:])
+
+
+def _doubt(cause: Failure, others: Iterable[Failure]) -> str:
+    """Return a line for a root cause that is only the first of several that look the same."""
+    alike = sum(evidence(failure) is Evidence.UNSAID for failure in others)
+    if evidence(cause) is not Evidence.UNSAID or not alike:
+        return ""
+    return (
+        f"\n  note      : {alike} more ended like this and nobody said why, so that another may"
+        " have been first; @record or --tee 2 would tell"
+    )
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "\n              ".join(lines)

@@ -1,0 +1,58 @@
+"""What commands answer on standard output, which may be a pipe that nobody reads, or a full disk.
+
+The agent's own lines go to standard error, by ``display``.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from ...errors import UsageError
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Write an answer to standard output, to its end.
+
+    Whoever leaves early (``| head -1``) has seen enough: no error, and the exit status says what
+    it says without a reader.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop(sys.stdout)
+    except SystemExit as ending:
+        if not isinstance(ending.__context__, BrokenPipeError):  # what rich makes of it
+            raise
+        _drop(sys.stdout)
+    except OSError as error:
+        _drop(sys.stdout)
+        raise UsageError(
+            f"standard output cannot be written: {error.strerror}; right would be a file on a disk "
+            "with room, a pipe or a terminal."
+        ) from error
+
+
+def say_last(text: str) -> None:
+    """Write a line to standard error; where it cannot be written, the exit status says enough."""
+    if sys.stderr is None:  # closed when Python started
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere: Python would try once more when it ends."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,0 +1,292 @@
+"""The agent's side of the spawner: it forks it, asks it to start workers, hears of their exits."""
+
+import asyncio
+import enum
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import NoProcessError
+from ..machine.shortage import is_shortage, no_process
+from ..processes.ipc import Incoming, send
+from ..processes.tree import descendants, is_zombie
+from .spawner import spawner_main
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """How one worker is started."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """What is set on top of the agent's own environment."""
+    stdin: int | None = None
+    """File descriptor of its standard input; None: the agent's."""
+    stdout: int | None = None
+    """File descriptor of its standard output; None: the agent's."""
+    stderr: int | None = None
+    cpus: frozenset[int] | None = None
+    """The CPUs it may run on; None: all of the agent's."""
+    service: bool = False
+    """It serves the workers: signals for them are not for it, and it lives until they are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The workers of a round have been started."""
+
+    round: int
+    pids: tuple[int, ...]
+    """Process ids, by local rank."""
+    errors: Mapping[int, int] = field(default_factory=dict)
+    """The errno of each worker, by local rank, whose program could not be executed; it exits with
+    127."""
+    unforked: Mapping[int, int] = field(default_factory=dict)
+    """The errno of each for which there was no process, likewise; its process id is 0."""
+
+    def why_not(self, programs: Sequence[str]) -> dict[int, str]:
+        """Return why each worker, by local rank, that could not be started could not be.
+
+        Args:
+            programs: of the workers, by local rank.
+        """
+        why = {rank: f"{programs[rank]}: {os.strerror(code)}" for rank, code in self.errors.items()}
+        for rank, code in self.unforked.items():
+            why[rank] = no_process(OSError(code, os.strerror(code)))
+        return why
+
+    def is_shortage(self, local_rank: int) -> bool:
+        """Return whether a worker that could not be started may be when there is more room."""
+        return local_rank in self.unforked or is_shortage(self.errors.get(local_rank, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker has exited."""
+
+    round: int
+    local_rank: int
+    exit_code: int
+    """As ``subprocess`` has it: the exit status, or minus the signal's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """After ``kill`` or ``terminate_all``: no worker is left, nor a process that one started."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnerGone:
+    """The spawner died; the kernel has killed the workers with it."""
+
+
+class ImageState(enum.Enum):
+    """What became of the image that workers are forked from."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STALE = "stale"
+    """Files of its modules have changed: a fresh one is made."""
+    FAILED = "failed"
+    """There will be none: workers start the ordinary way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEvent:
+    """The image has changed."""
+
+    state: ImageState
+    pid: int
+    """0: there is none at the moment."""
+    text: str = ""
+    """READY: how long it took. STALE: the file that changed. FAILED: why."""
+
+
+SpawnerEvent = Spawned | Exited | Empty | ImageEvent | SpawnerGone
+
+
+class SpawnerClient:
+    """The spawner process, seen from the agent.
+
+    Create it before anything starts a thread or loads gRPC; ``listen`` when the loop runs.
+    """
+
+    def __init__(self) -> None:
+        """Fork the spawner.
+
+        Raises:
+            NoProcessError: the process could not be created.
+        """
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise NoProcessError(f"{no_process(error)}.") from error
+        self._default_signals = [
+            int(number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        self._blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            raise NoProcessError(f"{no_process(error)}.") from error
+        if self.pid == 0:
+            ours.close()
+            spawner_main(theirs)
+        theirs.close()
+        self._channel = ours
+        self._incoming = Incoming(ours)
+        self._image_pid = 0
+        self.preloading = False
+        """Whether workers wait for modules that are being imported."""
+        self._on_event: Callable[[SpawnerEvent], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def listen(self, on_event: Callable[[SpawnerEvent], None]) -> None:
+        """Call ``on_event`` for what happens, on the running event loop."""
+        self._on_event = on_event
+        self._channel.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+
+    def preload(
+        self,
+        modules: Sequence[str],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        differing: Sequence[str] = (),
+        secluded: bool = False,
+    ) -> None:
+        """Import modules once, and fork from then on every worker that can be forked from there.
+
+        Can be forked: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
+        ``ImageEvent`` follows, for as long as the spawner lives. Call it once, before ``listen``
+        or after it.
+
+        Args:
+            modules: what to import.
+            argv: the command line of a worker, as the modules shall find it.
+            env: what is set on top of the agent's own environment; a worker may have more, unless
+                the modules read it when they are imported.
+            differing: variables that each worker has, with a value of its own; the modules find
+                none of them, also where the agent has one of that name.
+            secluded: the program of the workers takes its own folder off ``sys.path`` first of
+                all, so that nothing is imported from there, and what the modules read and write
+                when they are imported is nothing.
+        """
+        order = {"modules": list(modules), "argv": list(argv), "env": dict(env)}
+        more = {"differing": list(differing), "secluded": secluded}
+        self.preloading = True
+        self._send({"do": "preload", **order, **more, **self._signals()})
+
+    def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
+        """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""
+        requests: list[dict[str, object]] = []
+        fds: list[int] = []
+        for index, worker in enumerate(workers):
+            given = {0: worker.stdin, 1: worker.stdout, 2: worker.stderr}
+            mine = {target: fd for target, fd in given.items() if fd is not None}
+            fds += mine.values()
+            requests.append(
+                {
+                    "index": index,
+                    "argv": worker.argv,
+                    "env": dict(worker.env),
+                    "fds": len(mine),
+                    "targets": list(mine),
+                    "service": worker.service,
+                    "cpus": sorted(worker.cpus) if worker.cpus else None,
+                    **self._signals(),
+                }
+            )
+        self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the session of every living worker that is no service."""
+        self._send({"do": "signal", "signal": int(number)})
+
+    def stop(self, number: int) -> None:
+        """The same to end them: workers that still wait for the image end by it at once."""
+        self._send({"do": "stop", "signal": int(number)})
+
+    def terminate_all(self) -> None:
+        """SIGTERM everything that descends from a worker; ``Empty`` follows when it is gone."""
+        self._send({"do": "terminate"})
+
+    def kill(self) -> None:
+        """SIGKILL everything that descends from a worker; ``Empty`` follows when it is gone."""
+        self._send({"do": "kill"})
+
+    def set_last_words(self, text: str) -> None:
+        """Have the spawner write this to the terminal, should the agent be killed."""
+        self._send({"do": "last-words", "text": text})
+
+    def close(self) -> None:
+        """End the spawner; it kills what is left. Returns when it has been reaped."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._channel.fileno())
+        with suppress(OSError):  # a process that was forked later holds the socket too
+            self._channel.shutdown(socket.SHUT_RDWR)
+        self._channel.close()
+        with suppress(ChildProcessError):  # reaped by the agent as an unknown child
+            os.waitpid(self.pid, 0)
+
+    def left(self) -> list[int]:
+        """Return the living processes that are workers or descend from one."""
+        found = descendants(self.pid)
+        image = self._image_pid
+        spared = {image, *descendants(image)} if image else set()
+        return [pid for pid in found if pid not in spared and not is_zombie(pid)]
+
+    def _signals(self) -> dict[str, object]:
+        return {"default_signals": self._default_signals, "blocked_signals": self._blocked}
+
+    def _send(self, request: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        # The spawner reads at once, so that a blocking write is short; it cannot deadlock,
+        # because what the spawner says is small and fits the socket's buffer.
+        self._channel.setblocking(True)
+        try:
+            send(self._channel, request, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # its end is reported by the reader
+        finally:
+            self._channel.setblocking(False)
+
+    def _readable(self) -> None:
+        assert self._on_event is not None
+        try:
+            events = self._incoming.receive()
+        except BlockingIOError:
+            return
+        if events is None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._on_event(SpawnerGone())
+            return
+        for event in map(_parse, events):
+            if isinstance(event, ImageEvent):
+                self._image_pid = event.pid
+                self.preloading = event.state in (ImageState.LOADING, ImageState.STALE)
+            self._on_event(event)
+
+
+def _parse(event: dict[str, object]) -> SpawnerEvent:
+    match event:
+        case {"event": "spawned", "round": int(number), "pids": list(pids), **rest}:
+            unforked: Any = rest["unforked"]
+            errors: Any = rest["errors"]
+            return Spawned(number, tuple(pids), dict(errors), dict(unforked))
+        case {"event": "exited", "round": int(number), "index": int(index), "status": int(status)}:
+            return Exited(number, index, status)
+        case {"event": "empty"}:
+            return Empty()
+        case {"event": "image", "state": str(state), "pid": int(pid), "text": str(text)}:
+            return ImageEvent(ImageState(state), pid, text)
+    raise AssertionError(f"unknown event of the spawner: {event}")

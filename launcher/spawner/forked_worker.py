@@ -1,0 +1,342 @@
+"""Makes a forked process what ``python -u script.py`` would be, and runs the script in it.
+
+What the interpreter does at its own start is left to the interpreter where it offers that
+(``PyRun_SimpleFile``, ``runpy``); the rest follows CPython's ``Modules/main.c`` and
+``Python/pathconfig.c``. ``docs/warm-start.md`` lists the differences that remain.
+"""
+
+import builtins
+import ctypes
+import io
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from ..processes.prctl import die_with_parent
+from ..processes.title import set_process_title
+from ..processes.worker_exec import set_up
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fopen.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+_libc.fopen.restype = ctypes.c_void_p
+_libc.fflush.argtypes = [ctypes.c_void_p]
+
+_run_file = ctypes.pythonapi.PyRun_SimpleFileExFlags
+_run_file.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
+_run_file.restype = ctypes.c_int
+_run_string = ctypes.pythonapi.PyRun_SimpleStringFlags
+_run_string.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+_run_string.restype = ctypes.c_int
+_get_importer = ctypes.pythonapi.PyImport_GetImporter
+_get_importer.argtypes = [ctypes.py_object]
+_get_importer.restype = ctypes.py_object
+
+_STREAMS = ("stdin", "stdout", "stderr")
+"""The names in ``sys`` of the streams of descriptors 0, 1 and 2."""
+
+_TORCH_CONSTANT_SEED = 67280421310721
+"""``c10::detail::default_rng_seed_val`` of torch's c10/core/GeneratorImpl.h."""
+
+_FAILED = -1
+"""What the functions above return when a program ended with an exception, which they showed."""
+
+
+class WorkerPlace(NamedTuple):
+    """What a forked process is told about the worker it becomes."""
+
+    parent: int
+    """The spawner's process id."""
+    worker: dict[str, Any]
+    streams: list[int]
+    close: list[int]
+    """All file descriptors of the image's that the worker must not keep."""
+
+
+class Program(NamedTuple):
+    """What a worker runs, called at the bottom of its stack."""
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+    def report(self, error: BaseException) -> int:
+        """Show an exception of the program as the interpreter does, without launcher frames."""
+        trace = error.__traceback__
+        error.__traceback__ = trace = trace.tb_next if trace is not None else None
+        _show(error, trace)
+        if isinstance(error, KeyboardInterrupt):
+            _remember_interrupt()
+        return _FAILED
+
+    def end(self, status: object) -> None:
+        """End as after the program's last line: return for success, else raise ``SystemExit``.
+
+        After an interrupt the interpreter ends itself by SIGINT, when all else is done.
+        """
+        if status == _FAILED and getattr(sys, "last_type", None) is not KeyboardInterrupt:
+            raise SystemExit(1)
+
+
+# --- before the program -------------------------------------------------------------------------
+
+
+def first_path(argv: list[str]) -> str | None:
+    """Return what ``python -u …`` puts at the head of ``sys.path``; None: nothing."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    if argv[2] == "-m":
+        return os.getcwd()
+    if argv[2] == "-c":
+        return ""
+    path = _absolute(argv[2])
+    known = path in sys.path_importer_cache
+    try:
+        if _is_archive(argv[2]):
+            return path
+    finally:
+        if not known:
+            sys.path_importer_cache.pop(path, None)
+    return os.path.dirname(os.path.realpath(argv[2]))
+
+
+def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) -> str | None:
+    """Have modules that are preloaded find what they would find in a worker.
+
+    Args:
+        argv: the worker's command line.
+        bare_main: what a bare interpreter has in ``__main__``.
+        is_secluded: the worker's program takes its own folder off ``sys.path`` first of all.
+
+    Returns:
+        The head of ``sys.path``; None: nothing was put there.
+    """
+    path0 = None if is_secluded else first_path(argv)
+    if path0 is not None:
+        sys.path.insert(0, path0)
+    _set_arguments(argv)
+    main = _new_main(bare_main)
+    if argv[2] not in ("-m", "-c"):
+        main.__file__ = _absolute(argv[2])
+    return path0
+
+
+def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
+    """Turn a forked process into a worker; return what it has to run.
+
+    Args:
+        place: what it becomes.
+        environ: the variables that the preload found; what it made of them stays.
+        path0: the head of ``sys.path`` in the image.
+
+    Raises:
+        OSError: the kernel refused what the worker needs.
+    """
+    worker = place.worker
+    argv: list[str] = worker["argv"]
+    die_with_parent(place.parent)
+    set_up(worker, place.streams)
+    for fd in place.close[2:]:
+        os.close(fd)
+    for name, value in worker["env"].items():
+        if environ.get(name) != value:
+            os.environ[name] = value
+    set_process_title(argv)
+    _reopen(worker["targets"])
+    _freshen()
+    _set_arguments(argv)
+    _set_path(path0, first_path(argv))
+    _renew_main()
+    for finder in sys.meta_path:  # folders may have changed since the preload
+        if hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
+    program = _program(argv)
+    for fd in place.close[:2]:
+        os.close(fd)
+    return program
+
+
+def flush() -> None:
+    """Write what is buffered, or every worker would write it."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            with suppress(Exception):  # one that a module made need not have it, nor be open
+                stream.flush()
+    _libc.fflush(None)
+
+
+def detoured(targets: list[int]) -> str | None:
+    """Return a standard stream that would not write where the worker's do; None: all would.
+
+    A module may put another object in its place. One without a descriptor of its own writes by way
+    of the one before; one with another descriptor writes where the image itself does.
+
+    Args:
+        targets: the descriptors that the worker is given.
+    """
+    for fd, name in enumerate(_STREAMS):
+        with suppress(Exception):  # it has no descriptor
+            if fd in targets and getattr(sys, name).fileno() != fd:
+                return f"sys.{name}"
+    return None
+
+
+def _program(argv: list[str]) -> Program:
+    if argv[2] == "-m":
+        return _module(argv[3], alter_argv=True)
+    if argv[2] == "-c":
+        return Program(_run_string, (argv[3].encode() + b"\n", None))
+    path = _absolute(argv[2])
+    if _is_archive(argv[2]):
+        return _module("__main__", alter_argv=False)
+    file = _libc.fopen(os.fsencode(path), b"rbe")
+    if not file:
+        # The interpreter's own words and status for a script that cannot be read.
+        os.execvpe(argv[0], argv, os.environ)
+    return Program(_run_file, (file, os.fsencode(path), 1, None))
+
+
+def _module(name: str, *, alter_argv: bool) -> Program:
+    import runpy  # what the interpreter itself imports for this
+
+    return Program(runpy._run_module_as_main, (name, alter_argv))  # type: ignore[attr-defined]  # it is private
+
+
+def _is_archive(script: str) -> bool:
+    """Return whether a script is a folder or an archive with a ``__main__``."""
+    return _get_importer(_absolute(script)) is not None
+
+
+def _absolute(script: str) -> str:
+    return script if os.path.isabs(script) else f"{os.getcwd()}/{script}"
+
+
+def _set_arguments(argv: list[str]) -> None:
+    sys.orig_argv = list(argv)
+    sys.argv = [argv[2], *argv[4 if argv[2] in ("-m", "-c") else 3 :]]
+
+
+def _set_path(old: str | None, new: str | None) -> None:
+    if old == new or new is None:
+        return
+    if old in sys.path:
+        sys.path.remove(old)
+    sys.path.insert(0, new)
+
+
+def _new_main(bare_main: dict[str, Any]) -> ModuleType:
+    """Put a new ``__main__`` in place, with what a bare interpreter has in it."""
+    main = ModuleType("__main__")
+    main.__dict__.clear()
+    for name, value in bare_main.items():
+        if name not in ("__file__", "__cached__"):
+            main.__dict__[name] = dict(value) if isinstance(value, dict) else value
+    main.__dict__["__loader__"] = builtins.__loader__
+    sys.modules["__main__"] = main
+    return main
+
+
+def _renew_main() -> None:
+    """Replace ``__main__``, also under the other names that modules gave it (``__mp_main__``).
+
+    What the image made before it froze its objects is not finalized when a worker ends; the
+    program's own is.
+    """
+    old = sys.modules["__main__"]
+    new = _new_main(old.__dict__)
+    for name, module in list(sys.modules.items()):
+        if module is old:
+            sys.modules[name] = new
+
+
+def _reopen(targets: list[int]) -> None:
+    """Open the standard streams anew: whether a file can seek is found out once.
+
+    The objects stay, since modules may have taken hold of them. One that a module has put in
+    their place writes by way of them, or to the same descriptor (``detoured``): it stays too.
+    """
+    for fd in targets:
+        stream: Any = getattr(sys, f"__{_STREAMS[fd]}__")
+        if not _is_the_interpreters(stream, fd):
+            continue
+        name, mode = stream.name, stream.mode
+        given = {
+            "encoding": stream.encoding,
+            "errors": stream.errors,
+            "newline": "\n",
+            "line_buffering": stream.line_buffering,
+            "write_through": stream.write_through,
+        }
+        raw: Any = io.FileIO(fd, "rb" if fd == 0 else "wb", closefd=False)
+        raw.name = name
+        stream.__init__(io.BufferedReader(raw) if fd == 0 else raw, **given)
+        stream.mode = mode
+
+
+def _is_the_interpreters(stream: Any, fd: int) -> bool:
+    """Return whether a stream is what the interpreter has opened, and no module has closed it."""
+    with suppress(AttributeError, ValueError):  # not made by it, or without a file any more
+        return type(stream) is io.TextIOWrapper and stream.fileno() == fd and bool(stream.mode)
+    return False
+
+
+def _freshen() -> None:
+    """Give this process random numbers and keys of its own where modules made theirs at import.
+
+    ``random`` does so by itself after a fork. torch seeds its generator when it is imported, in
+    its older versions with a constant. That of a GPU is made with its context, in the worker.
+    """
+    numpy_random = sys.modules.get("numpy.random.mtrand")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch_random = sys.modules.get("torch.random")
+    if torch_random is not None:
+        generator = torch_random.default_generator
+        if generator.initial_seed() != _TORCH_CONSTANT_SEED:
+            generator.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading.main_thread()._set_native_id()
+
+
+# --- after the program --------------------------------------------------------------------------
+
+
+def _show(error: BaseException, trace: TracebackType | None) -> None:
+    """Do as ``PyErr_Print``."""
+    kind = type(error)
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        sys.stderr.write("sys.excepthook is missing\n")
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.audit("sys.excepthook", hook, kind, error, trace)
+    try:
+        hook(kind, error, trace)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        inner = second.__traceback__
+        second.__traceback__ = inner = inner.tb_next if inner is not None else None
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(second), second, inner)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(kind, error, trace)
+
+
+def _remember_interrupt() -> None:
+    """Have the interpreter note that an interrupt ended the program, as it does for its own."""
+    shown = sys.last_type, sys.last_value, sys.last_traceback
+    hook, sys.excepthook = sys.excepthook, lambda *_: None
+    try:
+        _run_string(b"raise KeyboardInterrupt", None)
+    finally:
+        sys.excepthook = hook
+        sys.last_type, sys.last_value, sys.last_traceback = shown

@@ -1,0 +1,329 @@
+"""The image: a process that has imported modules once, and of which workers are forked.
+
+The spawner starts it as it starts a worker, so that a module that is preloaded finds what it would
+find in one: interpreter, flags, environment, signals, ``sys.path``. It has one thread and never
+runs a line of the training program.
+
+A worker is forked twice, by way of a process in between that exits at once: so it becomes a child
+of the spawner (the subreaper), which looks after it as after any other, and learns of its exit
+from the kernel. It waits for the spawner's word to begin; end-of-file instead means that it is not
+wanted.
+
+    spawner → image                          image → spawner
+    {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
+    {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
+
+What the image needs for itself (sockets, JSON, this package) is taken out of ``sys.modules`` before
+the preload: a worker finds there what its program and the preload imported, no more.
+"""
+
+import errno
+import gc
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any, NamedTuple
+
+from ..processes.ipc import Incoming, send
+from ..processes.tree import children
+from ..processes.worker_exec import fork_with_pipe
+from . import forked_worker
+from .environ_watch import EnvironmentWatch
+from .forked_worker import Program, WorkerPlace
+from .imported_files import ImportedFiles
+
+_THREADS_GONE_S = 1.0
+"""Threads that end before a fork have this long to be gone from /proc after it."""
+
+_DEVICES = re.compile(r"/dev/(nvidia|kfd|dri/|davinci|accel)")
+
+READ_BY_LIBRARIES = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|GOTO|VECLIB|NUMEXPR|LD|MALLOC|GLIBC|LC|PYTHON|NPY|TORCH_CPP)_?"
+    r"[A-Z0-9_]*|LANG|TZ"
+)
+"""Variables that libraries read when they are loaded, past ``os.environ``."""
+
+_SENTENCE_MAX = 300
+
+
+class Bare(NamedTuple):
+    """What an interpreter holds when it begins to run a script."""
+
+    modules: frozenset[str]
+    importer_paths: frozenset[str]
+    main: dict[str, Any]
+
+
+def serve(fd: int, bare: Bare) -> Program:
+    """Preload and fork workers until the spawner is gone. Returns in a worker only.
+
+    Args:
+        fd: the socket to the spawner.
+        bare: what this interpreter held at its start.
+    """
+    return Image(socket.socket(fileno=fd), bare).serve()
+
+
+class Image:
+    """The loop of the image process."""
+
+    def __init__(self, channel: socket.socket, bare: Bare) -> None:
+        self._channel = channel
+        self._incoming = Incoming(channel)
+        self._spawner = os.getppid()
+        self._bare = bare
+        self._environ: dict[str, str] = {}
+        """What the preload found."""
+        self._watch = EnvironmentWatch()
+        self._path0: str | None = None
+        self._is_secluded = False
+        self._files: ImportedFiles | None = None
+        self._own = {n: m for n, m in sys.modules.items() if n not in bare.modules}
+
+    def serve(self) -> Program:
+        """Serve the spawner until it is gone; return in a worker only."""
+        while True:
+            messages = self._incoming.receive()
+            if messages is None:
+                os._exit(0)
+            for message in messages:
+                if message["do"] == "preload":
+                    self._preload(message)
+                else:
+                    program = self._fork(message)
+                    if program is not None:
+                        return program
+
+    # --- preload -----------------------------------------------------------------------------
+
+    def _preload(self, order: dict[str, Any]) -> None:
+        argv = order["argv"]
+        self._is_secluded = order["secluded"]
+        self._path0 = forked_worker.pretend(argv, self._bare.main, is_secluded=self._is_secluded)
+        for name in self._own:
+            del sys.modules[name]
+        for path in set(sys.path_importer_cache) - self._bare.importer_paths:
+            del sys.path_importer_cache[path]
+        for name in order["differing"]:
+            os.environ.pop(name, None)  # that of the agent is none of the workers'
+        self._environ = dict(os.environ)
+        self._watch.start(order["differing"])
+        reason = None
+        for name in order["modules"]:
+            reason = _import(name) or _unfit(name) or self._keeps(name)
+            if reason is not None:
+                break
+        self._watch.stop()
+        if reason is not None:
+            send(self._channel, {"failed": reason})
+            os._exit(0)
+        self._files = ImportedFiles(list(sys.modules.values()))
+        forked_worker.flush()
+        gc.collect()
+        gc.freeze()  # a worker's collections do not touch, and so do not copy, what it shares
+        send(self._channel, {"ready": True, "files": len(self._files)})
+
+    def _keeps(self, name: str) -> str | None:
+        if self._watch.is_kept():
+            return f"importing {name} keeps some or all of the environment, which is no worker's"
+        return None
+
+    # --- fork --------------------------------------------------------------------------------
+
+    def _fork(self, order: dict[str, Any]) -> Program | None:
+        workers = order["workers"]
+        assert self._files is not None
+        try:
+            fds = self._incoming.take_fds(2 + sum(worker["fds"] for worker in workers))
+        except OSError as error:
+            send(self._channel, {"cold": _not_forked(error)})
+            return None
+        path = self._files.changed()
+        if path is not None:
+            send(self._channel, {"stale": path})
+            os._exit(0)
+        reason = next(filter(None, map(self._unlike, workers)), None)
+        if reason is None:
+            answer = self._fork_all(workers, fds)
+            if isinstance(answer, Program):
+                return answer
+        else:
+            answer = {"cold": reason}
+        for fd in fds:
+            os.close(fd)
+        send(self._channel, answer)
+        return None
+
+    def _unlike(self, worker: dict[str, Any]) -> str | None:
+        """Return why a worker would not be as if it had imported the modules itself, or None."""
+        env = worker["env"]
+        for name, value in env.items():
+            if self._environ.get(name) != value and (
+                name in self._watch.reads or READ_BY_LIBRARIES.fullmatch(name)
+            ):
+                return f"importing reads {name}, which is different for the workers"
+        stream = forked_worker.detoured(worker["targets"])
+        if stream is not None:
+            return f"importing opens {stream} anew, and it would not write to the workers' files"
+        if worker["cpus"] and "OMP_NUM_THREADS" not in {**self._environ, **env}:
+            return "the workers are bound to CPUs and OMP_NUM_THREADS is not set"
+        if self._is_secluded:
+            return None  # nor will the workers look there
+        path0 = forked_worker.first_path(worker["argv"])
+        return None if path0 in (None, self._path0) else self._shadowed(str(path0))
+
+    def _shadowed(self, folder: str) -> str | None:
+        """Return whether a preloaded module would be imported from a worker's own folder."""
+        names = {name for name in sys.modules if "." not in name} - self._bare.modules
+        try:
+            found = {entry.partition(".")[0] for entry in os.listdir(folder)}
+        except OSError:
+            return None
+        for name in sorted(names & found):
+            if os.path.exists(f"{folder}/{name}.py") or os.path.exists(
+                f"{folder}/{name}/__init__.py"
+            ):
+                return f"{folder} has a module {name} of its own"
+        return None
+
+    def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
+        """Fork all workers; return a program in each of them, the answer in the image itself."""
+        try:
+            between, pipe = fork_with_pipe()
+        except OSError as error:
+            return {"cold": _not_forked(error)}
+        if between == 0:
+            return self._fork_from_between(workers, fds, pipe)
+        data = b""
+        with os.fdopen(pipe, "rb") as file:
+            data = file.read()
+        # Only when it has been reaped are its children sure to be the spawner's.
+        os.waitpid(between, 0)
+        numbers = [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
+        if len(numbers) != len(workers) + 1:
+            code = numbers[0] if numbers else errno.EIO
+            return {"cold": _not_forked(OSError(code, os.strerror(code)))}
+        return {"pids": numbers[1:]}
+
+    def _fork_from_between(
+        self, workers: list[dict[str, Any]], fds: list[int], pids_to: int
+    ) -> Program:
+        """Fork the workers and exit; return in each worker only."""
+        numbers = [0]
+        try:
+            streams = fds[2:]
+            for index, worker in enumerate(workers):
+                mine, streams = streams[: worker["fds"]], streams[worker["fds"] :]
+                pid = os.fork()
+                if pid == 0:
+                    os.close(pids_to)
+                    return self._become_worker(index, worker, mine, fds)
+                numbers.append(pid)
+        except OSError as error:
+            numbers = [error.errno or errno.EIO]
+        os.write(pids_to, b"".join(number.to_bytes(4, "little") for number in numbers))
+        os._exit(0)
+
+    def _become_worker(
+        self, index: int, worker: dict[str, Any], mine: list[int], fds: list[int]
+    ) -> Program:
+        go, errors_to = fds[:2]
+        code = errno.EINVAL
+        try:
+            os.setsid()
+            if not os.read(go, 1):
+                os._exit(128 + signal.SIGKILL)
+            place = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
+            return forked_worker.become(place, self._environ, self._path0)
+        except OSError as error:
+            code = error.errno or errno.EIO
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        os.write(errors_to, index.to_bytes(4, "little") + code.to_bytes(4, "little"))
+        os._exit(127)
+
+
+def _import(name: str) -> str | None:
+    """Import a module; return why that failed, or None."""
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return f"there is no module {name!r}"
+        return _raised(name, error)
+    except BaseException as error:
+        return _raised(name, error)
+    return None
+
+
+def _not_forked(error: OSError) -> str:
+    return f"forking failed: {error.strerror}"
+
+
+def _raised(name: str, error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"importing {name} raised {type(error).__name__}: {text}"[:_SENTENCE_MAX]
+
+
+def _unfit(name: str) -> str | None:
+    """Return why no worker may be forked from a process with this module, or None."""
+    if not _is_single_threaded():
+        return f"importing {name} starts threads, which a fork does not copy"
+    if children(os.getpid()):
+        return f"importing {name} starts processes"
+    devices = opened_devices()
+    if devices:
+        return f"importing {name} opens {devices[0]}, which a fork must not share"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return f"importing {name} initialises CUDA, which a fork must not share"
+    shared = shared_memory()
+    if shared:
+        return f"importing {name} creates shared memory or locks between processes ({shared[0]})"
+    return None
+
+
+def _is_single_threaded() -> bool:
+    if _threads() == 1:
+        return True
+    # Some libraries (OpenBLAS) end their threads before a fork and start them anew when needed.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    deadline = time.monotonic() + _THREADS_GONE_S
+    while _threads() > 1 and time.monotonic() < deadline:
+        select.select([], [], [], 0.001)  # an ended thread is in /proc for a moment longer
+    return _threads() == 1
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def opened_devices(folder: str = "/proc/self/fd") -> list[str]:
+    """Return the accelerator devices among the links in ``folder``: open files of a process."""
+    found = []
+    for name in os.listdir(folder):
+        try:
+            path = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+        if _DEVICES.match(path):
+            found.append(path)
+    return found
+
+
+def shared_memory(maps: str = "/proc/self/maps") -> list[str]:
+    """Return what is mapped shared and writable: a lock there would be common to all workers."""
+    found = []
+    with open(maps, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            words = line.split(None, 5)
+            if words[1].startswith("rw") and words[1].endswith("s"):
+                found.append(words[5].strip() if len(words) == 6 else "anonymous")
+    return found

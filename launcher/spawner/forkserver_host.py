@@ -1,0 +1,290 @@
+"""The spawner's side of the image: starts it, has workers forked from it, and replaces it.
+
+    LOADING → READY ⇄ FORKING
+       └───────┴─────────┴──→ GONE      and LOADING again, or for good
+
+Workers wait for an image that is loading. An image that was killed, or whose modules changed on
+disk, is replaced by a fresh one; one that cannot be made, or would make workers that differ from
+ordinary ones, is given up: then workers start the ordinary way.
+"""
+
+import enum
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ..machine.shortage import no_process
+from ..processes.ipc import Incoming, send
+from ..processes.tree import descendants
+from ..processes.worker_exec import fork_worker
+
+_MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
+
+Request = dict[str, Any]
+
+
+class ImageState(enum.Enum):
+    """How far the image is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FORKING = "forking"
+    GONE = "gone"
+
+
+class Owner(Protocol):
+    """Who starts workers, and hears of those that were forked."""
+
+    def spawn_cold(self, request: Request, fds: list[int]) -> None:
+        """Start the workers of a request the ordinary way."""
+
+    def spawned(
+        self, request: Request, pids: list[int], errors: list[tuple[int, int]], fds: list[int]
+    ) -> None:
+        """Take over workers that were forked: they are children of this process."""
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Tell the agent."""
+
+
+class ImageHost:
+    """The image process, seen from the spawner."""
+
+    def __init__(self, order: Request, owner: Owner) -> None:
+        """Start an image.
+
+        Args:
+            order: ``modules`` to preload; ``argv`` of a worker, the first word of which is the
+                interpreter; ``env`` and the signals as for a worker; ``secluded``, see
+                ``SpawnerClient.preload``.
+            owner: the spawner.
+        """
+        self._order = order
+        self._owner = owner
+        self._python: str = order["argv"][0]
+        self._waiting: tuple[Request, list[int]] | None = None
+        self._given_up = False
+        self._go: int | None = None
+        self._errors: int | None = None
+        self.state = ImageState.GONE
+        self.pid = 0
+        self.channel: socket.socket | None = None
+        self._start()
+
+    def spared(self) -> set[int]:
+        """Return the processes that are none of the workers'.
+
+        While it forks, what descends from it may be a worker, and none is spared. Else it is the
+        image and what the modules start while they are imported, such as a compiler.
+        """
+        if self.state is ImageState.FORKING or not self.pid:
+            return set()
+        return {self.pid, *descendants(self.pid)}
+
+    # --- what the spawner orders -------------------------------------------------------------
+
+    def takes(self, request: Request) -> bool:
+        """Return whether the workers can be forked from the image: as ``<its python> -u …``."""
+        argvs = [worker["argv"] for worker in request["workers"]]
+        return not self._given_up and all(_is_program(argv, self._python) for argv in argvs)
+
+    def spawn(self, request: Request, fds: list[int]) -> None:
+        """Have workers forked as soon as the image is ready; the owner hears of it."""
+        assert self._waiting is None
+        self._waiting = request, fds
+        if self.state is ImageState.READY:
+            self._fork()
+
+    def cancel(self) -> Request | None:
+        """Forget the workers that have not begun; return their request."""
+        if self._waiting is None:
+            return None
+        request, fds = self._waiting
+        self._waiting = None
+        _close(fds)
+        return request
+
+    def says_something(self, ready: set[int]) -> bool:
+        """Return whether something has come from the image, given where something has."""
+        return self.channel is not None and self.channel.fileno() in ready
+
+    def receive(self) -> None:
+        """Handle what the image says."""
+        messages = self._incoming.receive()
+        if messages is None:
+            self._hang_up()
+            self.kill()
+            return
+        for message in messages:
+            self._take(message)
+
+    def reaped(self, status: int) -> None:
+        """The image has exited; ``status`` is as ``subprocess`` has it."""
+        self.pid = 0
+        self._hear_out()
+        state = self.state
+        self._hang_up()
+        self._forget()
+        self.state = ImageState.GONE
+        if self._given_up:
+            return
+        wanted = self._waiting is not None
+        if state is ImageState.LOADING or (state is ImageState.FORKING and wanted):
+            end = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
+            self._give_up(f"the process that imports {', '.join(self._order['modules'])} {end}")
+        else:
+            self._start()
+
+    def kill(self) -> None:
+        """SIGKILL the image; it is reaped as a child."""
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    # --- the image ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._started = time.monotonic()
+        try:
+            self.channel = self._start_process()
+        except OSError as error:
+            self._give_up(no_process(error))
+            return
+        self._incoming = Incoming(self.channel)
+        self.state = ImageState.LOADING
+        self._tell("loading")
+        keys = ("modules", "argv", "secluded", "differing")
+        self._send({"do": "preload", **{key: self._order[key] for key in keys}})
+
+    def _start_process(self) -> socket.socket:
+        """Start the process; return the socket to it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        argv = [self._python, "-u", _MAIN, str(theirs.fileno())]
+        process = {**self._order, "argv": argv, "cpus": None}
+        try:
+            self.pid, errors_from = self._fork_image(process, theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        os.close(errors_from)  # what cannot be executed exits, and that is noticed
+        return ours
+
+    def _fork_image(self, process: Request, keep: int) -> tuple[int, int]:
+        if not self._order["secluded"]:
+            return fork_worker({**process, "targets": []}, (), keep=(keep,))
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            streams = (nothing.fileno(),) * 3
+            return fork_worker({**process, "targets": [0, 1, 2]}, streams, keep=(keep,))
+
+    def _hear_out(self) -> None:
+        """Handle what it said before it exited."""
+        while self.channel is not None:
+            self.channel.setblocking(False)  # something that it started may hold its end open
+            try:
+                self.receive()
+            except BlockingIOError:
+                return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"ready": _}:
+                self.state = ImageState.READY
+                self._tell("ready", f"{time.monotonic() - self._started:.1f} s")
+                if self._waiting is not None:
+                    self._fork()
+            case {"pids": list(pids)}:
+                self._release(pids)
+            case {"stale": str(path)}:
+                self._forget()
+                self.state = ImageState.GONE  # it exits, and a fresh one is started
+                self._tell("stale", path)
+            case {"failed": str(reason)} | {"cold": str(reason)}:
+                self._give_up(reason)
+
+    def _fork(self) -> None:
+        assert self._waiting is not None
+        request, fds = self._waiting
+        try:
+            (go_from, self._go), (self._errors, errors_to) = _two_pipes()
+        except OSError as error:
+            self._give_up(no_process(error))
+            return
+        self.state = ImageState.FORKING
+        self._send({"do": "fork", "workers": request["workers"]}, [go_from, errors_to, *fds])
+        os.close(go_from)
+        os.close(errors_to)
+
+    def _release(self, pids: list[int]) -> None:
+        """Let the workers that were forked begin, unless they are not wanted any more."""
+        errors: list[tuple[int, int]] = []
+        if self._waiting is not None:
+            assert self._go is not None
+            assert self._errors is not None
+            with suppress(BrokenPipeError):
+                os.write(self._go, b"\0" * len(pids))
+            # End-of-file means that every worker is about to run its program.
+            with os.fdopen(self._errors, "rb") as file:
+                data = file.read()
+            self._errors = None
+            for start in range(0, len(data), 8):
+                index, code = data[start : start + 4], data[start + 4 : start + 8]
+                errors.append((int.from_bytes(index, "little"), int.from_bytes(code, "little")))
+            request, fds = self._waiting
+            self._waiting = None
+            self._owner.spawned(request, pids, errors, fds)
+        self._forget()
+        self.state = ImageState.READY
+
+    def _forget(self) -> None:
+        """Workers that were forked and not released find that they are not wanted, and exit."""
+        _close([fd for fd in (self._go, self._errors) if fd is not None])
+        self._go = self._errors = None
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up = True
+        self._forget()
+        self._hang_up()
+        self.state = ImageState.GONE
+        self._tell("failed", reason)
+        if self._waiting is not None:
+            request, fds = self._waiting
+            self._waiting = None
+            self._owner.spawn_cold(request, fds)
+
+    def _hang_up(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def _tell(self, state: str, text: str = "") -> None:
+        self._owner.send({"event": "image", "pid": self.pid, "state": state, "text": text})
+
+    def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        assert self.channel is not None
+        with suppress(ConnectionError):  # its end is noticed by reading
+            send(self.channel, message, fds or ())
+
+
+def _is_program(argv: list[str], python: str) -> bool:
+    if len(argv) < 3 or argv[:2] != [python, "-u"]:
+        return False
+    return len(argv) > 3 if argv[2] in ("-m", "-c") else not argv[2].startswith("-")
+
+
+def _two_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    first = os.pipe2(os.O_CLOEXEC)
+    try:
+        return first, os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        _close([*first])
+        raise
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,271 @@
+"""The spawner: a small single-threaded process that starts the workers and reports their exits.
+
+gRPC does not support fork, so the agent forks once, this process, before it loads gRPC. The
+spawner puts each worker in a session of its own, is the subreaper of everything they start, and
+when the agent disappears, even by SIGKILL, it sees end-of-file and kills every descendant: no
+orphans. Should the spawner itself be killed, the workers get SIGKILL by PR_SET_PDEATHSIG and
+what they started is adopted, and ended, by the agent.
+
+Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
+
+    agent → spawner                              spawner → agent
+    {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", …}
+    {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status"}
+    {"do": "stop", "signal"}
+    {"do": "terminate"}                          {"event": "empty"}
+    {"do": "kill"}                               {"event": "empty"}
+    {"do": "last-words", "text"}
+    {"do": "preload", …}                         {"event": "image", "pid", "state", …}
+
+``preload`` gives it an image (``forkserver_host``), from which later workers are forked.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from ..processes.ipc import Incoming, send
+from ..processes.tree import descendants, is_zombie, kill_all, signal_session
+from ..processes.worker_exec import Started, start_workers
+from .forkserver_host import ImageHost
+
+_KILL_AGAIN_MS = 20
+"""While killed processes are still going away, how often their number is looked at."""
+
+_ORPHANS_S = 10.0
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
+    from ..processes import prctl  # ctypes is loaded when it is needed
+
+    prctl.become_subreaper()
+
+
+class Spawner:
+    """The loop of the spawner process."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._incoming = Incoming(channel)
+        self._workers: dict[int, tuple[int, int]] = {}
+        """Process id → (round, index) of each worker that has not been reaped."""
+        self._services: set[int] = set()
+        """Those of them that only ``terminate`` and ``kill`` are meant for."""
+        self._image: ImageHost | None = None
+        self._beside = Started()
+        """The services of workers that wait for the image."""
+        self._killing = False
+        self._watching = False
+        """The agent waits to hear that nothing is left."""
+        self._last_words = b""
+        self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve the agent until it is gone and every descendant is dead."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        while True:
+            ready = self._wait()
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            # Before the dead are reaped: a fresh image may get the number of an old one's socket.
+            if self._image is not None and self._image.says_something(ready):
+                self._image.receive()
+            self._reap()
+            if self._channel.fileno() in ready and not self._receive():
+                break
+            if self._watching:
+                self._clear()
+        self._image = None
+        self._end_orphans()
+
+    def _wait(self) -> set[int]:
+        """Return the file descriptors on which something has come."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        if self._image is not None and self._image.channel is not None:
+            poll.register(self._image.channel, select.POLLIN)
+        return {fd for fd, _ in poll.poll(_KILL_AGAIN_MS if self._killing else None)}
+
+    # --- the agent ---------------------------------------------------------------------------
+
+    def _receive(self) -> bool:
+        """Take what the agent sent; return False at end-of-file."""
+        requests = self._incoming.receive()
+        for request in requests or ():
+            self._do(request)
+        return requests is not None
+
+    def _do(self, request: dict[str, Any]) -> None:
+        match request["do"]:
+            case "preload":
+                self._image = ImageHost(request, self)
+            case "spawn":
+                self._spawn(request)
+            case "signal":
+                self._signal(request["signal"])
+            case "stop":
+                self._cancel(request["signal"])
+                self._signal(request["signal"])
+            case "terminate":
+                self._watching = True
+                for pid in self._left():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGTERM)
+            case "kill":
+                self._cancel(signal.SIGKILL)
+                self._killing = self._watching = True
+            case "last-words":
+                self._last_words = request["text"].encode()
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Tell the agent."""
+        with suppress(ConnectionError):
+            send(self._channel, event)
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def _spawn(self, request: dict[str, Any]) -> None:
+        number, all_workers = request["round"], request["workers"]
+        try:
+            fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
+        except OSError as error:
+            self._tell_spawned(number, Started.none(all_workers, error))
+            return
+        workers = [worker for worker in all_workers if not worker["service"]]
+        services = all_workers[len(workers) :]
+        of_workers = {"round": number, "workers": workers}
+        count = sum(worker["fds"] for worker in workers)
+        if self._image is not None and self._image.takes(of_workers):
+            # A service is as it is with or without an image, and need not wait for one.
+            self._beside = self._start(number, services, fds[count:])
+            self._image.spawn(of_workers, fds[:count])
+        else:
+            self.spawn_cold(request, fds)
+
+    def spawn_cold(self, request: dict[str, Any], fds: list[int]) -> None:
+        """Start workers by executing their programs."""
+        number = request["round"]
+        self._tell_spawned(number, self._start(number, request["workers"], fds))
+
+    def spawned(
+        self,
+        request: dict[str, Any],
+        pids: list[int],
+        errors: list[tuple[int, int]],
+        fds: list[int],
+    ) -> None:
+        """Look after workers that have been forked from the image, and tell the agent of them."""
+        _close(fds)
+        started = Started(pids, errors)
+        self._look_after(request["round"], request["workers"], started)
+        self._tell_spawned(request["round"], started)
+
+    def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
+        started = start_workers(workers, fds)
+        _close(fds)
+        self._look_after(number, workers, started)
+        return started
+
+    def _look_after(self, number: int, workers: list[dict[str, Any]], started: Started) -> None:
+        for pid, worker in zip(started.pids, workers, strict=True):
+            if pid:
+                self._workers[pid] = (number, worker["index"])
+                if worker["service"]:
+                    self._services.add(pid)
+
+    def _tell_spawned(self, number: int, started: Started) -> None:
+        whole = started.together(self._beside)
+        self._beside = Started()
+        self.send({"event": "spawned", "round": number, **whole._asdict()})
+        for index, _ in whole.unforked:
+            self._send_exit(number, index, 127)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._workers.keys() - self._services:
+            signal_session(pid, number, os.getpid())
+
+    def _cancel(self, number: int) -> None:
+        """Workers that have not begun end as if the signal had met them then."""
+        request = self._image.cancel() if self._image is not None else None
+        if request is not None:
+            for worker in request["workers"]:
+                self._send_exit(request["round"], worker["index"], -number)
+            self._beside = Started()
+
+    def _send_exit(self, number: int, index: int, status: int) -> None:
+        self.send({"event": "exited", "round": number, "index": index, "status": status})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self._workers:
+                self._services.discard(pid)
+                self._send_exit(*self._workers.pop(pid), code)
+            elif self._image is not None and pid == self._image.pid:
+                self._image.reaped(code)
+
+    def _left(self) -> list[int]:
+        """Return what descends from workers, or is one."""
+        found = descendants(os.getpid())
+        # Asked after that, so that what the image has just started is known to be its own.
+        spared = self._image.spared() if self._image is not None else ()
+        return [pid for pid in found if pid not in spared]
+
+    def _clear(self) -> None:
+        if self._killing:
+            kill_all(self._left())
+            self._reap()
+        if not self._left():
+            self._killing = self._watching = False
+            self.send({"event": "empty"})
+
+    def _end_orphans(self) -> None:
+        """The agent is gone: nothing of its workers may outlive it."""
+        import time
+
+        deadline = time.monotonic() + _ORPHANS_S
+        while time.monotonic() < deadline:
+            kill_all(descendants(os.getpid()))
+            self._reap()
+            if all(is_zombie(pid) for pid in descendants(os.getpid())):
+                break
+            select.select([self._wake], [], [], _KILL_AGAIN_MS / 1000)
+        if self._last_words:
+            with suppress(OSError):
+                os.write(2, self._last_words)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def spawner_main(channel: socket.socket) -> NoReturn:
+    """Be the spawner until the agent is gone; never returns."""
+    status = 1
+    try:
+        # Ctrl-C and hang-ups are for the agent to handle; the spawner ends with the agent.
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        become_subreaper()
+        Spawner(channel).run()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)

@@ -1,0 +1,186 @@
+"""Who may join: the reasons for which a node is refused. Pure."""
+
+import math
+
+from ..policy.rules import BadRule, Rule
+from ..protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, PolicySpec
+
+_OPTIONS = (
+    ("min_nodes", "the minimum of --nnodes"),
+    ("max_nodes", "the maximum of --nnodes"),
+    ("node_unit", "--node-unit"),
+    ("max_restarts", "--max-restarts"),
+    ("separate_store", "--store separate"),
+    ("rescale_delay_s", "--rescale-delay in seconds"),
+)
+
+_CHECK_OPTIONS = (
+    ("level", "--check-level"),
+    ("timeout_s", "--check-timeout in seconds"),
+    ("on_restart", "--check-on-restart"),
+    ("is_binding", "--check-mode enforce"),
+    ("straggler_threshold", "--straggler-threshold"),
+    ("exclude_straggler", "--exclude-straggler"),
+    ("only", "ft-run check"),
+    ("is_strict", "--strict"),
+    ("floors", "the list of floors (--min-..., --max-...)"),
+)
+
+
+_POLICY_OPTIONS = (
+    ("rules", "the list of --on-failure rules"),
+    ("restart_window_s", "--restart-window in seconds"),
+    ("backoff_first_s", "the first delay of --restart-backoff in seconds"),
+    ("backoff_max_s", "the longest delay of --restart-backoff in seconds"),
+    ("max_node_failures", "--max-node-failures"),
+    ("rank0_decides", "--success-policy rank0"),
+)
+_DEFAULT_POLICY = PolicySpec()
+
+_RULES_MAX = 100
+"""To read the longest expression takes 0.04 s."""
+
+_COUNT_MAX = 2**31
+"""No job comes to as many rounds or restarts; with one more, a number would not fit a message."""
+
+
+def refusal(attend: Attend, job: JobSpec | None) -> str | None:
+    """Return why a node may not join the job, in one sentence; None when it may.
+
+    Args:
+        attend: what the node says of itself.
+        job: what the nodes before it agreed on; None for the first.
+    """
+    if attend.protocol != PROTOCOL_VERSION:
+        return (
+            f"this node speaks protocol {attend.protocol} (ft-run {attend.version}) and the "
+            f"master protocol {PROTOCOL_VERSION}; install the same ft-run on all nodes."
+        )
+    sentence = _nonsense(attend)
+    if sentence is not None:
+        return sentence
+    # Rules are read for the first node alone: those of the others must be the same. So nobody who
+    # does not belong to the job can give the master something to read.
+    return _bad_rule(attend.job) if job is None else difference(attend.job, job)
+
+
+def _nonsense(attend: Attend) -> str | None:
+    job, node = attend.job, attend.node
+    if not 1 <= job.min_nodes <= job.max_nodes or job.node_unit < 1:
+        return (
+            f"--nnodes {job.min_nodes}:{job.max_nodes} with --node-unit {job.node_unit} cannot "
+            "work; right would be 1 <= MIN <= MAX and a unit of at least 1."
+        )
+    if job.min_nodes % job.node_unit:
+        return (
+            f"the minimum of --nnodes ({job.min_nodes}) is not a multiple of --node-unit "
+            f"({job.node_unit})."
+        )
+    bad_number = _bad_number(job)
+    if bad_number is not None:
+        return bad_number
+    if attend.claim is not None and max(attend.claim.round, attend.claim.restarts) >= _COUNT_MAX:
+        return f"this node claims round {attend.claim.round} with {attend.claim.restarts} restarts."
+    if not node.node_id or not node.incarnation or node.local_world_size < 1:
+        return "this node sent no identity or no number of workers; is it an ft-run agent?"
+    if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
+        return (
+            f"--node-rank {node.wanted_rank} is not below the number of nodes "
+            f"({job.max_nodes}); right would be 0 to {job.max_nodes - 1}."
+        )
+    return None
+
+
+def _bad_number(job: JobSpec) -> str | None:
+    """A peer may send what no command line gives."""
+    policy = job.policy or _DEFAULT_POLICY
+    numbers = [
+        ("--restart-window", policy.restart_window_s),
+        ("--restart-backoff", policy.backoff_first_s),
+        ("--restart-backoff", policy.backoff_max_s),
+    ]
+    if job.checks is not None:
+        numbers += [
+            ("--check-timeout", job.checks.timeout_s),
+            ("--straggler-threshold", job.checks.straggler_threshold),
+        ]
+    for flag, value in numbers:
+        if not 0 <= value < math.inf:
+            return f"{flag} {value:g} makes no sense; right would be a number, 0 or more."
+    if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
+        return (
+            f"--rescale-delay {job.rescale_delay_s:g} makes no sense; right would be a number of "
+            "seconds, 0 or more, or never."
+        )
+    return None
+
+
+def _bad_rule(job: JobSpec) -> str | None:
+    rules = job.policy.rules if job.policy is not None else ()
+    if len(rules) > _RULES_MAX:
+        return (
+            f"{len(rules)} rules of --on-failure are too many; right would be at most {_RULES_MAX}."
+        )
+    try:
+        for rule in rules:
+            Rule.parse(rule)
+    except BadRule as bad:
+        return f"a rule of --on-failure makes no sense: {bad}."
+    return None
+
+
+def difference(given: JobSpec, agreed: JobSpec) -> str | None:
+    """Return in one sentence how a node's options differ from the job's; None where they agree.
+
+    Args:
+        given: with what the node was started.
+        agreed: what the nodes of the job agreed on.
+    """
+    if given.job_id != agreed.job_id:
+        return (
+            f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
+            "master serves; use another endpoint or the same id."
+        )
+    differences = _differing(given, agreed, _OPTIONS) + _differing(
+        given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS
+    )
+    if given.checks is not None and agreed.checks is not None:
+        differences += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
+    elif given.checks != agreed.checks:
+        here, there = ("on", "off") if given.checks is not None else ("off", "on")
+        differences.append(f"--network-check is {here} here and {there} there")
+    if not differences:
+        return None
+    return "this node's options differ from the job's: " + ", ".join(differences) + "."
+
+
+def _differing(given: object, agreed: object, options: tuple[tuple[str, str], ...]) -> list[str]:
+    return [
+        f"{option} is {_shown(getattr(given, name))} here and {_shown(getattr(agreed, name))} there"
+        for name, option in options
+        if getattr(given, name) != getattr(agreed, name)
+    ]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value)) or "empty"
+    if value is None:
+        return "not given"
+    if isinstance(value, float):
+        return "never" if value == math.inf else f"{value:g}"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def identity_taken(attend: Attend) -> str:
+    """Return the sentence for a node whose identity a living node already has."""
+    node = attend.node
+    if node.wanted_rank is not None:
+        return (
+            f"--node-rank {node.wanted_rank} belongs to another node that is alive; "
+            "give each node its own rank, or none."
+        )
+    return (
+        f"the identity {node.node_id!r} belongs to another node that is alive; "
+        "give each node its own host name, or --node-rank."
+    )

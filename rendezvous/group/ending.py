@@ -1,0 +1,124 @@
+"""The end of a job: one verdict, and who has not yet heard it. Pure."""
+
+from collections.abc import Iterable
+
+from ... import defaults, exit_codes
+from ..policy.postmortem import Postmortem
+from ..protocol.messages import JobSpec, Outcome, Verdict
+from .events import Command, Finish, Send
+
+_EXIT_CODES = {
+    Outcome.SUCCEEDED: exit_codes.SUCCESS,
+    Outcome.WORKERS_FAILED: exit_codes.WORKERS_FAILED,
+    Outcome.RENDEZVOUS_FAILED: exit_codes.RENDEZVOUS_FAILED,
+    Outcome.POLICY_ENDED: exit_codes.POLICY_ENDED_JOB,
+    Outcome.CHECKS_FAILED: exit_codes.CHECKS_FAILED,
+}
+
+
+def verdict_of(
+    outcome: Outcome, sentence: str, restarts: int, rounds: int, postmortem: Postmortem
+) -> Verdict:
+    """Return the verdict on a job.
+
+    Args:
+        outcome: how it ended.
+        sentence: the same in words.
+        restarts: how many were counted.
+        rounds: how many were formed.
+        postmortem: of the last round; its failures are told only where they are the reason.
+    """
+    failed = outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED)
+    return Verdict(
+        outcome=outcome,
+        exit_code=_EXIT_CODES[outcome],
+        sentence=sentence,
+        restarts=restarts,
+        rounds=rounds,
+        cause=postmortem.cause if failed else None,
+        failures=postmortem.failures(defaults.FAILURES_IN_VERDICT) if failed else (),
+        failure_count=postmortem.count if failed else 0,
+    )
+
+
+def spent(job: JobSpec, used: int) -> str:
+    """Return how much of the restart budget is used, in words."""
+    words = f"{used} of {job.max_restarts} restarts used"
+    if job.policy is not None and job.policy.restart_window_s:
+        words += f" within {span(job.policy.restart_window_s)}"
+    return words
+
+
+def span(seconds: float) -> str:
+    """Return a time as a person would write it: ``24 h``, ``90 s``."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
+
+
+def sentence_of(
+    outcome: Outcome,
+    postmortem: Postmortem,
+    *,
+    spent: str,
+    decision: str,
+    rank0_alone: bool,
+    not_enough: str,
+) -> str:
+    """Return why a job ended, in words.
+
+    Args:
+        outcome: how it ended.
+        postmortem: of the last round.
+        spent: how much of the restart budget is used, in words.
+        decision: which rule of the failure policy decided; empty for the default.
+        rank0_alone: the success of rank 0 was enough.
+        not_enough: which nodes did not come, where that is the reason.
+    """
+    if outcome is Outcome.SUCCEEDED:
+        return f"{'rank 0' if rank0_alone else 'all workers'} succeeded ({spent})"
+    if outcome is Outcome.RENDEZVOUS_FAILED:
+        return not_enough
+    if outcome is Outcome.POLICY_ENDED:
+        return f"the failure policy ended the job: {postmortem.reason} ({decision}; {spent})"
+    return f"{postmortem.reason} ({f'{decision}; ' if decision else ''}{spent})"
+
+
+class Ending:
+    """A verdict on its way to the nodes."""
+
+    def __init__(self, verdict: Verdict, until: float) -> None:
+        self.verdict = verdict
+        self.until = until
+        """When nodes that have not heard it are given up, in the group's time."""
+        self.is_over = False
+        self._unheard: set[int] = set()
+
+    def tell(self, links: Iterable[int]) -> list[Command]:
+        """Return the commands that tell the verdict on these streams."""
+        links = list(links)
+        self._unheard.update(links)
+        return [Send(link, self.verdict) for link in links]
+
+    def heard(self, link: int) -> None:
+        """The verdict has arrived there."""
+        self._unheard.discard(link)
+
+    def gone(self, link: int) -> bool:
+        """A stream is gone; return whether its node had heard the verdict."""
+        had_heard = link not in self._unheard
+        self._unheard.discard(link)
+        return had_heard
+
+    def advance(self, detached: int, now: float) -> list[Command]:
+        """Return ``Finish``, once, when everybody has heard it or has had the time to.
+
+        Args:
+            detached: how many nodes may yet come back to hear it.
+            now: the group's time in seconds.
+        """
+        if self.is_over or ((self._unheard or detached) and now < self.until):
+            return []
+        self.is_over = True
+        return [Finish(self.verdict)]

@@ -1,0 +1,82 @@
+"""What goes into the group's rules and what comes out of them, and the times they are set to."""
+
+from dataclasses import dataclass
+
+from ... import defaults
+from ..protocol.messages import MasterMessage, NodeMessage, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The times of a group, in seconds (docs/faults.md)."""
+
+    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
+    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
+    node_grace_s: float = defaults.NODE_GRACE_S
+    rescale_delay_s: float = defaults.RESCALE_DELAY_S
+    """Where the job has no ``--rescale-delay`` of its own; infinity: never."""
+    adoption_grace_s: float = defaults.ADOPTION_GRACE_S
+    identity_answer_s: float = defaults.IDENTITY_ANSWER_S
+    verdict_grace_s: float = defaults.VERDICT_GRACE_S
+    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
+
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came in on a stream. The first one on a stream is ``Attend``."""
+
+    link: int
+    message: NodeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """A stream is gone."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Received | Detached | Tick
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message on a stream."""
+
+    link: int
+    message: MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a stream after what was sent on it."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a person who watches the master should know."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over and every node that is there has heard the verdict."""
+
+    verdict: Verdict
+
+
+Command = Send | Close | Note | Finish

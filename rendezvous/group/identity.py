@@ -1,0 +1,67 @@
+"""Two processes claim to be one node: the older is asked to answer (docs/faults.md). Pure."""
+
+import math
+from dataclasses import dataclass
+
+from ..protocol.messages import Attend, NodeSpec
+
+
+@dataclass(slots=True)
+class Newcomer:
+    """A node that claims an identity whose holder has been asked to answer."""
+
+    link: int
+    attend: Attend
+    rival: NodeSpec
+    deadline: float
+
+
+class Contest:
+    """The newcomers who wait for the answer of the node whose identity they claim."""
+
+    def __init__(self) -> None:
+        self._newcomers: dict[int, Newcomer] = {}
+
+    def open(self, link: int, attend: Attend, rival: NodeSpec, deadline: float) -> None:
+        """Let a newcomer wait until ``deadline`` for its rival's answer."""
+        self._newcomers[link] = Newcomer(link, attend, rival, deadline)
+
+    def waits(self, link: int) -> bool:
+        """Return whether a newcomer waits on this stream."""
+        return link in self._newcomers
+
+    def withdraw(self, link: int) -> None:
+        """Forget a newcomer whose stream is gone."""
+        self._newcomers.pop(link, None)
+
+    def postpone(self, rival: NodeSpec, until: float) -> bool:
+        """Let those who wait for a rival wait until then; return whether there are any."""
+        newcomers = self._against(rival)
+        for newcomer in newcomers:
+            newcomer.deadline = until
+        return bool(newcomers)
+
+    def lost(self, rival: NodeSpec) -> list[Newcomer]:
+        """Remove and return the newcomers whose rival has answered."""
+        return self._take(self._against(rival))
+
+    def won(self, now: float) -> list[Newcomer]:
+        """Remove and return the newcomers whose rival has not answered in time."""
+        return self._take([n for n in self._newcomers.values() if n.deadline <= now])
+
+    def dissolve(self) -> list[Newcomer]:
+        """Remove and return all newcomers: the job is over."""
+        return self._take(list(self._newcomers.values()))
+
+    def deadline(self) -> float | None:
+        """Return when the first of them has waited long enough; None where there is no limit."""
+        first = min((n.deadline for n in self._newcomers.values()), default=math.inf)
+        return first if first < math.inf else None
+
+    def _against(self, rival: NodeSpec) -> list[Newcomer]:
+        return [n for n in self._newcomers.values() if n.rival == rival]
+
+    def _take(self, newcomers: list[Newcomer]) -> list[Newcomer]:
+        for newcomer in newcomers:
+            del self._newcomers[newcomer.link]
+        return newcomers

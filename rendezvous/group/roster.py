@@ -1,0 +1,198 @@
+"""The nodes that a master knows, their phases and their streams: the memory of the group. Pure.
+
+Sets by phase make every rule O(1) per message, so that a round costs O(N) in all.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..protocol.messages import NodeSpec, Place
+from ..protocol.offer import Offer
+
+
+class NodePhase(enum.Enum):
+    """Where a node stands. Every legal transition is in ``_LEGAL``."""
+
+    READY = "ready"
+    """It has no workers and could enter a world."""
+    RUNNING = "running"
+    """It was told to start the workers of its round."""
+    DONE = "done"
+    """All of its workers exited 0."""
+    STOPPING = "stopping"
+    """It was told to stop the workers of the present round and has not yet confirmed it."""
+    STALE = "stale"
+    """It came with workers of a round that is over; told to stop them, not yet confirmed."""
+
+
+_LEGAL = {
+    NodePhase.READY: {NodePhase.RUNNING, NodePhase.STALE},
+    NodePhase.RUNNING: {NodePhase.DONE, NodePhase.STOPPING},
+    NodePhase.DONE: {NodePhase.STOPPING},
+    NodePhase.STOPPING: {NodePhase.READY},
+    NodePhase.STALE: {NodePhase.READY},
+}
+
+
+@dataclass(slots=True)
+class Node:
+    """One node, as its master sees it. Change ``phase`` and ``link`` through the roster only."""
+
+    spec: NodeSpec
+    offer: Offer
+    arrival: int
+    phase: NodePhase
+    link: int | None
+    """Its stream; None while it is detached."""
+    detached_at: float = 0.0
+    """When it lost its last stream."""
+    round: int = -1
+    """The round whose workers it has, had or is stopping; -1 before its first."""
+    rank: int | None = None
+    """Its node rank in the last world it was in."""
+    rank_offset: int = -1
+    place: Place | None = None
+    """What it was last told to start, to repeat it when the message was lost."""
+    leaving: str = ""
+    """Why it asked to go away; empty when it did not."""
+    passed: bool = False
+    """It has passed the checks of this job, and nothing has cast doubt on that."""
+    has_met: bool = False
+    """It has passed together with another node, not only alone."""
+    answered: int = 0
+    """The last order of the checks that it has carried out, in time or not."""
+
+
+class Roster:
+    """All known nodes by identity, stream and phase."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._by_link: dict[int, Node] = {}
+        self._by_wanted_rank: dict[int, Node] = {}
+        self._by_phase: dict[NodePhase, dict[str, Node]] = {phase: {} for phase in NodePhase}
+        self._detached: Counter[NodePhase] = Counter()
+        """How many of each phase have no stream; it is asked for at every event."""
+        # In order of the time they were detached; the grace is one constant, so this is also
+        # the order in which they are lost.
+        self._lost_at: dict[str, float] = {}
+        # The same for those that others came back before, when all had been away.
+        self._back_by: dict[str, float] = {}
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(list(self._nodes.values()))
+
+    def add(self, spec: NodeSpec, offer: Offer, link: int, phase: NodePhase) -> Node:
+        """Add a node that is not there yet."""
+        assert spec.node_id not in self._nodes
+        node = Node(spec, offer, self._arrivals, phase, link)
+        self._arrivals += 1
+        self._nodes[spec.node_id] = node
+        self._by_link[link] = node
+        self._by_phase[phase][spec.node_id] = node
+        if spec.wanted_rank is not None:
+            self._by_wanted_rank[spec.wanted_rank] = node
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Forget a node."""
+        del self._nodes[node.spec.node_id]
+        del self._by_phase[node.phase][node.spec.node_id]
+        self._forget_loss(node)
+        if node.link is not None:
+            del self._by_link[node.link]
+        else:
+            self._detached[node.phase] -= 1
+        wanted = node.spec.wanted_rank
+        if wanted is not None and self._by_wanted_rank.get(wanted) is node:
+            del self._by_wanted_rank[wanted]
+
+    def move(self, node: Node, phase: NodePhase) -> None:
+        """Change a node's phase; an illegal transition is a bug and asserts."""
+        assert phase in _LEGAL[node.phase], f"{node.phase} -> {phase}"
+        del self._by_phase[node.phase][node.spec.node_id]
+        if node.link is None:
+            self._detached[node.phase] -= 1
+            self._detached[phase] += 1
+        node.phase = phase
+        self._by_phase[phase][node.spec.node_id] = node
+
+    def attach(self, node: Node, link: int) -> None:
+        """Give a node a (new) stream."""
+        if node.link is not None:
+            del self._by_link[node.link]
+        else:
+            self._detached[node.phase] -= 1
+        node.link = link
+        self._by_link[link] = node
+        self._forget_loss(node)
+
+    def detach(self, node: Node, lost_at: float) -> None:
+        """Take a node's stream away; it is lost at ``lost_at`` unless it comes back."""
+        assert node.link is not None
+        del self._by_link[node.link]
+        node.link = None
+        self._detached[node.phase] += 1
+        self._lost_at[node.spec.node_id] = lost_at
+
+    def await_return(self, until: float) -> None:
+        """Give the detached nodes until then to come back: once for each, not with every call.
+
+        Whoever stays away is lost in the end, however often others come and go.
+        """
+        late = {name: max(at, until) for name, at in self._lost_at.items()}
+        self._back_by.update(late)
+        self._lost_at.clear()
+
+    def _forget_loss(self, node: Node) -> None:
+        self._lost_at.pop(node.spec.node_id, None)
+        self._back_by.pop(node.spec.node_id, None)
+
+    def get(self, node_id: str) -> Node | None:
+        """Return the node with that identity."""
+        return self._nodes.get(node_id)
+
+    def by_link(self, link: int) -> Node | None:
+        """Return the node whose stream this is now."""
+        return self._by_link.get(link)
+
+    def by_wanted_rank(self, rank: int | None) -> Node | None:
+        """Return the node that was started with ``--node-rank`` ``rank``."""
+        return None if rank is None else self._by_wanted_rank.get(rank)
+
+    def anyone_wants_a_rank(self) -> bool:
+        """Return whether any node was started with ``--node-rank``."""
+        return bool(self._by_wanted_rank)
+
+    def in_phase(self, *phases: NodePhase) -> list[Node]:
+        """Return the nodes in any of these phases."""
+        return [node for phase in phases for node in self._by_phase[phase].values()]
+
+    def count(self, phase: NodePhase) -> int:
+        """Return how many nodes are in a phase."""
+        return len(self._by_phase[phase])
+
+    def ready_attached(self) -> int:
+        """Return how many nodes could enter a world now."""
+        return self.count(NodePhase.READY) - self._detached[NodePhase.READY]
+
+    @property
+    def detached(self) -> int:
+        """How many nodes have no stream now."""
+        return self._detached.total()
+
+    def next_loss(self) -> float | None:
+        """Return when the first detached node is lost."""
+        first = (next(iter(times.values()), None) for times in (self._lost_at, self._back_by))
+        return min((at for at in first if at is not None), default=None)
+
+    def overdue(self, now: float) -> list[Node]:
+        """Return the nodes whose grace is over at ``now``."""
+        times = [*self._lost_at.items(), *self._back_by.items()]
+        return [self._nodes[name] for name, at in times if at <= now]

@@ -1,0 +1,1 @@
+"""What follows from a failure: rules, budget, blame, root cause. Pure."""

@@ -1,0 +1,93 @@
+"""Which nodes were to blame, how often, and which are excluded from the job. Pure.
+
+An excluded node may not rejoin the job, under any incarnation. What a later master must know of
+this is told with the places of a round.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from ..protocol.messages import NodeFailures
+
+_REMEMBERED = 1000
+"""Failures of one node; no limit that makes sense is higher."""
+
+_TOLD = 32
+"""Nodes whose failures are told: with the places of thousands of nodes, it must not be much."""
+
+
+class Ledger:
+    """The record of the nodes of one job, by identity."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, deque[float]] = {}
+        """When each node was, the one that was last at the end."""
+        self._excluded: dict[str, str] = {}
+
+    def blame(self, node_id: str, window_s: float, now: float) -> int:
+        """A node was the root cause; return how often it was so within the window.
+
+        Args:
+            node_id: the node.
+            window_s: how far back failures count, in seconds; 0: all of them.
+            now: the time.
+        """
+        times = self._failures.pop(node_id, deque[float](maxlen=_REMEMBERED))
+        self._failures[node_id] = times
+        times.append(now)
+        while window_s and now - times[0] >= window_s:
+            times.popleft()
+        return len(times)
+
+    def failures(self, limit: int, window_s: float, now: float) -> tuple[NodeFailures, ...]:
+        """Return who was the root cause, and how long ago, for a later master.
+
+        Args:
+            limit: how many failures exclude a node; no more of each are told. 0: it is not asked.
+            window_s: how far back failures count, in seconds; 0: all of them.
+            now: the time.
+        """
+        told: list[NodeFailures] = []
+        for node_id, times in reversed(self._failures.items()) if limit else ():
+            counted = [time for time in times if not window_s or now - time < window_s]
+            if counted and node_id not in self._excluded and len(told) < _TOLD:
+                told.append(
+                    NodeFailures(node_id, tuple(int(now - time) for time in counted[-limit:]))
+                )
+        return tuple(told)
+
+    def learn_failures(self, told: Iterable[NodeFailures], since_s: int, now: float) -> None:
+        """Take over what an earlier master has counted, where it is more than is known here.
+
+        Args:
+            told: as ``failures`` gave it then.
+            since_s: how long ago that was, in whole seconds.
+            now: the time.
+        """
+        for node in reversed(tuple(told)):
+            if len(node.ages_s) > len(self._failures.get(node.node_id, ())):
+                times = [now - since_s - age for age in node.ages_s]
+                self._failures[node.node_id] = deque(times, maxlen=_REMEMBERED)
+
+    def exclude(self, node_id: str, why: str) -> None:
+        """Rule a node out, for a reason in words; the first reason stays."""
+        self._excluded.setdefault(node_id, why)
+
+    def learn(self, excluded: Iterable[str]) -> list[str]:
+        """Take over what an earlier master has ruled out; return what is new."""
+        new = [node_id for node_id in excluded if node_id not in self._excluded]
+        for node_id in new:
+            self._excluded[node_id] = "an earlier master of this job excluded it"
+        return new
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The excluded nodes, in the order of their exclusion."""
+        return tuple(self._excluded)
+
+    def sentence(self, node_id: str) -> str | None:
+        """Return what an excluded node is told; None for a node that is not excluded."""
+        why = self._excluded.get(node_id)
+        if why is None:
+            return None
+        return f"the node {node_id!r} is excluded from this job and may not rejoin it: {why}."

@@ -1,0 +1,145 @@
+"""What follows from the end of a round: the policy's decision, the budget, the exclusion. Pure."""
+
+from dataclasses import dataclass
+
+from ..protocol.failure import Failure, FailureKind, is_collateral
+from ..protocol.messages import JobSpec, Outcome, PolicySpec
+from .blame import Ledger
+from .budget import RestartBudget
+from .postmortem import Postmortem
+from .rules import SLIP_S, Action, Context, Decision, Rule, decide
+
+_DEFAULTS = PolicySpec()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the end of a round is answered. Without any of these: a regroup."""
+
+    outcome: Outcome | None = None
+    """The job ends."""
+    is_counted: bool = False
+    """The next round costs a restart."""
+    words: str = ""
+    """What the policy decided, where it was not the default rule."""
+    excluded: str | None = None
+    """The node that is excluded."""
+    delay_s: float = 0.0
+    """How long the next round waits."""
+
+
+class Aftermath:
+    """What is remembered from round to round to answer the next failure."""
+
+    def __init__(self) -> None:
+        self.budget = RestartBudget()
+        self.ledger = Ledger()
+        self._slip: Failure | None = None
+        self._rules: tuple[Rule, ...] | None = None
+
+    def answer(
+        self,
+        job: JobSpec,
+        postmortem: Postmortem,
+        *,
+        restarts: int,
+        ran_s: float | None,
+        suspect: str | None,
+        has_stand_in: bool,
+        now: float,
+    ) -> Answer:
+        """Return what follows from the end of a round.
+
+        Args:
+            job: has the policy and the budget.
+            postmortem: concluded; where the policy blames a departure, that becomes its cause.
+            restarts: counted so far in the life of the job.
+            ran_s: seconds from the start of the round to its stop; None where not known.
+            suspect: the identity of the root cause's node; None where not known.
+            has_stand_in: a world as large as now can be formed without that node.
+            now: the group's time in seconds.
+        """
+        policy = job.policy or _DEFAULTS
+        if postmortem.stuck is not None:
+            return Answer(outcome=Outcome.WORKERS_FAILED)
+        failure = postmortem.cause or postmortem.preempted
+        decision = self._decision(policy, postmortem, failure, ran_s)
+        if decision is None:
+            return Answer()
+        is_news = not decision.is_default or decision.action is Action.FAIL
+        words = decision.words() if is_news else ""
+        if decision.action is Action.FAIL:
+            return Answer(outcome=Outcome.POLICY_ENDED, words=words)
+        is_counted = decision.action.is_counted
+        if is_counted and self.budget.used(restarts, policy, now) >= job.max_restarts:
+            return Answer(outcome=Outcome.WORKERS_FAILED, words=words)
+        excluded = None
+        if suspect is not None and failure is not None:
+            excluded, why = self._exclusion(
+                policy, decision, failure, suspect, has_stand_in=has_stand_in, now=now
+            )
+            words = "; ".join(part for part in (words, why) if part)
+        if is_counted:
+            self.budget.count(policy, now)
+        return Answer(
+            is_counted=is_counted,
+            words=words,
+            excluded=excluded,
+            delay_s=self.budget.delay_s(policy, ran_s, is_free=not is_counted),
+        )
+
+    def _decision(
+        self,
+        policy: PolicySpec,
+        postmortem: Postmortem,
+        failure: Failure | None,
+        ran_s: float | None,
+    ) -> Decision | None:
+        """Return what the policy decides on a failure; None for a regroup, which it has no say in.
+
+        A departure that costs a restart becomes the cause of the end of the round.
+        """
+        if failure is None:
+            if postmortem.counted:
+                return Decision(Action.RESTART, "", "nothing is known of the cause", True)
+            if ran_s is not None and ran_s >= SLIP_S:
+                self._slip = None  # a round that ran is between what came before and after
+            return None
+        context = Context(ran_s, self._slip)
+        decision = decide(self._rules_of(policy), failure, context)
+        self._slip = failure if context.is_slip(failure) else None
+        if failure is postmortem.preempted:
+            if decision.action is Action.RESTART_FREE:
+                return None
+            postmortem.blame_departure()
+        return decision
+
+    def _exclusion(
+        self,
+        policy: PolicySpec,
+        decision: Decision,
+        failure: Failure,
+        suspect: str,
+        *,
+        has_stand_in: bool,
+        now: float,
+    ) -> tuple[str | None, str]:
+        """Blame the node of the root cause; return it, and why, if that excludes it."""
+        if decision.action is Action.REPLACE_NODE:
+            self.ledger.exclude(suspect, f"{failure.summary()} ({decision.words()})")
+            return suspect, f"node {suspect} is excluded"
+        if failure.kind is FailureKind.PREEMPTED or is_collateral(failure):
+            return None, ""  # who only lost its peer is not to blame
+        times = self.ledger.blame(suspect, policy.restart_window_s, now)
+        if not policy.max_node_failures or times < policy.max_node_failures or not has_stand_in:
+            return None, ""
+        limit = f"--max-node-failures {policy.max_node_failures}"
+        self.ledger.exclude(
+            suspect, f"it was the root cause of {times} restarts, at last: {failure.summary()}"
+        )
+        return suspect, f"node {suspect} is excluded after {times} failures ({limit})"
+
+    def _rules_of(self, policy: PolicySpec) -> tuple[Rule, ...]:
+        if self._rules is None:
+            self._rules = tuple(Rule.parse(text) for text in policy.rules)
+        return self._rules

@@ -1,0 +1,299 @@
+"""What a rule of the failure policy looks at: exit status, signal, words, what was lost. Pure.
+
+A worker's exit status is one number, as a shell or Kubernetes shows it: what it exited with, or
+128 + n when signal n ended it. ``exit:137`` and ``signal:SIGKILL`` are the same.
+"""
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..protocol.failure import Failure, FailureKind, signal_name
+from . import bounded_regex
+
+_LINES_LOOKED_AT = 100
+_LINE_LOOKED_AT = 500
+"""Characters. Bounds what a regular expression can cost: each line is looked at by itself."""
+_REGEX_MAX = 500
+
+_WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
+
+RIGHT = (
+    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, node-lost or preempted, "
+    "such as exit:3 or error:CUDA.*memory"
+)
+
+
+class BadMatch(ValueError):  # noqa: N818 - as policy.BadRule
+    """Raised when a text is not the MATCH of a rule."""
+
+    def __init__(self, why: str, right: str = RIGHT) -> None:
+        super().__init__(why)
+        self.why = why
+        self.right = right
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Whether a failure matches, and why or why not in words."""
+
+    matches: bool
+    words: str
+
+
+class Match(Protocol):
+    """The left side of a rule."""
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+
+    def look(self, failure: Failure) -> Look:
+        """Return whether the failure matches, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """``exit:N``, ``exit:A-B``: both ends included."""
+
+    low: int
+    high: int
+
+    @property
+    def text(self) -> str:
+        return f"exit:{self.low}" if self.low == self.high else f"exit:{self.low}-{self.high}"
+
+    def look(self, failure: Failure) -> Look:
+        status = exit_status(failure)
+        if status is None:
+            return Look(False, "no worker exited")
+        matches = self.low <= status <= self.high
+        wanted = f"{self.low}" if self.low == self.high else f"within {self.low} to {self.high}"
+        return Look(matches, f"the exit status {status} is {'' if matches else 'not '}{wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedBySignal:
+    """``signal:NAME``."""
+
+    number: int
+
+    @property
+    def text(self) -> str:
+        return f"signal:{signal_name(self.number)}"
+
+    def look(self, failure: Failure) -> Look:
+        status = exit_status(failure)
+        if status is None:
+            return Look(False, "no worker exited")
+        matches = status == 128 + self.number
+        name = signal_name(self.number)
+        if matches:
+            return Look(True, f"the worker was ended by {name} (exit status {status})")
+        return Look(False, f"the exit status {status} is not that of {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """``oom``: the kernel's OOM killer."""
+
+    text: str = "oom"
+
+    def look(self, failure: Failure) -> Look:
+        if failure.out_of_memory:
+            return Look(True, "the kernel's OOM killer ended the worker")
+        return Look(False, "the kernel's OOM killer did not strike")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorWords:
+    """``error:REGEX``: somewhere in a line of the error, capital letters as they are."""
+
+    expression: bounded_regex.Expression
+
+    @property
+    def text(self) -> str:
+        return f"error:{self.expression.text}"
+
+    def look(self, failure: Failure) -> Look:
+        lines = error_lines(failure)
+        if not lines:
+            return Look(False, "no words of an error are known")
+        for line in lines:
+            if self.expression.search(line):
+                return Look(True, f"the error says {line.strip()[:200]!r}")
+        return Look(False, f"the error does not say that; it ends with {lines[-1].strip()[:80]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class OfKind:
+    """``node-lost``, ``preempted``."""
+
+    text: str
+    kind: FailureKind
+    event: str
+
+    def look(self, failure: Failure) -> Look:
+        matches = failure.kind is self.kind
+        return Look(matches, f"a node was {self.event}" if matches else f"no node was {self.event}")
+
+
+_KINDS = (
+    OfKind("node-lost", FailureKind.NODE_LOST, "lost"),
+    OfKind("preempted", FailureKind.PREEMPTED, "preempted"),
+)
+
+_NOT_YET = {
+    "check": "it is no failure of a round: a node that the checks condemn leaves with exit status"
+    " 30 before workers start, and where too few are left the job ends with 20",
+    "hang": "nothing produces it yet: hangs are not detected",
+}
+
+
+def exit_status(failure: Failure) -> int | None:
+    """Return a worker's exit status, 128 + n for signal n; None where no worker exited."""
+    if failure.kind not in _WORKER_KINDS:
+        return None
+    return failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
+
+
+def error_lines(failure: Failure) -> list[str]:
+    """Return what ``error:`` looks at: the ``@record`` message, or stderr's last lines; bounded."""
+    if failure.kind not in _WORKER_KINDS:
+        return []
+    text = failure.message if failure.error_json else failure.stderr_tail or failure.message
+    lines = [line[:_LINE_LOOKED_AT] for line in text.splitlines() if line.strip()]
+    return lines[-_LINES_LOOKED_AT:]
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def parse_match(text: str) -> Match:
+    """Read the MATCH of a rule.
+
+    Raises:
+        BadMatch: it is none; says what would be right.
+    """
+    name, colon, value = text.partition(":")
+    if colon and name == "exit":
+        return _exit(value)
+    if colon and name == "signal":
+        return _signal(value)
+    if colon and name == "error":
+        return _error(value)
+    if text == "oom":
+        return OutOfMemory()
+    for known in _KINDS:
+        if text == known.text:
+            return known
+    if text in _NOT_YET:
+        raise BadMatch(f"{text} cannot be matched, since {_NOT_YET[text]}")
+    raise BadMatch(f"there is no match {text[:80]!r}")
+
+
+def _exit(text: str) -> ExitStatus:
+    found = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", text)
+    if found is None:
+        raise BadMatch(
+            f"{text[:80]!r} is no exit status", "exit:N or exit:A-B, such as exit:3 or exit:64-79"
+        )
+    low, high = int(found[1]), int(found[2] or found[1])
+    if not 1 <= low <= high <= 255:
+        raise BadMatch(
+            f"{text.strip()!r} is no range of exit statuses of failures",
+            "from 1 to 255, the lower one first",
+        )
+    return ExitStatus(low, high)
+
+
+def _signal(text: str) -> EndedBySignal:
+    name = text.strip().upper()
+    known = signal.Signals.__members__
+    full = name if name.startswith("SIG") else f"SIG{name}"
+    if full in known:
+        return EndedBySignal(int(known[full]))
+    raise BadMatch(f"there is no signal {text.strip()[:80]!r}", "such as signal:SIGKILL")
+
+
+def _error(text: str) -> ErrorWords:
+    if len(text) > _REGEX_MAX:
+        raise BadMatch("the regular expression is too long", f"at most {_REGEX_MAX} characters")
+    if not text:
+        raise BadMatch("the regular expression is empty", "such as error:CUDA.*memory")
+    try:
+        return ErrorWords(bounded_regex.read(text))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise BadMatch(
+            f"{text[:80]!r} is no regular expression ({error})",
+            "a regular expression of Python, with a backslash before what is meant literally",
+        ) from None
+    except bounded_regex.UnboundedError as error:
+        raise BadMatch(
+            f"{text[:80]!r} {error}, and could take for ever on a line",
+            "an expression without that; rules that come before it can take what it leaves out",
+        ) from None
+
+
+# --- slips -----------------------------------------------------------------------------------
+
+_USAGE_STATUSES = (2, 126, 127)
+"""Of argparse and getopt, and of shells: not executable, not found."""
+
+_SLIP_WORDS = re.compile(
+    r"^(?:\w+\.)*(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError)\b"
+    r"|No module named "
+)
+
+
+_RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ?")
+"""What torch puts before each line of an uncaught exception once its process group is there."""
+
+
+def is_slip(failure: Failure) -> bool:
+    """Return whether a failure is a usage or import error: one that a new start meets again."""
+    return look_for_slip(failure).matches
+
+
+def look_for_slip(failure: Failure) -> Look:
+    """Return whether a failure is a usage or import error, and why it is taken for none.
+
+    An import error ends Python with 1, as everything else does: only its words tell it apart, so
+    that one without words is taken for none.
+    """
+    if failure.kind is FailureKind.START and failure.exit_code in _USAGE_STATUSES:
+        return Look(True, "the program could not be started")
+    if failure.kind is not FailureKind.WORKER:
+        return Look(False, "it is no usage or import error")
+    if failure.exit_code in _USAGE_STATUSES:
+        return Look(True, f"the exit status {failure.exit_code} is that of a usage error")
+    if failure.exit_code > 0 and _SLIP_WORDS.search(_words(failure)):
+        return Look(True, "the error says so")
+    if failure.exit_code == 1 and not failure.message.strip():
+        return Look(
+            False,
+            "nothing is known of the error: no @record, and stderr is captured by --tee 2 or "
+            "--redirects 2 only",
+        )
+    return Look(False, "it is no usage or import error")
+
+
+def same_slip(one: Failure, other: Failure) -> bool:
+    """Return whether two failures are one in kind, exit status and words, at whichever rank.
+
+    All ranks meet the same slip at about the same time: which of them is heard first is chance.
+    """
+    return (one.kind, one.exit_code, _first_line(one)) == (
+        other.kind,
+        other.exit_code,
+        _first_line(other),
+    )
+
+
+def _words(failure: Failure) -> str:
+    return _RANK_PREFIX.sub("", failure.message.strip())
+
+
+def _first_line(failure: Failure) -> str:
+    return _words(failure).partition("\n")[0]

@@ -1,0 +1,159 @@
+"""The failure policy: which rule answers a failure, and how. Pure.
+
+Rules are ``MATCH=ACTION``; the first that matches decides, the user's before the defaults
+(docs/policy.md). ``decide`` says which one it was and why, and which were passed over.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..protocol.failure import Failure, FailureKind
+from .matches import BadMatch, Match, is_slip, look_for_slip, parse_match, same_slip
+
+SLIP_S = 10.0
+"""A usage or import error this soon after the start, twice running, is a typo, not a fault."""
+
+
+class Action(enum.Enum):
+    """What follows from a failure."""
+
+    RESTART = "restart"
+    """A new round, counted against ``--max-restarts``."""
+    RESTART_FREE = "restart-free"
+    """A new round, not counted."""
+    FAIL = "fail"
+    """The job ends now."""
+    REPLACE_NODE = "replace-node"
+    """The node of the root cause is excluded; a new round with another, counted."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it costs one of ``--max-restarts``."""
+        return self in (Action.RESTART, Action.REPLACE_NODE)
+
+
+class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
+    """Raised when a text is not a rule. ``why`` says what is wrong, ``right`` what would be."""
+
+    def __init__(self, why: str, right: str) -> None:
+        super().__init__(f"{why}; right would be {right}")
+        self.why = why
+        self.right = right
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of the user's: a failure that matches is answered by the action."""
+
+    match: Match
+    action: Action
+
+    @classmethod
+    def parse(cls, text: str) -> "Rule":
+        """Read ``MATCH=ACTION``, such as ``exit:64-79=fail``. An ``=`` may stand in a regex.
+
+        Raises:
+            BadRule: it is no rule.
+        """
+        match, equals, action = text.strip().rpartition("=")
+        actions = [known.value for known in Action]
+        if not equals or not match:
+            raise BadRule("it is not MATCH=ACTION", "such as exit:3=fail or oom=replace-node")
+        if action.strip() not in actions:
+            known = f"{', '.join(actions[:-1])} or {actions[-1]}"
+            raise BadRule(f"there is no action {action.strip()[:80]!r}", known)
+        try:
+            return cls(parse_match(match.strip()), Action(action.strip()))
+        except BadMatch as bad:
+            raise BadRule(bad.why, bad.right) from None
+
+    @property
+    def text(self) -> str:
+        """The rule as it is written."""
+        return f"{self.match.text}={self.action.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known beside the failure itself."""
+
+    seconds_after_start: float | None = None
+    """From the start of the round to its failure; None where that is not known."""
+    previous: Failure | None = None
+    """The root cause of the round before, where that too was a slip soon after the start."""
+
+    def is_slip(self, failure: Failure) -> bool:
+        """Return whether the failure is a usage or import error soon after the start."""
+        after = self.seconds_after_start
+        return after is not None and after < SLIP_S and is_slip(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A rule that did not match."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a failure is answered."""
+
+    action: Action
+    rule: str
+    """The rule's text; for a default what it is about, such as ``preempted=restart-free``."""
+    reason: str
+    """Why it matches, in words."""
+    is_default: bool = False
+    passed_over: tuple[PassedOver, ...] = field(default=(), compare=False)
+
+    def words(self) -> str:
+        """Return the rule in brackets' worth of words, for an event line."""
+        return f"default rule {self.rule}" if self.is_default else f"rule {self.rule}"
+
+
+DEFAULT_SLIP = "repeated usage or import error=fail"
+DEFAULT_PREEMPTED = "preempted=restart-free"
+DEFAULT_REST = "everything else=restart"
+
+
+def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decision:
+    """Return the answer to a failure, by the first rule that matches.
+
+    Args:
+        rules: the user's, in their order.
+        failure: the root cause of the end of a round.
+        context: what else is known of it.
+    """
+    passed_over: list[PassedOver] = []
+    for rule in rules:
+        look = rule.match.look(failure)
+        if look.matches:
+            return Decision(rule.action, rule.text, look.words, passed_over=tuple(passed_over))
+        passed_over.append(PassedOver(rule.text, look.words))
+    is_repeated, words = _repeated_slip(failure, context)
+    if is_repeated:
+        return Decision(Action.FAIL, DEFAULT_SLIP, words, True, tuple(passed_over))
+    passed_over.append(PassedOver(DEFAULT_SLIP, words))
+    if failure.kind is FailureKind.PREEMPTED:
+        words = "the node was asked to go away"
+        return Decision(Action.RESTART_FREE, DEFAULT_PREEMPTED, words, True, tuple(passed_over))
+    passed_over.append(PassedOver(DEFAULT_PREEMPTED, "no node was preempted"))
+    words = "no other rule matches"
+    return Decision(Action.RESTART, DEFAULT_REST, words, True, tuple(passed_over))
+
+
+def _repeated_slip(failure: Failure, context: Context) -> tuple[bool, str]:
+    look = look_for_slip(failure)
+    if not look.matches:
+        return False, look.words
+    if not context.is_slip(failure):
+        return False, f"it did not come within {SLIP_S:g} s of the start"
+    if context.previous is None or not same_slip(failure, context.previous):
+        return False, "it is the first time that a worker fails in this way"
+    return True, (
+        f"workers failed in the same way twice running within {SLIP_S:g} s of the start, by a "
+        "usage or import error"
+    )

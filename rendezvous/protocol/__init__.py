@@ -1,0 +1,1 @@
+"""The words of the rendezvous: messages, failures, offers, endpoints. Values only."""

@@ -1,0 +1,77 @@
+"""Addresses as people write them: ``host``, ``host:port``, ``[v6]:port``."""
+
+import re
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+from ... import defaults
+from ...errors import UsageError
+
+MAX_PORT: Final = 65535
+RIGHT: Final = "HOST[:PORT], such as node0:29400 or [fd00::1]:29400"
+"""What an endpoint looks like, for messages."""
+
+_BRACKETED = re.compile(r"\[(?P<host>[^\[\]]*)\](?P<rest>.*)\Z", re.DOTALL)
+_NAME = re.compile(r"[\w.-]+")
+_PORT = re.compile(r"[0-9]{1,5}")
+_SHOWN = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a master listens. ``host`` is a name or an address, IPv6 without brackets."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, default_port: int = defaults.ENDPOINT_PORT) -> "Endpoint":
+        """Read ``host[:port]`` or ``[v6][:port]``; a bare IPv6 address has no port.
+
+        A bare IPv6 address that ends in what can only be a port (``fd00::1:29400``: no group of
+        an address has five digits) is read as torchrun reads it.
+
+        Raises:
+            UsageError: the text is not an endpoint.
+        """
+        text = text.strip()
+        bracketed = _BRACKETED.match(text)
+        if bracketed is not None:
+            host, rest = bracketed["host"], bracketed["rest"]
+            colon, port = rest[:1], rest[1:]
+            good = is_ipv6(host) and colon in ("", ":")
+        elif is_ipv6(text):
+            host, colon, port, good = text, "", "", True
+        else:
+            host, colon, port = text.rpartition(":") if ":" in text else (text, "", "")
+            good = is_host(host)
+        if not good or (colon and (_PORT.fullmatch(port) is None or int(port) > MAX_PORT)):
+            shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+            raise UsageError(f"{shown!r} is not an endpoint; right would be {RIGHT}.")
+        return cls(host, int(port) if colon else default_port)
+
+    def __str__(self) -> str:
+        return join_host_port(self.host, self.port)
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text can be a host name or an address, IPv6 without brackets."""
+    return _NAME.fullmatch(text) is not None or is_ipv6(text)
+
+
+def is_ipv6(text: str) -> bool:
+    """Return whether a text is an IPv6 address, with or without a zone (``fe80::1%eth0``)."""
+    address, percent, zone = text.partition("%")
+    if percent and _NAME.fullmatch(zone) is None:
+        return False
+    try:
+        socket.inet_pton(socket.AF_INET6, address)
+    except (OSError, ValueError):  # ValueError: a NUL, or not ASCII
+        return False
+    return True
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,322 @@
+"""What nodes and the master say to each other, as plain values.
+
+The same names and fields stand in ``protos/rendezvous.proto``; ``wire`` converts. They are
+separate from protobuf so that the rules are pure and a standalone job never loads it. What is
+said of checks is in ``check_messages``.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from ... import defaults
+from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
+from .failure import Failure
+from .offer import Offer
+
+PROTOCOL_VERSION = 1
+"""Raised when a node and a master of the old and the new version could misunderstand."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """How failures are answered (docs/policy.md). Times in seconds."""
+
+    rules: tuple[str, ...] = ()
+    """The user's, ``MATCH=ACTION``, in their order."""
+    restart_window_s: float = 0.0
+    """How far back restarts and failures of nodes count; 0: all of them."""
+    backoff_first_s: float = 0.0
+    backoff_max_s: float = 0.0
+    """The longest delay of a restart; 0: none is delayed, but for those that are not counted."""
+    max_node_failures: int = defaults.MAX_NODE_FAILURES
+    """A node that was the root cause this often is excluded; 0: never."""
+    rank0_decides: bool = False
+    """``--success-policy rank0``: the job has succeeded when rank 0 has."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What must be the same on every node of a job."""
+
+    job_id: str
+    min_nodes: int
+    max_nodes: int
+    node_unit: int
+    max_restarts: int
+    policy: PolicySpec | None = None
+    """None: all defaults, which then cost nothing on the wire."""
+    checks: CheckSpec | None = None
+    """None: nodes are not checked."""
+    separate_store: bool = False
+    """``--store separate``: of all nodes, since any may get rank 0 and the workers are told."""
+    rescale_delay_s: float | None = None
+    """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What a node is, for as long as its agent lives."""
+
+    node_id: str
+    """Who it is, the same for a restarted agent: host name and a number on that host."""
+    incarnation: str
+    """Random, one per agent process."""
+    host: str
+    address: str
+    """The IP address under which other nodes reach it."""
+    role: str
+    local_world_size: int
+    wanted_rank: int | None
+    """``--node-rank``, when the user gave one."""
+
+
+class ClaimState(enum.Enum):
+    """How far a node's workers have come in the round they belong to."""
+
+    RUNNING = 1
+    DONE = 2
+    """All of them exited 0."""
+    STOPPED = 3
+    """None is alive; they were stopped or have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailures:
+    """How often a node was the root cause of a restart."""
+
+    node_id: str
+    ages_s: tuple[int, ...]
+    """When the round was formed, whole seconds, within ``--restart-window``; bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a later master must know of the job before a round, where there is anything."""
+
+    restart_ages_s: tuple[int, ...] = ()
+    """Of the restarts within ``--restart-window``, when the round was formed, whole seconds."""
+    excluded: tuple[str, ...] = ()
+    """Identities of excluded nodes."""
+    since_s: int = 0
+    """How long ago the round was formed; each node fills this in when it attends."""
+    failures: tuple[NodeFailures, ...] = ()
+    """Of the nodes that failed last; bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The last round that a node was in: what a master that starts from nothing must know."""
+
+    round: int
+    formed_by: str
+    """The master that formed it: two that knew nothing of each other may use one number."""
+    restarts: int
+    nodes: int
+    """Size of that round's world, in nodes."""
+    node_rank: int
+    rank_offset: int
+    """Rank of this node's local rank 0."""
+    successor: str
+    """As in ``Place``: so a new master knows by name who has not come back."""
+    state: ClaimState
+    failures: tuple[Failure, ...] = ()
+    """Failures of this node's workers in that round."""
+    past: Past | None = None
+    checked: bool = False
+    """The node has passed the checks of this job."""
+
+
+# --- node → master ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """First message of every stream."""
+
+    protocol: int
+    version: str
+    job: JobSpec
+    node: NodeSpec
+    offer: Offer
+    claim: Claim | None
+    leaving: str = ""
+    """Why the node goes away, as in ``Leave``; empty while it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A worker of this node failed; the node is stopping its others."""
+
+    round: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All workers of this node exited 0."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No worker of ``round`` is alive on this node; it is ready for the next one."""
+
+    round: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The node was asked to go away (SIGTERM); it stops its workers, then closes the stream."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """I am here: the reply to ``Challenge``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The verdict has arrived."""
+
+
+NodeMessage = Attend | Failed | Done | Stopped | Leave | Answer | Heard | CheckResult
+
+
+# --- master → node ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A world is not complete yet."""
+
+    joined: int
+    min_nodes: int
+    max_nodes: int
+    missing: tuple[str, ...]
+    """Who is missing, where that is known: ranks or hosts; bounded."""
+    timeout_s: float
+    """Seconds until the master gives up; 0 when a round runs without this node."""
+    spare: bool
+    """A round runs, and this node is a spare."""
+    backoff_s: float = 0.0
+    """Seconds until the next round may be formed (``--restart-backoff``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One node's share of a world, and why the round before it ended."""
+
+    round: int
+    formed_by: str
+    """Random id of the master process that formed it."""
+    restarts: int
+    """Restarts counted so far; the same number on every node."""
+    node_rank: int
+    nodes: int
+    rank_offset: int
+    """Rank of this node's local rank 0."""
+    world_size: int
+    role_rank_offset: int
+    role_world_size: int
+    successor: str
+    """Identity of the node with the next node rank; of the last node, that of the first."""
+    master_addr: str
+    master_port: int
+    reason: str
+    """In words: why this round was formed."""
+    cause: Failure | None
+    """The root cause of a restart; None for the first round and for a regroup."""
+    decision: str = ""
+    """What the failure policy decided, in words; empty where the default rule did."""
+    is_free: bool = False
+    """The restart was not counted."""
+    restarts_in_window: int = 0
+    """Of ``restarts``, those that count now; only with ``--restart-window``."""
+    past: Past | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the workers of a round."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the workers of a round, then answer ``Stopped``."""
+
+    round: int
+    reason: str
+    lets_settle: bool = False
+    """The failure that is known may follow from another: workers that are ending are let end."""
+    is_stale: bool = False
+    """The others went on without this node: its workers are killed at once, since what they would
+    do on SIGTERM (write a checkpoint) could undo what the newer round has done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Another process claims to be you; answer if you are there."""
+
+
+class Outcome(enum.Enum):
+    """How a job ended."""
+
+    SUCCEEDED = 1
+    WORKERS_FAILED = 2
+    RENDEZVOUS_FAILED = 3
+    POLICY_ENDED = 4
+    """The failure policy says that trying again would not help."""
+    CHECKS_FAILED = 5
+    """Too few nodes have passed the checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of the job, the same on every node."""
+
+    outcome: Outcome
+    exit_code: int
+    sentence: str
+    restarts: int
+    rounds: int
+    cause: Failure | None
+    failures: tuple[Failure, ...]
+    """Failures of the last round, the root cause included; bounded."""
+    failure_count: int
+    """How many there were, also those that did not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This node may not join; the stream ends."""
+
+    sentence: str
+    is_displaced: bool = False
+    """Another process has its place: what workers it has are those of a stale round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """This node is ruled out and may not rejoin the job; the stream ends."""
+
+    sentence: str
+
+
+MasterMessage = (
+    Waiting
+    | Start
+    | Stop
+    | Challenge
+    | Verdict
+    | Refused
+    | Excluded
+    | CheckOrder
+    | CheckVerdict
+    | CheckProgress
+)

@@ -1,0 +1,84 @@
+"""gRPC settings that both ends must agree on, each with its reason. Measured with grpcio 1.85."""
+
+from ... import defaults
+
+Options = list[tuple[str, int]]
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""A claim or a verdict with its bounded failures is far below this; what a master says may have
+the report of the checks in it besides."""
+
+SERVICE = "ft_run.rendezvous.v1.Rendezvous"
+
+MASTER_KEY = "ft-run-master"
+"""In the metadata that opens the master's side of a stream: an ft-run master is there."""
+
+_CLIENT_PINGS_AFTER = 0.48
+_SERVER_PINGS_AFTER = 0.5
+"""Shares of the silence. What arrives puts a side's own ping off, so that the pings of the
+clients keep the server from sending any: an idle master then needs a quarter less CPU time."""
+
+
+_ON_THE_WAY = 0.02
+"""Share of the silence that is left for what follows it: to ask the others, and to tell them."""
+
+
+def silence_s(node_timeout_s: float, node_grace_s: float) -> float:
+    """Return after which silence a connection is given up, in seconds.
+
+    The grace comes after it, and a silent node is to be lost within ``node_timeout_s``. A grace of
+    half of that or more does not fit: then the silence takes the one half, and the node is lost
+    later.
+    """
+    left = max(node_timeout_s - node_grace_s, node_timeout_s / 2)
+    return left * (1 - _ON_THE_WAY)
+
+
+def _keepalive(silence_s: float, after: float) -> Options:
+    """A peer's silence is noticed within that time, in seconds: it is pinged after a share of it
+    and has the rest to answer."""
+    timeout_ms = silence_s * 1000
+    return [
+        ("grpc.keepalive_time_ms", int(timeout_ms * after)),
+        ("grpc.keepalive_timeout_ms", int(timeout_ms * (1 - after))),
+        # What counts where the peer's kernel acknowledges and the peer itself is stopped; 60 s by
+        # default.
+        ("grpc.http2.ping_timeout_ms", int(timeout_ms * (1 - after))),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Pings are not bound to data: most streams are silent for hours.
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(silence_s: float) -> Options:
+    """Return the options of a master's server; the time is in seconds."""
+    return [
+        *_keepalive(silence_s, _SERVER_PINGS_AFTER),
+        # Or the pings of the clients are answered with GOAWAY too_many_pings.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        # On by default: two masters on one port would silently share the clients.
+        ("grpc.so_reuseport", 0),
+        # Above 1,000 pending calls the server drops calls silently.
+        ("grpc.server.max_pending_requests", 1_000_000),
+        ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ]
+
+
+def client_options(silence_s: float) -> Options:
+    """Return the options of an agent's channel; the time is in seconds."""
+    return [
+        *_keepalive(silence_s, _CLIENT_PINGS_AFTER),
+        # The master is a peer, never behind the web proxy of the environment.
+        ("grpc.enable_http_proxy", 0),
+        # A pod that comes back has a new address; the defaults (30 s, 120 s) would be fatal.
+        ("grpc.dns_min_time_between_resolutions_ms", 100),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # Each attempt has its own channel and starts at once, whatever the last one met.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + defaults.CHECK_REPORT_MAX_BYTES),
+    ]

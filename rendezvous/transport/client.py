@@ -1,0 +1,257 @@
+"""The link of an agent to a master across the network: one stream that mends itself."""
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ..protocol.endpoint import Endpoint
+from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
+from .channel_options import MASTER_KEY, SERVICE, client_options
+from .codec import WireError, decode_master, encode_node
+from .link import LinkDown, LinkEvent, LinkLost, LinkUp
+
+_FIRST_ANSWER_S = 5.0
+_CLOSE_S = 2.0
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MAX_S = 1.0
+
+_FOREIGN = re.compile(
+    r"http1\.x server|unexpected content-type|expected SETTINGS|failed parsing HTTP/2"
+    r"|http2 header with status: [234]",
+    re.IGNORECASE,
+)
+"""What gRPC says when the other side talks, but not gRPC. (5xx is what a proxy in front of a
+master says while the master is not there.)"""
+
+_IN_WORDS = (
+    (r"Connection refused", "connection refused"),
+    (r"DNS resolution failed|errors resolving|lookup failed", "the name does not resolve"),
+    (r"Network is unreachable", "network is unreachable"),
+    (r"No route to host", "no route to the host"),
+    (r"Connection reset", "connection reset"),
+    (r"Socket closed|Internal error from Core", "connection closed"),
+    (r"keepalive", "no sign of life"),
+    (r"before receiving SETTINGS", "it accepts connections but does not answer"),
+    (r"timeout|timed out|deadline exceeded|handshaker shutdown", "no answer"),
+)
+
+
+class GrpcLink:
+    """Keeps one node attending: connects, reconnects with jittered backoff, gives up in time.
+
+    Each attempt has a channel of its own, so that a name is resolved again and nothing of an
+    earlier failure delays it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        attend: Callable[[], Attend],
+        on_event: Callable[[LinkEvent], None],
+        *,
+        silence_s: float,
+        connect_timeout_s: float,
+        master_timeout_s: float,
+        port_is_taken: bool = False,
+    ) -> None:
+        """Start to connect, on the running event loop.
+
+        Args:
+            endpoint: where the master is.
+            attend: returns what the node says first on every stream, as of now.
+            on_event: takes what the master says and what becomes of the link.
+            silence_s: a silent master is noticed within this time.
+            connect_timeout_s: how long the first connection may take.
+            master_timeout_s: how long the master may be away later.
+            port_is_taken: the endpoint is on this host, and another process has its port.
+        """
+        self._endpoint = endpoint
+        self._attend = attend
+        self._on_event = on_event
+        self._options = client_options(silence_s)
+        self._connect_timeout_s = connect_timeout_s
+        self._master_timeout_s = master_timeout_s
+        self._port_is_taken = port_is_taken
+        self._outbox: asyncio.Queue[bytes | None] | None = None
+        self._was_up = False
+        self._over = False
+        """A verdict or a refusal has come, or this side closes: no reconnection."""
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def send(self, message: NodeMessage) -> None:
+        """Send a message; it is dropped while the master is away, since ``Attend`` tells all."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(encode_node(message))
+
+    async def close(self) -> None:
+        """Deliver what was sent, wait a moment for the master to end the stream, then end it."""
+        self._over = True
+        if self._outbox is not None:
+            self._outbox.put_nowait(None)
+            await asyncio.wait([self._task], timeout=_CLOSE_S)
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """An error of ours must end the node, not leave it waiting for a link that is no more."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            sentence = f"the link to the master failed, which is a bug of ft-run: {error!r}."
+            self._on_event(LinkLost(sentence))
+
+    async def _run(self) -> None:
+        away_since = time.monotonic()
+        attempts = 0
+        while True:
+            tried_at = time.monotonic()
+            try:
+                reason = await self._attend_once()
+                away_since = time.monotonic()
+                # A master that takes us and drops us at once is not hammered.
+                if away_since - tried_at > _BACKOFF_MAX_S:
+                    attempts = 0
+            except _NotAMasterError:
+                if not self._was_up:
+                    self._on_event(LinkLost(self._not_a_master()))
+                    return
+                reason = "something else answers there"  # a proxy in front of it, say
+            except _UnreachableError as error:
+                reason = str(error)
+            if self._over:
+                return
+            limit = self._master_timeout_s if self._was_up else self._connect_timeout_s
+            if time.monotonic() - away_since >= limit:
+                self._on_event(LinkLost(self._gave_up(limit, reason)))
+                return
+            self._on_event(LinkDown(reason))
+            await asyncio.sleep(_backoff_s(attempts))
+            attempts += 1
+
+    async def _attend_once(self) -> str:
+        """Attend until the stream ends; return why it ended."""
+        async with grpc.aio.insecure_channel(str(self._endpoint), options=self._options) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
+            # From here on ``Attend`` no longer tells all: what happens is sent after it.
+            outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+            self._outbox = outbox
+            try:
+                await asyncio.wait_for(self._open(call), _FIRST_ANSWER_S)
+            except asyncio.TimeoutError:
+                self._outbox = None
+                raise _UnreachableError("no answer") from None
+            except grpc.aio.AioRpcError as error:
+                self._outbox = None
+                raise _cannot_open(error) from None
+            self._on_event(LinkUp(again=self._was_up))
+            self._was_up = True
+            writer = asyncio.create_task(self._write(call, outbox))
+            try:
+                return await self._read(call)
+            finally:
+                self._outbox = None
+                writer.cancel()
+                with suppress(asyncio.CancelledError):
+                    await writer
+                call.cancel()
+
+    async def _open(self, call: Any) -> None:
+        # Nothing is said before the master has: a failed write would hide what is wrong.
+        if MASTER_KEY not in await call.initial_metadata():
+            raise _rpc_error(await call.code(), await call.details())
+        await call.write(encode_node(self._attend()))
+
+    async def _read(self, call: Any) -> str:
+        try:
+            async for data in call:
+                message = decode_master(data)
+                if isinstance(message, Verdict | Refused | Excluded):
+                    self._over = True
+                self._on_event(message)
+        except grpc.aio.AioRpcError as error:
+            return in_words(error)
+        except (WireError, DecodeError) as error:
+            return f"the master said something that makes no sense: {error}"
+        return "the master ended the stream"
+
+    async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
+        # A broken stream is the reader's to report.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while (data := await outbox.get()) is not None:
+                await call.write(data)
+            await call.done_writing()
+
+    def _not_a_master(self) -> str:
+        return (
+            f"what listens at {self._endpoint} is not an ft-run master; check the endpoint "
+            "(--rdzv-endpoint), or use a free port."
+        )
+
+    def _gave_up(self, limit_s: float, reason: str) -> str:
+        if self._was_up:
+            return (
+                f"the master at {self._endpoint} stayed away for {limit_s:g} s ({reason}); "
+                "--rdzv-conf master_timeout=SECONDS sets how long it may."
+            )
+        if self._port_is_taken:
+            return (
+                f"port {self._endpoint.port} of this host is in use by something that does not "
+                f"answer as an ft-run master ({reason}); free it, or use another port for the "
+                "endpoint (--rdzv-endpoint)."
+            )
+        return (
+            f"no master at {self._endpoint} within {limit_s:g} s ({reason}); is the endpoint "
+            "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
+        )
+
+
+class _UnreachableError(Exception):
+    """The master cannot be reached now."""
+
+
+class _NotAMasterError(Exception):
+    """Something else answers."""
+
+
+def _rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+def _backoff_s(attempts: int) -> float:
+    """Return the seconds before the next attempt: none at first, then doubling, with jitter.
+
+    The jitter (half to the whole of the step) keeps thousands of agents from coming at once.
+    """
+    if attempts == 0:
+        return 0.0
+    step = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2.0 ** min(attempts - 1, 10))
+    return step * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
+
+
+def _cannot_open(error: grpc.aio.AioRpcError) -> Exception:
+    return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
+
+
+def is_foreign(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether an error of a call means that something else than a master answers."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return True
+    return _FOREIGN.search(error.details() or "") is not None
+
+
+def in_words(error: grpc.aio.AioRpcError) -> str:
+    """Return the few words of gRPC's details that help a person."""
+    details = error.details() or error.code().name.lower()
+    for known, words in _IN_WORDS:
+        if re.search(known, details, re.IGNORECASE):
+            return words
+    return details.splitlines()[0][:200]

@@ -1,0 +1,181 @@
+"""Between the plain values of ``messages`` and their protobuf forms.
+
+The two have the same names and fields, so the conversion is derived from the dataclasses once,
+at import, and nothing is written twice. What arrives from the network is checked here: unknown
+enum values and missing parts raise ``WireError``.
+"""
+
+import enum
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ...protos import rendezvous_pb2 as pb
+from ..protocol.messages import MasterMessage, NodeMessage
+
+
+class WireError(Exception):
+    """Raised when a message from the network makes no sense."""
+
+
+_Encode = Callable[[Any], Any]
+_Decode = Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _text(value: str) -> str:
+    """Return a text that protobuf takes: bytes that were not UTF-8 become visible escapes."""
+    return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+
+
+class _Codec:
+    """Converts one dataclass and the protobuf message of the same name."""
+
+    def __init__(self, plain: type) -> None:
+        self.plain = plain
+        self.proto: Callable[..., Message] = getattr(pb, plain.__name__)
+        hints = typing.get_type_hints(plain)
+        self.required: list[tuple[str, _Encode, _Decode, bool]] = []
+        self._as_it_is: list[str] = []
+        self._converted: list[tuple[str, _Encode]] = []
+        self._last: tuple[Any, Any] = (None, None)
+        """A value and what it became: one message often goes to thousands of nodes."""
+        self.optional: list[tuple[str, _Encode, _Decode]] = []
+        for field in fields(plain):
+            hint = hints[field.name]
+            if typing.get_origin(hint) in (typing.Union, types.UnionType):
+                (inner,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
+                encode, decode = _converters(inner)
+                self.optional.append((field.name, encode, decode))
+            else:
+                encode, decode = _converters(hint)
+                part = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
+                self.required.append((field.name, encode, decode, part))
+                if encode is _same:
+                    self._as_it_is.append(field.name)
+                else:
+                    self._converted.append((field.name, encode))
+
+    def encode(self, value: Any) -> Any:
+        last, encoded = self._last
+        if last is value:
+            return encoded
+        given = {name: getattr(value, name) for name in self._as_it_is}
+        for name, encode in self._converted:
+            given[name] = encode(getattr(value, name))
+        for name, encode, _ in self.optional:
+            inner = getattr(value, name)
+            if inner is not None:
+                given[name] = encode(inner)
+        message = self.proto(**given)
+        self._last = (value, message)
+        return message
+
+    def decode(self, message: Any) -> Any:
+        given = {}
+        for name, _, decode, part in self.required:
+            if part and not message.HasField(name):
+                raise WireError(f"{self.plain.__name__} without {name}")
+            given[name] = decode(getattr(message, name))
+        for name, _, decode in self.optional:
+            given[name] = decode(getattr(message, name)) if message.HasField(name) else None
+        return self.plain(**given)
+
+
+_CODECS: dict[type, _Codec] = {}
+
+
+def _codec(plain: type) -> _Codec:
+    codec = _CODECS.get(plain)
+    if codec is None:
+        codec = _CODECS[plain] = _Codec(plain)
+    return codec
+
+
+def _converters(hint: Any) -> tuple[_Encode, _Decode]:
+    if typing.get_origin(hint) is tuple:
+        encode, decode = _converters(typing.get_args(hint)[0])
+        return (lambda items: [encode(i) for i in items], lambda items: tuple(map(decode, items)))
+    if issubclass(hint, enum.Enum):
+        return (lambda member: member.value, _enum_decoder(hint))
+    if hasattr(hint, "__dataclass_fields__"):
+        codec = _codec(hint)
+        return (codec.encode, codec.decode)
+    return (_text if hint is str else _same, _same)
+
+
+def _enum_decoder(kind: type[enum.Enum]) -> _Decode:
+    members = {member.value: member for member in kind}
+
+    def decode(value: int) -> enum.Enum:
+        try:
+            return members[value]
+        except KeyError:
+            raise WireError(f"unknown {kind.__name__} {value}") from None
+
+    return decode
+
+
+class _Envelope:
+    """Converts the union of what one side says, a ``oneof`` named ``body`` on the wire."""
+
+    def __init__(self, wrapper: Callable[..., Message], union: Any) -> None:
+        self._wrapper = wrapper
+        plains: tuple[type, ...] = typing.get_args(union)
+        self._names = {plain: plain.__name__.lower() for plain in plains}
+        self._codecs = {plain.__name__.lower(): _codec(plain) for plain in plains}
+        self._last: tuple[Any, bytes] = (None, b"")
+
+    def encode(self, value: Any) -> bytes:
+        last, data = self._last
+        if last is not value:
+            name = self._names[type(value)]
+            data = self._wrapper(**{name: self._codecs[name].encode(value)}).SerializeToString()
+            self._last = (value, data)
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        message: Any = self._wrapper()
+        message.ParseFromString(data)
+        name = message.WhichOneof("body")
+        if name is None:
+            raise WireError("an empty message, or one of a newer version")
+        return self._codecs[name].decode(getattr(message, name))
+
+
+_NODE = _Envelope(pb.NodeMessage, NodeMessage)
+_MASTER = _Envelope(pb.MasterMessage, MasterMessage)
+
+
+def encode_node(message: NodeMessage) -> bytes:
+    """Return what a node says, serialized."""
+    return _NODE.encode(message)
+
+
+def decode_node(data: bytes) -> NodeMessage:
+    """Return what a node said.
+
+    Raises:
+        WireError: it makes no sense.
+        google.protobuf.message.DecodeError: it is not protobuf.
+    """
+    message: NodeMessage = _NODE.decode(data)
+    return message
+
+
+def encode_master(message: MasterMessage) -> bytes:
+    """Return what the master says, serialized."""
+    return _MASTER.encode(message)
+
+
+def decode_master(data: bytes) -> MasterMessage:
+    """Return what the master said; raises as ``decode_node``."""
+    message: MasterMessage = _MASTER.decode(data)
+    return message

@@ -1,0 +1,142 @@
+"""The master: the group's rules with a clock and streams around them.
+
+It knows nothing of gRPC: ``server`` attaches network streams to it, ``link.LocalLink`` the agent
+in the same process. Everything runs on one asyncio loop, without a lock and without waiting.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from ..group.checking import Examiner
+from ..group.events import (
+    Close,
+    Command,
+    Detached,
+    Event,
+    Finish,
+    GroupSettings,
+    Note,
+    Received,
+    Send,
+    Tick,
+)
+from ..group.group import Group
+from ..protocol.messages import MasterMessage, NodeMessage, Verdict
+
+Deliver = Callable[[MasterMessage | None], None]
+"""Takes the messages for one stream, in order; None: end the stream after them."""
+
+
+class Master:
+    """Drives a ``Group`` with real time and real streams."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        examiner: Examiner | None = None,
+    ) -> None:
+        """Create a master on the running event loop.
+
+        Args:
+            settings: the times of the group.
+            note: called with one line for each thing a person who watches should know.
+            clock: seconds that never go back.
+            examiner: begins the examinations of a job with checks.
+        """
+        self.group = Group(settings, os.urandom(8).hex(), examiner)
+        self.started_at = clock()
+        self.round_started_at = self.started_at
+        self._note = note
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[int, Deliver] = {}
+        self._next_link = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._handled = asyncio.Event()
+        self._finished: asyncio.Future[Verdict] = self._loop.create_future()
+
+    def attach(self, deliver: Deliver) -> int:
+        """Add a stream; return the number by which it is named from now on."""
+        self._next_link += 1
+        self._streams[self._next_link] = deliver
+        return self._next_link
+
+    def receive(self, link: int, message: NodeMessage) -> None:
+        """Take a message that came in on a stream."""
+        if link in self._streams:
+            self._handle(Received(link, message))
+
+    def detach(self, link: int) -> None:
+        """Take note that a stream is gone."""
+        if self._streams.pop(link, None) is not None:
+            self._handle(Detached(link))
+
+    async def finished(self) -> Verdict:
+        """Return the verdict, when every node that is there has heard it."""
+        return await asyncio.shield(self._finished)
+
+    async def settled(self) -> None:
+        """Return when nothing is under way that takes a master (``Group.is_settled``)."""
+        while not self.group.is_settled:
+            self._handled.clear()
+            await self._handled.wait()
+
+    def close(self) -> None:
+        """Stop the clock and end all streams."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for deliver in self._streams.values():
+            deliver(None)
+        self._streams.clear()
+
+    def uptime_s(self) -> tuple[float, float]:
+        """Return the seconds since the master started, and since its round was formed."""
+        now = self._clock()
+        return now - self.started_at, now - self.round_started_at
+
+    def _handle(self, event: Event) -> None:
+        round_before = self.group.round
+        for command in self.group.handle(event, self._clock()):
+            self._carry_out(command)
+        if self.group.round != round_before:
+            self.round_started_at = self._clock()
+        self._set_timer()
+        self._handled.set()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Send(link, message):
+                deliver = self._streams.get(link)
+                if deliver is not None:
+                    deliver(message)
+            case Close(link):
+                deliver = self._streams.pop(link, None)
+                if deliver is not None:
+                    deliver(None)
+                    self._loop.call_soon(self._handle, Detached(link))
+            case Note(text):
+                self._note(text)
+            case Finish(verdict):
+                if not self._finished.done():
+                    self._finished.set_result(verdict)
+
+    def _set_timer(self) -> None:
+        deadline = self.group.deadline()
+        if deadline == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = deadline
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self._handle(Tick())

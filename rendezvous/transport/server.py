@@ -1,0 +1,231 @@
+"""The master on the network: gRPC streams, ``Status`` and the standard health service."""
+
+import asyncio
+import errno
+import gc
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ...errors import PortInUseError, UsageError
+from ...protos import rendezvous_pb2 as pb
+from ..protocol.endpoint import Endpoint, join_host_port
+from ..protocol.messages import Attend, MasterMessage
+from .channel_options import MASTER_KEY, SERVICE, server_options
+from .codec import WireError, decode_node, encode_master
+from .master import Master
+
+_STOP_GRACE_S = 0.5
+
+
+class MasterServer:
+    """Serves one master on one port."""
+
+    def __init__(self, master: Master, version: str, silence_s: float) -> None:
+        self._master = master
+        self._version = version
+        self._server = grpc.aio.server(options=server_options(silence_s))
+        handlers = {
+            "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._status,
+                request_deserializer=pb.StatusRequest.FromString,
+                response_serializer=pb.StatusReply.SerializeToString,
+            ),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers), _Health())
+        )
+
+    async def start(self, address: Endpoint) -> int:
+        """Listen; return the port.
+
+        Args:
+            address: host to bind, ``::`` for all interfaces, and port; 0 takes a free one.
+
+        Raises:
+            PortInUseError: something listens there already.
+            UsageError: the address is not one of this host.
+        """
+        _raise_open_files_limit()
+        _collect_garbage_rarely()
+        check_can_bind(address)
+        try:
+            port = self._server.add_insecure_port(join_host_port(address.host, address.port))
+        except RuntimeError as error:
+            raise PortInUseError(f"cannot listen at {address}: {error}") from error
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        """End all streams after what was sent on them, then stop listening."""
+        self._master.close()
+        await self._server.stop(_STOP_GRACE_S)
+
+    async def _attend(
+        self,
+        requests: AsyncIterator[bytes],
+        context: "grpc.aio.ServicerContext[bytes, bytes]",
+    ) -> None:
+        outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
+        link = self._master.attach(outbox.put_nowait)
+        # The node waits for this: it says that a master is there, before it has anything to say.
+        await context.send_initial_metadata(((MASTER_KEY, self._version),))
+        reader = asyncio.create_task(self._read(link, requests, outbox))
+        reader.add_done_callback(_show_bug)
+        try:
+            while (message := await outbox.get()) is not None:
+                await context.write(encode_master(message))
+        finally:
+            reader.cancel()
+            self._master.detach(link)
+
+    async def _read(
+        self,
+        link: int,
+        requests: AsyncIterator[bytes],
+        outbox: "asyncio.Queue[MasterMessage | None]",
+    ) -> None:
+        attended = False
+        try:
+            async for data in requests:
+                message = decode_node(data)
+                if attended == isinstance(message, Attend):
+                    raise WireError("the first message of a stream, and only that, is Attend")
+                attended = True
+                self._master.receive(link, message)
+        except (WireError, DecodeError, grpc.RpcError, grpc.aio.AioRpcError):
+            # Not an agent, or a stream that broke: either way it is over.
+            pass
+        finally:
+            outbox.put_nowait(None)
+
+    async def _status(
+        self,
+        _request: pb.StatusRequest,
+        _context: "grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]",
+    ) -> pb.StatusReply:
+        group = self._master.group
+        uptime_s, round_uptime_s = self._master.uptime_s()
+        reply = pb.StatusReply(
+            phase=group.phase.value,
+            round=group.round,
+            restarts=group.restarts_in_budget,
+            world_nodes=group.world_nodes,
+            uptime_s=uptime_s,
+            round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
+            version=self._version,
+        )
+        if group.job is not None:
+            reply.job_id = group.job.job_id
+            reply.max_restarts = group.job.max_restarts
+            reply.min_nodes, reply.max_nodes = group.job.min_nodes, group.job.max_nodes
+        for node in group.roster:
+            placed = node.rank is not None and node.round == group.round
+            reply.nodes.add(
+                node_id=node.spec.node_id,
+                host=node.spec.host,
+                address=node.spec.address,
+                role=node.spec.role,
+                phase=node.phase.value,
+                node_rank=node.rank if placed and node.rank is not None else -1,
+                rank_offset=node.rank_offset if placed else -1,
+                local_world_size=node.spec.local_world_size,
+                attached=node.link is not None,
+            )
+        return reply
+
+
+class _Health(grpc.GenericRpcHandler):
+    """The standard health service. Most masters are never asked, so it is loaded when one is."""
+
+    _PREFIX = "/grpc.health.v1.Health/"
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a call, if it is for this service."""
+        if not handler_call_details.method.startswith(self._PREFIX):
+            return None
+        if self._handler is None:
+            self._handler = self._load()
+        return self._handler.service(handler_call_details)
+
+    def _load(self) -> Any:
+        from grpc_health.v1 import health, health_pb2
+
+        servicer = health.aio.HealthServicer()
+        serving = servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._serving = asyncio.ensure_future(serving)  # its turn comes before the call's
+        formats: dict[str, Any] = {
+            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(servicer.Check, **formats),
+            "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch, **formats),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+
+
+def _show_bug(task: "asyncio.Task[None]") -> None:
+    """Show an error of ours at once: the node sees only that its stream has ended."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "the master failed, which is a bug of ft-run", "exception": error}
+        )
+
+
+def check_can_bind(address: Endpoint) -> None:
+    """Find out whether an address can be listened at, in words a person understands.
+
+    Raises:
+        PortInUseError: something listens there already.
+        UsageError: the address is not one of this host, or the port is not for this user.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with suppress(OSError):
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(
+                    f"port {address.port} of this host is in use; free it, or listen at another "
+                    "with --bind."
+                ) from error
+            if error.errno == errno.EACCES:
+                raise UsageError(
+                    f"this user may not listen at {address}; use a port above 1023."
+                ) from error
+            raise UsageError(
+                f"cannot listen at {address}: {error.strerror}; give an address of this host."
+            ) from error
+
+
+def _collect_garbage_rarely() -> None:
+    """A round of 10,000 nodes makes some 100,000 objects that live; next to none are garbage.
+
+    By default that starts several full collections, each of which walks all that thousands of
+    streams hold: a third of the master's CPU time in a round (benchmarks/scale.py).
+    """
+    gc.set_threshold(50_000, 20, 100)
+
+
+def _raise_open_files_limit() -> None:
+    """One stream is one open file: thousands of nodes need more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,184 @@
+"""A world of nodes, links and faults for the ladder: what each meeting would measure."""
+
+from dataclasses import dataclass, replace
+
+from ft_run.checks.ladder import Ladder
+from ft_run.checks.measure import needed_s
+from ft_run.checks.plan import plan
+from ft_run.checks.post import IMPORTING, SMALL, no_answer
+from ft_run.checks.records import Level, Metrics, Phase, Record, record_to_json
+from ft_run.checks.results import Answered, Known, Results, Rules, Step
+from ft_run.checks.verdict import Verdicts, verdict
+from ft_run.rendezvous.group.examination import CheckStep, Conclusion
+from ft_run.rendezvous.protocol.check_messages import CheckSpec
+
+SLOW = 4.0
+_MEETING_PHASES = (Phase.PAIR, Phase.SUSPECTS, Phase.ALL)
+
+
+def names(count: int) -> tuple[str, ...]:
+    """The names of a number of nodes."""
+    return tuple(f"n{number}" for number in range(count))
+
+
+@dataclass(frozen=True)
+class World:
+    """Nodes and what is wrong with them."""
+
+    nodes: tuple[str, ...]
+    bad_alone: frozenset[str] = frozenset()
+    bad: frozenset[str] = frozenset()
+    """They work alone and fail with everybody."""
+    bad_links: frozenset[frozenset[str]] = frozenset()
+    slow_compute: frozenset[str] = frozenset()
+    slow_network: frozenset[str] = frozenset()
+    deaf_in_all: bool = False
+    """All together fail, whoever they are."""
+
+    def record(self, phase: Phase, meeting: tuple[str, ...], node: str) -> Record:
+        """What a node answers."""
+        partners = tuple(name for name in meeting if name != node)
+        return Record(
+            node,
+            phase,
+            partners,
+            self._failure(phase, meeting, node),
+            self._metrics(phase, meeting),
+        )
+
+    def _failure(self, phase: Phase, meeting: tuple[str, ...], node: str) -> str:
+        if phase is Phase.SOLO and node in self.bad_alone:
+            return "the matrix product is wrong"
+        if phase not in _MEETING_PHASES:
+            return ""
+        broken = any(link <= set(meeting) for link in self.bad_links)
+        if broken or self.bad & set(meeting) or (self.deaf_in_all and phase is Phase.ALL):
+            return "no answer"
+        return ""
+
+    def _metrics(self, phase: Phase, meeting: tuple[str, ...]) -> Metrics:
+        if phase is Phase.SOLO:
+            slow = meeting[0] in self.slow_compute
+            return Metrics(compute_tflops=1.0 / SLOW if slow else 1.0, memory_gb_per_s=10.0)
+        if phase in _MEETING_PHASES:
+            slow = bool(self.slow_network & set(meeting))
+            return Metrics(latency_us=50.0, bandwidth_gb_per_s=1.0 / SLOW if slow else 1.0)
+        return Metrics()
+
+
+def climb(
+    world: World,
+    *,
+    vouched: frozenset[str] = frozenset(),
+    rules: Rules | None = None,
+    lost: dict[int, str] | None = None,
+    known: dict[str, Known] | None = None,
+) -> tuple[Verdicts, Results]:
+    """Go up the ladder to its end.
+
+    Args:
+        world: what there is to find.
+        vouched: who has passed before.
+        rules: by what is judged.
+        lost: the node that is lost during the step of a number, from 0.
+        known: what was found of those who have passed before.
+    """
+    results = Results(world.nodes, vouched, rules=rules or Rules(), known=known or {})
+    while (step := plan(results)) is not None:
+        assert len(results.steps) < 20, [answered.step for answered in results.steps]
+        _is_possible(step, results)
+        gone = (lost or {}).get(len(results.steps))
+        records = {
+            node: world.record(step.phase, meeting, node)
+            for meeting in step.meetings
+            for node in meeting
+            if node != gone
+        }
+        results = Results(
+            world.nodes,
+            vouched,
+            (*results.steps, Answered(step, records)),
+            results.lost | ({gone} if gone else set()),
+            results.rules,
+            results.known,
+        )
+    return verdict(results), results
+
+
+def _is_possible(step: Step, results: Results) -> None:
+    """Nobody meets two others at once, nobody who is gone or has failed alone meets anybody."""
+    everybody = [node for meeting in step.meetings for node in meeting]
+    assert len(everybody) == len(set(everybody))
+    assert set(everybody) <= set(results.sound)
+    if step.phase in (Phase.PAIR, Phase.SUSPECTS):
+        assert all(len(meeting) == 2 for meeting in step.meetings)
+
+
+# --- with a clock ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long everything takes, in seconds."""
+
+    import_s: float
+    """From the start of a check worker to its first order, and torch imported."""
+    solo_s: float = 2.0
+    meet_s: float = 1.5
+    kill_s: float = 0.3
+    facts_s: float = 0.2
+    timeout_s: float = 60.0
+
+
+class Clock:
+    """Climbs the ladder of the master at some pace.
+
+    Who meets a bad node hangs with it until the order's time is over. Check workers that hung are
+    killed, and others have to import torch.
+    """
+
+    def __init__(self, world: World, pace: Pace, vouched: frozenset[str] = frozenset()) -> None:
+        self.now = 0.0
+        self.steps: list[CheckStep] = []
+        self._world = world
+        self._pace = pace
+        self._ladder = Ladder(CheckSpec("light", pace.timeout_s), world.nodes, sorted(vouched))
+        # Those who have passed before hold no device: their first order starts their workers.
+        self._ready = {node: pace.import_s for node in world.nodes if node not in vouched}
+
+    def climb(self) -> Conclusion:
+        """Go up to the end, as the master does."""
+        while (remaining_s := self._pace.timeout_s - self.now) > 0:
+            step = self._ladder.next_step(remaining_s)
+            if step is None:
+                break
+            self.steps.append(step)
+            assert 0 < step.limit_s <= remaining_s
+            self.now = max([self._meet(step, meeting) for meeting in step.meetings])
+        return self._ladder.conclude()
+
+    def _meet(self, step: CheckStep, meeting: tuple[str, ...]) -> float:
+        """Let nodes carry out an order; return when their last answer is there."""
+        pace, phase = self._pace, Phase(step.phase)
+        needs_s = {Phase.FACTS: pace.facts_s, Phase.SOLO: pace.solo_s}.get(phase, pace.meet_s)
+        starts = {node: self._wait_s(node) for node in meeting if phase is not Phase.FACTS}
+        done_s = max(starts.values(), default=0.0) + needs_s
+        hangs = len(meeting) > 1 and bool(self._world.bad & set(meeting))
+        in_time = done_s <= step.limit_s and not hangs
+        took_s = done_s if in_time else step.limit_s
+        for node in meeting:
+            record = self._world.record(phase, meeting, node)
+            if not in_time:
+                record = replace(record, failure=self._too_late(step, starts.get(node, 0.0)))
+                self._ready[node] = self.now + took_s + pace.kill_s + pace.import_s
+            self._ladder.answered(node, record_to_json(record), took_s)
+        return self.now + took_s
+
+    def _wait_s(self, node: str) -> float:
+        ready = self._ready.setdefault(node, self.now + self._pace.import_s)
+        return max(ready - self.now, 0.0)
+
+    def _too_late(self, step: CheckStep, wait_s: float) -> str:
+        stage = IMPORTING if wait_s > step.limit_s else SMALL
+        needed = needed_s(Level.LIGHT, Phase(step.phase))
+        return no_answer(stage, step.limit_s, step.limit_s - wait_s, needed)

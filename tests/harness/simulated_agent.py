@@ -1,0 +1,371 @@
+"""Agents and streams of the simulated world: what a real agent does, without processes.
+
+Messages on a stream keep their order; they are delayed for as long as the history likes, and
+lost only when the stream breaks, each side noticing in its own time.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Attend,
+    Challenge,
+    Claim,
+    ClaimState,
+    Done,
+    Excluded,
+    Failed,
+    Heard,
+    JobSpec,
+    Leave,
+    MasterMessage,
+    NodeMessage,
+    NodeSpec,
+    Place,
+    Refused,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import Offer
+
+
+class Broken:
+    """Stands at the end of what a stream still delivers."""
+
+    def __repr__(self) -> str:
+        return "Broken()"
+
+
+BROKEN = Broken()
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One stream between an agent and a master; ``number`` is the master's name for it."""
+
+    number: int
+    agent: "Agent"
+    up: deque[NodeMessage | Broken] = field(default_factory=deque)
+    down: deque[MasterMessage | Broken] = field(default_factory=deque)
+    is_up_open: bool = True
+    is_down_open: bool = True
+
+    def send_up(self, message: NodeMessage) -> None:
+        """Send from the agent; into a broken stream, it vanishes."""
+        if self.is_up_open:
+            self.up.append(message)
+
+    def send_down(self, message: MasterMessage) -> None:
+        """Send from the master."""
+        if self.is_down_open:
+            self.down.append(message)
+
+    def end_up(self) -> None:
+        """The agent's side ends after what was sent."""
+        if self.is_up_open:
+            self.up.append(BROKEN)
+            self.is_up_open = False
+
+    def end_down(self) -> None:
+        """The master's side ends after what was sent."""
+        if self.is_down_open:
+            self.down.append(BROKEN)
+            self.is_down_open = False
+
+    def cut(self, keep_up: int, keep_down: int) -> None:
+        """The network breaks the stream: some of what was on its way still arrives."""
+        _cut(self.up, keep_up)
+        _cut(self.down, keep_down)
+        self.is_up_open = self.is_down_open = False
+
+
+def _cut(queue: deque[Any], keep: int) -> None:
+    if BROKEN in queue:
+        keep = min(keep, len(queue) - 1)
+    while len(queue) > keep:
+        queue.pop()
+    queue.append(BROKEN)
+
+
+class Agent:
+    """One agent process and its workers."""
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        job: JobSpec,
+        new_port: Callable[[], int],
+        clock: Callable[[], float],
+        *,
+        repeats_leave: bool,
+    ) -> None:
+        self.spec = spec
+        self.job = job
+        self.is_alive = True
+        self.is_frozen = False
+        self.has_ended = False
+        self.was_refused = False
+        self.was_excluded = False
+        self.verdict: Verdict | None = None
+        self.is_leaving = False
+        self.stream: Stream | None = None
+        self.live: int | None = None
+        """The round whose workers are alive."""
+        self.is_stopping = False
+        self.place: Place | None = None
+        self.order: CheckOrder | None = None
+        """What it is checking."""
+        self.sent_away = 0
+        """The exit status that the checks made it end with."""
+        self.has_passed = False
+        self._last_order: CheckOrder | None = None
+        self._last_result: CheckResult | None = None
+        self._newest_order = 0
+        """On this stream: another master begins to count anew."""
+        self.starts: list[int] = []
+        self._new_port = new_port
+        self._clock = clock
+        self._started_at = 0.0
+        self._repeats_leave = repeats_leave
+        self._claim: Claim | None = None
+        self._is_spare = False
+        self._has_to_say_why = False
+        """It stays only to tell the next master that it leaves."""
+        self.offer = Offer(spec.address, new_port())
+
+    @property
+    def name(self) -> str:
+        """Its identity and incarnation."""
+        return f"{self.spec.node_id}/{self.spec.incarnation}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the process exists and has something to do."""
+        return self.is_alive and not self.has_ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its workers have all exited 0."""
+        return self._claim is not None and self._claim.state is ClaimState.DONE
+
+    # --- streams -----------------------------------------------------------------------------
+
+    def attend(self, number: int) -> Stream:
+        """Open a stream."""
+        self.stream = Stream(number, self)
+        self._newest_order = 0
+        leaving = "SIGTERM" if self.is_leaving else ""
+        claim = self._present_claim()
+        self._send(Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving))
+        if self.is_leaving and self._repeats_leave:
+            self._send(Leave("SIGTERM"))
+        stream = self.stream
+        if self._has_to_say_why:
+            self._end()
+        return stream
+
+    def _present_claim(self) -> Claim | None:
+        claim = self._bare_claim()
+        return replace(claim, checked=self.has_passed) if claim is not None else None
+
+    def _bare_claim(self) -> Claim | None:
+        last = self._claim
+        if last is not None and last.past is not None:
+            since_s = int(self._clock() - self._started_at)
+            last = replace(last, past=replace(last.past, since_s=since_s))
+        if not self._is_spare:
+            return last
+        return Claim(
+            round=last.round if last else 0,
+            formed_by=last.formed_by if last else "",
+            restarts=last.restarts if last else 0,
+            nodes=0,
+            node_rank=0,
+            rank_offset=0,
+            successor="",
+            state=ClaimState.STOPPED,
+            past=last.past if last else None,
+        )
+
+    def _send(self, message: NodeMessage) -> None:
+        if self.stream is not None:
+            self.stream.send_up(message)
+
+    def receive(self, stream: Stream, message: MasterMessage | Broken) -> bool:
+        """Take what a stream delivers; return whether it makes the workers of a round start."""
+        if not self.is_there or stream is not self.stream:
+            return False
+        match message:
+            case Broken():
+                self.stream = None
+                stream.end_up()
+            case Start(place):
+                return self._start(place)
+            case Stop(round_number):
+                self._stop(round_number)
+            case Challenge():
+                self._send(Answer())
+            case Verdict():
+                self.verdict = message
+                self._send(Heard())
+                self._end()
+            case Refused():
+                self.was_refused = True
+                self._end()
+            case Excluded():
+                self.was_excluded = True
+                self._end()
+            case CheckOrder():
+                self._check(message)
+            case CheckVerdict():
+                self._take_finding(message)
+            case Waiting():
+                self._is_spare = message.spare and self.live is None and not self.is_done
+        return False
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self.live = None
+        if self.stream is not None:
+            self.stream.end_up()
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _check(self, order: CheckOrder) -> None:
+        if order.number < self._newest_order or order == self.order:
+            return
+        self._newest_order = order.number
+        if order == self._last_order and self._last_result is not None:
+            self._send(self._last_result)
+            return
+        assert self.live is None, f"{self.name} told to check under live workers"
+        self.order = order
+
+    def finish_check(self, report: str) -> None:
+        """The order has been carried out."""
+        assert self.order is not None
+        self.offer = Offer(self.spec.address, self._new_port())
+        self._last_result = CheckResult(self.order.number, report, self.offer)
+        self._last_order, self.order = self.order, None
+        self._send(self._last_result)
+
+    def _take_finding(self, verdict: CheckVerdict) -> None:
+        self.order = None
+        self.has_passed = not verdict.exit_code
+        if verdict.exit_code:
+            self.sent_away = verdict.exit_code
+            self._end()
+
+    # --- rounds ------------------------------------------------------------------------------
+
+    def _start(self, place: Place) -> bool:
+        if self.is_leaving or (self._claim is not None and place.round <= self._claim.round):
+            return False
+        assert self.live is None, f"{self.name} told to start over live workers"
+        self._claim = Claim(
+            round=place.round,
+            formed_by=place.formed_by,
+            restarts=place.restarts,
+            nodes=place.nodes,
+            node_rank=place.node_rank,
+            rank_offset=place.rank_offset,
+            successor=place.successor,
+            state=ClaimState.RUNNING,
+            past=place.past,
+        )
+        self._started_at = self._clock()
+        self.live, self.place, self._is_spare = place.round, place, False
+        self.order = None
+        self.starts.append(place.round)
+        return True
+
+    def _stop(self, round_number: int) -> None:
+        if self._claim is not None and round_number < self._claim.round:
+            return  # of a round long over
+        if self._claim is None or self._claim.round < round_number:
+            self._send(Stopped(round_number, self.offer))
+        elif self.live is not None:
+            self.is_stopping = True
+        elif self.is_done:
+            self._has_stopped()
+        else:
+            self._send(Stopped(round_number, self.offer))
+
+    def finish_stop(self) -> None:
+        """The last worker is dead."""
+        self._has_stopped()
+
+    def _has_stopped(self) -> None:
+        assert self._claim is not None
+        self.live, self.is_stopping = None, False
+        self._claim = replace(self._claim, state=ClaimState.STOPPED)
+        self.offer = Offer(self.spec.address, self._new_port())
+        self._send(Stopped(self._claim.round, self.offer))
+        if self.is_leaving:
+            self._go()
+
+    def _go(self) -> None:
+        """Nothing is left to be stopped: end, but tell a master that is away why, if it waits."""
+        self._has_to_say_why = self.stream is None and self._repeats_leave
+        if not self._has_to_say_why:
+            self._end()
+
+    def fail(self, kind: FailureKind = FailureKind.WORKER, exit_code: int = 1) -> None:
+        """A worker fails."""
+        assert self._claim is not None
+        if self.is_done and kind is FailureKind.WORKER:
+            return  # rank 0 has succeeded
+        assert self.place is not None
+        failure = Failure(
+            kind=kind,
+            rank=self.place.rank_offset,
+            local_rank=0,
+            node_rank=self.place.node_rank,
+            host=self.spec.host,
+            pid=self._new_port(),
+            exit_code=exit_code,
+            time_s=0,
+            after_stop=self.is_stopping and kind is FailureKind.WORKER,
+        )
+        self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
+        self._send(Failed(self._claim.round, failure))
+        self.is_stopping = True
+
+    def finish(self) -> None:
+        """All workers exit 0."""
+        assert self._claim is not None
+        self.live = None
+        self._claim = replace(self._claim, state=ClaimState.DONE)
+        self._send(Done(self._claim.round))
+
+    def finish_rank0(self) -> None:
+        """Rank 0, which decides, exits 0; the node's other workers run on."""
+        assert self._claim is not None
+        if not self.is_done:
+            self._claim = replace(self._claim, state=ClaimState.DONE)
+            self._send(Done(self._claim.round))
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        self.is_leaving = True
+        self._send(Leave("SIGTERM"))
+        if self.live is not None:
+            self.is_stopping = True
+        elif self.is_done:
+            self._has_stopped()
+        else:
+            self._go()
+
+    def kill(self) -> None:
+        """SIGKILL: its workers die with it."""
+        self.is_alive = False
+        self.live = None

@@ -1,0 +1,576 @@
+"""A simulated world around the group's rules: agents, streams, masters, a clock, and faults.
+
+A history is a string of bytes, two for each step: what happens and to whom. Zeros do nothing,
+so that hypothesis can shrink a history to the few steps that matter.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ft_run import exit_codes
+from ft_run.checks.ladder import Ladder
+from ft_run.checks.records import Phase, Record, record_to_json
+from ft_run.rendezvous.group.checking import Examiner
+from ft_run.rendezvous.group.events import (
+    Close,
+    Detached,
+    Event,
+    Finish,
+    GroupSettings,
+    Received,
+    Send,
+)
+from ft_run.rendezvous.group.events import Tick as TickEvent
+from ft_run.rendezvous.group.examination import Conclusion
+from ft_run.rendezvous.group.group import Group
+from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
+from ft_run.rendezvous.protocol.failure import FailureKind
+from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
+from ft_run.tests.harness.invariants import InvariantError, Invariants
+from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
+
+_T = TypeVar("_T")
+SETUP_BYTES = 6
+_SETTLE_STEPS = 3000
+_NODES_BEYOND_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a history begins with."""
+
+    job: JobSpec
+    rescale_delay_s: float
+    has_pins: bool
+    repeats_leave: bool
+    nodes_at_start: int
+    runs_at_start: bool
+    bad_alone: frozenset[str] = frozenset()
+    """Nodes that fail the checks by themselves."""
+    bad: frozenset[str] = frozenset()
+    """Nodes that fail the checks with everybody."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Setup":
+        """Return the setup that ``SETUP_BYTES`` bytes stand for."""
+        size, restarts, options, start, rules, times = data
+        unit = (1, 1, 1, 2)[size % 4]
+        minimum = unit * (1 + size // 4 % 2) if unit == 2 else 1 + size // 4 % 3
+        maximum = minimum + size // 16 % 3
+        policy = _policy(rules, times) if restarts & 4 else None
+        checks = _checks(options)
+        job = JobSpec("job", minimum, maximum, unit, restarts % 4, policy, checks)
+        names = [f"node-{n}" for n in range(maximum + _NODES_BEYOND_MAX)]
+        bad_alone, bad = restarts // 8 % 8, restarts // 32 % 8
+        return cls(
+            job=job,
+            rescale_delay_s=math.inf if options & 1 else 10.0,
+            has_pins=bool(options & 2) and bool(options & 4),
+            repeats_leave=bool(options & 8),
+            nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
+            runs_at_start=not start & 1,
+            # None more often than not.
+            bad_alone=frozenset(names[bad_alone : bad_alone + 1]),
+            bad=frozenset(names[bad : bad + 1]),
+        )
+
+
+RULES = (
+    "exit:3=fail",
+    "exit:75=restart-free",
+    "exit:9=replace-node",
+    "node-lost=replace-node",
+    "preempted=restart",
+)
+EXIT_CODES = (1, 1, 2, 3, 9, 75)
+"""How workers fail."""
+
+
+def _policy(rules: int, times: int) -> PolicySpec:
+    first, longest = ((0.0, 0.0), (0.0, 0.0), (0.0, 4.0), (2.0, 8.0))[times // 2 % 4]
+    return PolicySpec(
+        rules=tuple(text for bit, text in enumerate(RULES) if rules >> bit & 1),
+        restart_window_s=20.0 if times & 1 else 0.0,
+        backoff_first_s=first,
+        backoff_max_s=longest,
+        max_node_failures=(3, 1, 2, 0)[times // 8 % 4],
+        rank0_decides=times >> 5 & 3 == 3,
+    )
+
+
+def _checks(options: int) -> CheckSpec | None:
+    if not options & 16:
+        return None
+    on_restart = ("node", "always", "never", "node")[options // 32 % 4]
+    return CheckSpec("light", 60.0, on_restart=on_restart)
+
+
+class Simulation:
+    """The world of one history."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        group_factory: Callable[[GroupSettings, str, Examiner], Group] = Group,
+    ) -> None:
+        self.setup = setup
+        self.now = 0.0
+        self.agents: list[Agent] = []
+        self.streams: dict[int, Stream] = {}
+        self._closed: set[int] = set()
+        self.group: Group | None = None
+        self.has_finished = False
+        self._is_cut_off = False
+        """The master's own link is down: no stream lives, and nobody gets to it."""
+        self.trace: list[str] = []
+        self._group_factory = group_factory
+        self._settings = GroupSettings(rescale_delay_s=setup.rescale_delay_s)
+        self._numbers = 1000
+        self._meetings: dict[tuple[int, int], set[NodeSpec]] = {}
+        """Who was told to meet, by number of the order and port of the store."""
+        self._checks = Invariants(
+            setup.job, self._settings, self.agents, bad_alone=setup.bad_alone, bad=setup.bad
+        )
+        self._node_ids = [f"node-{n}" for n in range(setup.job.max_nodes + _NODES_BEYOND_MAX)]
+        self._new_master()
+        for _ in range(setup.nodes_at_start):
+            self._start_node(0)
+        if setup.runs_at_start:
+            self._flush(0)
+
+    def run(self, history: bytes) -> None:
+        """Live through a history; each step is checked."""
+        for step, who in zip(history[::2], history[1::2], strict=False):
+            _ACTIONS[step % len(_ACTIONS)](self, who)
+
+    # --- the master --------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[object]:
+        """Let the group take an event, carry out its commands, check the invariants."""
+        group = self.group
+        assert group is not None
+        self._checks.before(group, event)
+        commands = group.handle(event, self.now)
+        self._log(
+            f"{self.now:.2f} {event} -> {[c for c in commands if isinstance(c, Send | Close)]}"
+        )
+        for command in commands:
+            if isinstance(command, Send):
+                self._stream_of(command.link).send_down(command.message)
+                if isinstance(command.message, CheckOrder):
+                    self._note_meeting(command.link, command.message)
+            elif isinstance(command, Close):
+                self._closed.add(command.link)
+                self._stream_of(command.link).end_down()
+                self._stream_of(command.link).end_up()
+            elif isinstance(command, Finish):
+                if self.has_finished:
+                    raise InvariantError("I5: finished twice")
+                self.has_finished = True
+        self._checks.after(group, event, commands, self.now)
+        return list(commands)
+
+    def _stream_of(self, link: int) -> Stream:
+        return self.streams[link]
+
+    def _new_master(self) -> None:
+        master = f"master-{self._number()}"
+        self.group = self._group_factory(self._settings, master, self._examine)
+        self.has_finished = False
+        self._checks.new_master()
+        self._log("a master starts")
+
+    def _examine(
+        self, spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str]
+    ) -> "_WatchedLadder":
+        return _WatchedLadder(spec, nodes, vouched, self._checks)
+
+    def _kill_master(self, who: int) -> None:
+        if self.group is None:
+            return
+        self._log("the master is killed")
+        self.group = None
+        for number, stream in self.streams.items():
+            stream.cut(0, (who + number) % 3)
+            stream.up.clear()
+
+    def _start_master(self, _who: int) -> None:
+        if self.group is None:
+            self._new_master()
+
+    def _cut_off_master(self, _who: int) -> None:
+        self._log("the master is cut off")
+        self._is_cut_off = True
+        for stream in self.streams.values():
+            stream.cut(0, 0)
+
+    def _mend_master(self, _who: int) -> None:
+        self._is_cut_off = False
+
+    # --- messages and time -------------------------------------------------------------------
+
+    def _deliveries(self) -> list[tuple[Stream, bool]]:
+        up = [(s, True) for s in self.streams.values() if s.up and self.group is not None]
+        return up + [(s, False) for s in self.streams.values() if s.down and not s.agent.is_frozen]
+
+    def _pick_message(self, who: int) -> tuple[Stream, bool] | None:
+        """Choose a stream and a direction in which a message, not its end, is next."""
+        waiting = self._deliveries()
+        return _pick(
+            [(s, up) for s, up in waiting if (s.up if up else s.down)[0] is not BROKEN], who
+        )
+
+    def _deliver(self, who: int) -> None:
+        if chosen := _pick(self._deliveries(), who):
+            self._deliver_one(*chosen)
+
+    def _deliver_one(self, stream: Stream, is_up: bool) -> None:
+        if not is_up:
+            self._receive(stream)
+            return
+        message: Any = stream.up.popleft()
+        if message is BROKEN:
+            self.handle(Detached(stream.number))
+        elif not (isinstance(message, Attend) and stream.number in self._closed):
+            self.handle(Received(stream.number, message))
+
+    def _receive(self, stream: Stream) -> None:
+        message = stream.down.popleft()
+        agent = stream.agent
+        self._log(f"{agent.name} gets {message}")
+        if agent.receive(stream, message):
+            self._checks.started(agent)
+
+    def _deliver_some(self, who: int) -> None:
+        for _ in range(1 + who % 8):
+            self._deliver(who)
+
+    def _deliver_twice(self, who: int) -> None:
+        chosen = self._pick_message(who)
+        if chosen is None:
+            return
+        stream, is_up = chosen
+        message: Any = (stream.up if is_up else stream.down)[0]
+        self._deliver_one(stream, is_up)
+        group = self.group
+        if not is_up:
+            stream.down.appendleft(message)
+            self._deliver_one(stream, is_up)
+        elif group is not None and stream.number not in self._closed:
+            self._checks.repeated(group, Received(stream.number, message), self.now, self.handle)
+
+    def _deliver_late_copy(self, who: int) -> None:
+        chosen = self._pick_message(who)
+        if chosen is None:
+            return
+        stream, is_up = chosen
+        queue: deque[Any] = stream.up if is_up else stream.down
+        message = queue[0]
+        self._deliver_one(stream, is_up)
+        end = len(queue) - (1 if BROKEN in queue else 0)
+        if end >= 0:
+            queue.insert(min(end, who % 5), message)
+
+    def _tick(self, _who: int) -> None:
+        if self.group is None:
+            return
+        deadline = self.group.deadline()
+        if deadline is not None:
+            self.now = max(self.now, deadline)
+            self.handle(TickEvent())
+            self._checks.deadline_moved(self.group, self.now, self.handle)
+
+    def _pass_time(self, who: int) -> None:
+        self.now += who % 32 / 20
+        if who & 32 and self.group is not None:
+            self.handle(TickEvent())
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def _there(self) -> list[Agent]:
+        return [agent for agent in self.agents if agent.is_there]
+
+    def _start_node(self, who: int) -> None:
+        taken = {agent.spec.node_id for agent in self._there()}
+        if node_id := _pick([name for name in self._node_ids if name not in taken], who):
+            self._add_agent(node_id)
+
+    def _start_twin(self, who: int) -> None:
+        if agent := _pick(self._there(), who):
+            self._add_agent(agent.spec.node_id)
+
+    def _add_agent(self, node_id: str) -> None:
+        number = int(node_id.split("-")[1])
+        pin = number if self.setup.has_pins and number < self.setup.job.max_nodes else None
+        spec = NodeSpec(
+            node_id=node_id,
+            incarnation=str(self._number()),
+            host=node_id,
+            address=f"10.0.0.{number}",
+            role=("trainer", "reader")[number % 2],
+            local_world_size=1 + number % 3,
+            wanted_rank=pin,
+        )
+        agent = Agent(
+            spec,
+            self.setup.job,
+            self._number,
+            lambda: self.now,
+            repeats_leave=self.setup.repeats_leave,
+        )
+        self.agents.append(agent)
+        self._log(f"{agent.name} starts")
+        self._attend(agent)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _attend(self, agent: Agent) -> None:
+        if self.group is not None and not self._is_cut_off:
+            stream = agent.attend(self._number())
+            self.streams[stream.number] = stream
+            self._log(f"{agent.name} attends on {stream.number}: {stream.up}")
+
+    def _can_attend(self) -> list[Agent]:
+        if self.group is None or self._is_cut_off:
+            return []
+        return [a for a in self._there() if a.stream is None and not a.is_frozen]
+
+    def _reconnect(self, who: int) -> None:
+        if agent := _pick(self._can_attend(), who):
+            self._attend(agent)
+
+    def _cut(self, who: int) -> None:
+        streams = [a.stream for a in self._there() if a.stream is not None]
+        if stream := _pick(streams, who):
+            self._log(f"stream {stream.number} of {stream.agent.name} breaks")
+            stream.cut(who // 8 % 4, who // 32 % 4)
+
+    def _notice_cut(self, who: int) -> None:
+        """The agent sees at once that its stream broke, and connects again."""
+        agents = [a for a in self._there() if a.stream is not None and not a.is_frozen]
+        if agent := _pick(agents, who):
+            assert agent.stream is not None
+            agent.stream.cut(who // 8 % 4, 0)
+            self._receive(agent.stream)
+            self._attend(agent)
+
+    def _kill(self, who: int) -> None:
+        if agent := _pick(self._there(), who):
+            self._log(f"{agent.name} is killed")
+            agent.kill()
+            if agent.stream is not None:
+                agent.stream.cut(who // 8 % 4, 0)
+
+    def _freeze(self, who: int) -> None:
+        if agent := _pick([a for a in self._there() if not a.is_frozen], who):
+            self._log(f"{agent.name} freezes")
+            agent.is_frozen = True
+            if agent.stream is not None and who & 128:
+                agent.stream.cut(who // 8 % 4, 0)
+
+    def _thaw(self, who: int) -> None:
+        if agent := _pick([a for a in self._there() if a.is_frozen], who):
+            agent.is_frozen = False
+
+    def _terminate(self, who: int) -> None:
+        if agent := _pick([a for a in self._there() if not a.is_leaving], who):
+            self._log(f"{agent.name} gets SIGTERM")
+            agent.leave()
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _note_meeting(self, link: int, order: CheckOrder) -> None:
+        meeting = self._meetings.setdefault((order.number, order.master_port), set())
+        meeting.add(self.streams[link].agent.spec)
+
+    def _check(self, who: int) -> None:
+        if agent := _pick(self._checking(), who):
+            order = agent.order
+            assert order is not None
+            name, phase = agent.spec.node_id, Phase(order.phase)
+            meeting = {spec.node_id for spec in self._meeting(order)}
+            fails = name in self.setup.bad_alone and phase is Phase.SOLO
+            fails |= len(meeting) > 1 and bool(meeting & self.setup.bad)
+            agent.finish_check(record_to_json(Record(name, phase, failure="no" if fails else "")))
+            self._log(f"{agent.name} has checked {order.number}: {fails=}")
+
+    def _checking(self) -> list[Agent]:
+        """Who can carry out its order: all that it meets were told."""
+        return [
+            agent
+            for agent in self._there()
+            if agent.order is not None
+            and not agent.is_frozen
+            and agent.order.world_size
+            == sum(spec.local_world_size for spec in self._meeting(agent.order))
+        ]
+
+    def _meeting(self, order: CheckOrder) -> set[NodeSpec]:
+        return self._meetings[order.number, order.master_port]
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def _fail(self, who: int) -> None:
+        if agent := _pick([a for a in self._there() if a.live is not None], who):
+            code = EXIT_CODES[who // 8 % len(EXIT_CODES)]
+            self._log(f"a worker of {agent.name} fails with {code}")
+            agent.fail(exit_code=code)
+
+    def _stick(self, who: int) -> None:
+        if agent := _pick([a for a in self._there() if a.is_stopping], who):
+            self._log(f"a worker of {agent.name} does not die")
+            agent.fail(FailureKind.STUCK)
+            agent.finish_stop()
+
+    def _finish_stop(self, who: int) -> None:
+        if agent := _pick([a for a in self._there() if a.is_stopping], who):
+            self._log(f"{agent.name} has stopped")
+            agent.finish_stop()
+
+    def _finish(self, who: int) -> None:
+        if agent := _pick(self._working(), who):
+            self._log(f"{agent.name} is done")
+            agent.finish()
+            self._checks.done(agent)
+
+    def _finish_rank0(self, who: int) -> None:
+        decides = self.setup.job.policy is not None and self.setup.job.policy.rank0_decides
+        agents = [a for a in self._working() if a.place is not None and a.place.node_rank == 0]
+        if decides and (agent := _pick(agents, who)):
+            self._log(f"rank 0 of {agent.name} is done")
+            agent.finish_rank0()
+            self._checks.done(agent)
+
+    def _working(self) -> list[Agent]:
+        return [a for a in self._there() if a.live is not None and not a.is_stopping]
+
+    # --- quiescence --------------------------------------------------------------------------
+
+    def _flush(self, _who: int) -> None:
+        """Everything that takes no time happens."""
+        for _ in range(_SETTLE_STEPS):
+            if deliveries := self._deliveries():
+                self._deliver_one(*deliveries[0])
+            elif agents := self._can_attend():
+                self._attend(agents[0])
+            elif stopping := [a for a in self._there() if a.is_stopping]:
+                stopping[0].finish_stop()
+            elif self._checking():
+                self._check(0)
+            else:
+                return
+        raise InvariantError("I7: messages without end")
+
+    def settle(self) -> None:
+        """End all faults; everything happens that can; then the job must run or be over (I7)."""
+        self._log("no more faults")
+        self._mend_master(0)
+        self._start_master(0)
+        for agent in self._there():
+            agent.is_frozen = False
+        self._checks.settling()
+        for _ in range(_SETTLE_STEPS):
+            self._flush(0)
+            assert self.group is not None
+            if self.group.deadline() is None:
+                break
+            self._tick(0)
+        else:
+            raise InvariantError("I7: time passes without end")
+        self._checks.settled(self.group)
+        for agent in self._working():
+            agent.finish()
+            self._checks.done(agent)
+        self._flush(0)
+        if self.agents:
+            self._checks.ended(self.group, self.has_finished)
+
+    def _log(self, text: str) -> None:
+        self.trace.append(text)
+
+
+def _pick(options: Sequence[_T], who: int) -> _T | None:
+    return options[who % len(options)] if options else None
+
+
+def _nothing(_simulation: Simulation, _who: int) -> None:
+    pass
+
+
+_WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
+    _nothing: 1,
+    Simulation._deliver: 26,
+    Simulation._deliver_some: 14,
+    Simulation._flush: 10,
+    Simulation._deliver_twice: 6,
+    Simulation._deliver_late_copy: 3,
+    Simulation._tick: 8,
+    Simulation._pass_time: 4,
+    Simulation._start_node: 6,
+    Simulation._start_twin: 1,
+    Simulation._reconnect: 10,
+    Simulation._cut: 5,
+    Simulation._notice_cut: 4,
+    Simulation._kill: 3,
+    Simulation._freeze: 1,
+    Simulation._thaw: 2,
+    Simulation._terminate: 2,
+    Simulation._fail: 5,
+    Simulation._stick: 1,
+    Simulation._finish_stop: 8,
+    Simulation._finish: 5,
+    Simulation._finish_rank0: 2,
+    Simulation._check: 10,
+    Simulation._kill_master: 2,
+    Simulation._start_master: 4,
+    Simulation._cut_off_master: 1,
+    Simulation._mend_master: 3,
+}
+_ACTIONS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
+
+
+class _WatchedLadder(Ladder):
+    """A ladder that tells the invariants what healthy nodes may be blamed for."""
+
+    def __init__(
+        self, spec: CheckSpec, nodes: Sequence[str], vouched: Sequence[str], checks: Invariants
+    ) -> None:
+        super().__init__(spec, nodes, vouched)
+        self._checks = checks
+
+    def silent(self, node_id: str, why: str) -> None:
+        """A node has not answered in time."""
+        super().silent(node_id, why)
+        self._checks.was_silent()
+
+    def conclude(self) -> Conclusion:
+        """Tell who is ruled out."""
+        conclusion = super().conclude()
+        for node_id, finding in conclusion.findings.items():
+            if finding.exit_code == exit_codes.NODE_EXCLUDED:
+                self._checks.was_condemned(node_id)
+        return conclusion
+
+
+def live_through(
+    data: bytes, group_factory: Callable[[GroupSettings, str, Examiner], Group] = Group
+) -> Simulation:
+    """Live through one history, settle, and return the world; raises what went wrong.
+
+    Args:
+        data: setup and history.
+        group_factory: makes the group; the tests of the tests give a broken one.
+    """
+    simulation = Simulation(Setup.decode(data[:SETUP_BYTES]), group_factory)
+    try:
+        simulation.run(data[SETUP_BYTES:])
+        simulation.settle()
+    except Exception as error:
+        error.args = (f"{error}\n" + "\n".join(simulation.trace),)
+        raise
+    return simulation

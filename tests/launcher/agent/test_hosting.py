@@ -1,0 +1,218 @@
+"""Tests of where the master lives."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.agent.agent import Agent
+from ft_run.launcher.agent.hosting import Hosting
+from ft_run.launcher.options import RendezvousOptions
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    Done,
+    Heard,
+    JobSpec,
+    NodeSpec,
+    Start,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink
+from ft_run.tests.harness.ports import free_port
+
+_E = TypeVar("_E")
+
+TIMEOUT_S = 60.0
+FOREIGN = "198.51.100.1"  # of a block for documentation: no host has it
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+def hosting(endpoint: Endpoint | None, *, hosts_master: bool | None = None) -> Hosting:
+    options = RendezvousOptions(job_id="j", endpoint=endpoint, hosts_master=hosts_master)
+    return Hosting(options, lambda _text, _level: None)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_standalone_has_a_master_and_no_socket() -> None:
+    async def test() -> None:
+        here = hosting(None)
+        await here.start()
+        assert here.master is not None
+        assert here.where == "standalone"
+        await here.stop(wait=False)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts_master", "here"),
+    [
+        ("127.0.0.1", None, True),
+        ("127.0.0.1", True, True),
+        ("127.0.0.1", False, False),
+        (FOREIGN, None, False),
+        (FOREIGN, False, False),
+        (FOREIGN, True, True),  # a service's or a translated address in front of this host
+    ],
+)
+def test_who_hosts_the_master(port: int, host: str, hosts_master: bool | None, here: bool) -> None:
+    async def test() -> None:
+        node = hosting(Endpoint(host, port), hosts_master=hosts_master)
+        await node.start()
+        assert (node.master is not None) is here
+        assert listens(port) is here
+        assert ("hosted here" in node.where) is here
+        await node.stop(wait=False)
+        assert not listens(port)
+
+    run(test)
+
+
+def test_of_several_agents_on_a_host_the_first_has_it(port: int) -> None:
+    async def test() -> None:
+        first, second = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))
+        await first.start()
+        await second.start()
+        assert first.master is not None
+        assert second.master is None
+        await second.stop(wait=True)  # not its own to wait for
+        assert listens(port)
+        await first.stop(wait=False)
+
+    run(test)
+
+
+def first_word(incarnation: str) -> Attend:
+    return Attend(
+        protocol=PROTOCOL_VERSION,
+        version="1",
+        job=JobSpec("j", 1, 1, 1, 0),
+        node=NodeSpec(f"{incarnation}/0", incarnation, "h", "127.0.0.1", "r", 1, None),
+        offer=Offer("127.0.0.1", 1000),
+        claim=None,
+    )
+
+
+def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
+    async def test() -> None:
+        here = hosting(Endpoint("127.0.0.1", port))
+        await here.start()
+        events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=events.put_nowait)
+        link = here.connect(cast(Agent, agent))
+        assert isinstance(link, LocalLink)
+        assert isinstance(await events.get(), Start)
+        await link.close()
+        await here.stop(wait=False)
+
+    run(test)
+
+
+async def next_of(events: "asyncio.Queue[LinkEvent]", kind: type[_E]) -> _E:
+    while not isinstance(event := await events.get(), kind):
+        assert not isinstance(event, LinkLost), event.sentence
+    return event
+
+
+def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port: int) -> None:
+    """With the same id: it must not be told the verdict on the job before it."""
+
+    async def test() -> None:
+        last, coming = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))
+        await last.start()
+        heard, events = asyncio.Queue[LinkEvent](), asyncio.Queue[LinkEvent]()
+        agent = SimpleNamespace(attend=lambda: first_word("old"), post=heard.put_nowait)
+        old = last.connect(cast(Agent, agent))
+        await next_of(heard, Start)
+        old.send(Done(0))
+        await next_of(heard, Verdict)
+
+        await coming.start()
+        assert coming.master is None
+        agent = SimpleNamespace(attend=lambda: first_word("new"), post=events.put_nowait)
+        link = coming.connect(cast(Agent, agent))
+        await next_of(events, LinkUp)
+        old.send(Heard())
+        await last.stop(wait=True)  # which waits for nobody else
+        place = (await next_of(events, Start)).place
+        assert coming.serves_others
+        assert place.formed_by != ""
+        link.send(Done(0))
+        await next_of(events, Verdict)
+        link.send(Heard())
+        await link.close()
+        await coming.stop(wait=True)
+        assert not listens(port)
+
+    run(test)
+
+
+def test_a_master_that_has_spoken_is_waited_for(port: int) -> None:
+    """Whoever started it will start it again; it would find its port taken."""
+
+    async def test() -> None:
+        first, second = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))
+        await first.start()
+        await second.start()
+        events = asyncio.Queue[LinkEvent]()
+        word = first_word("i")
+        word = replace(word, job=replace(word.job, min_nodes=2, max_nodes=2))
+        agent = SimpleNamespace(attend=lambda: word, post=events.put_nowait)
+        link = second.connect(cast(Agent, agent))
+        await next_of(events, Waiting)
+        await first.stop(wait=False)
+        for _ in range(3):
+            await next_of(events, LinkDown)
+        assert second.master is None
+        assert not listens(port)
+        await link.close()
+        await second.stop(wait=False)
+
+    run(test)
+
+
+def test_an_address_of_another_host_cannot_be_listened_at(port: int) -> None:
+    async def test() -> None:
+        from ft_run.rendezvous.transport.server import check_can_bind
+
+        with pytest.raises(UsageError, match="give an address of this host"):
+            check_can_bind(Endpoint(FOREIGN, port))
+
+    run(test)
+
+
+def test_what_the_master_has_to_say_is_for_debugging() -> None:
+    async def test() -> None:
+        notes: list[tuple[str, int]] = []
+        here = Hosting(RendezvousOptions(job_id="j"), lambda *note: notes.append(note))
+        await here.start()
+        assert here.master is not None
+        here.master._note("x")
+        assert notes == [("master: x", logging.DEBUG)]
+        await here.stop(wait=False)
+
+    run(test)

@@ -1,0 +1,168 @@
+"""How long a stop may take, on a clock that the test moves."""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from ft_run.launcher.agent.parts import NodeParts
+from ft_run.launcher.agent.supervisor import Listener, Supervisor, TimeOver
+from ft_run.launcher.agent.worker_command import WorkerCommands
+from ft_run.launcher.agent.worker_group import GroupState
+from ft_run.launcher.logs.log_dir import LogDir
+from ft_run.launcher.machine.worker_count import WorkerCount
+from ft_run.launcher.options import LaunchOptions, RendezvousOptions
+from ft_run.launcher.reporting.display import Display
+from ft_run.launcher.reporting.event_log import EventLog
+from ft_run.launcher.spawner.client import Spawned, SpawnerClient, WorkerCommand
+from ft_run.rendezvous.protocol.messages import NodeSpec, Place
+
+SHUTDOWN_S = 30.0
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop that is at the time that the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(selectors.SelectSelector())
+
+    def time(self) -> float:
+        return self.now
+
+    def pass_to(self, now: float) -> None:
+        """Let the time pass, and what was due then be done."""
+        self.now = now
+        self.run_until_complete(asyncio.sleep(0))
+        self.run_until_complete(asyncio.sleep(0))
+
+
+class FakeSpawner:
+    """Notes what it is asked; its workers ignore SIGTERM."""
+
+    preloading = False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
+        self.asked.append(f"spawn {len(workers)}")
+
+    def stop(self, number: int) -> None:
+        self.asked.append(f"stop {int(number)}")
+
+    def kill(self) -> None:
+        self.asked.append("kill")
+
+
+class Node:
+    """A supervisor whose workers run, with its clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        options = LaunchOptions(
+            "train.py", RendezvousOptions("job", 1, 1), shutdown_timeout_s=SHUTDOWN_S
+        )
+        self.clock, self.spawner = clock, FakeSpawner()
+        self.over: list[TimeOver] = []
+        parts = NodeParts(
+            options=options,
+            count=WorkerCount(2, "given"),
+            commands=WorkerCommands(options, 2, {}),
+            cpus=None,
+            log_dir=LogDir(options.logs, None, None),
+            spawner=cast(SpawnerClient, self.spawner),
+            check_spawner=None,
+            relay=None,
+            display=Display(live=False),
+        )
+        self.supervisor = Supervisor(
+            NodeSpec("n", "i", "h", "127.0.0.1", "default", 2, None),
+            parts,
+            post=self.over.append,
+            listener=cast(Listener, None),
+            event_log=EventLog(options, "h", "train.py"),
+        )
+
+    def start(self) -> None:
+        place = Place(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
+        self.supervisor.start(place)
+        self._do(self.supervisor.spawned(Spawned(0, (101, 102))))
+
+    def take_what_is_over(self) -> None:
+        while self.over:
+            self._do(self.supervisor.time_over(self.over.pop(0)))
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            self.supervisor.stop()
+
+        self._do(stop())
+
+    def kill(self) -> None:
+        async def kill() -> None:
+            self.supervisor.kill()
+
+        self._do(kill())
+
+    def _do(self, what: Any) -> None:
+        self.clock.run_until_complete(what)
+
+
+def with_node(test: Callable[[Node], None]) -> None:
+    clock = Clock()
+    try:
+        node = Node(clock)
+        node.start()
+        test(node)
+        node.supervisor.close()
+    finally:
+        clock.close()
+
+
+def test_workers_that_ignore_a_stop_are_killed_when_their_time_is_over(capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop()
+        node.clock.pass_to(SHUTDOWN_S - 1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15"]
+        node.clock.pass_to(SHUTDOWN_S + 1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+
+    with_node(test)
+
+
+def test_a_second_stop_gives_them_no_more_time(capfd) -> None:
+    """Such as a signal to an agent that stops its workers because one has failed."""
+
+    def test(node: Node) -> None:
+        node.stop()
+        node.clock.pass_to(SHUTDOWN_S - 1)
+        node.stop()
+        assert node.supervisor.group is not None
+        assert node.supervisor.group.state is GroupState.STOPPING
+        node.clock.pass_to(SHUTDOWN_S + 1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+
+    with_node(test)
+
+
+def test_stale_workers_are_killed_without_a_word(capfd) -> None:
+    def test(node: Node) -> None:
+        node.kill()
+        node.kill()
+        assert node.spawner.asked == ["spawn 2", "kill"]
+
+    with_node(test)
+
+
+def test_stale_workers_that_are_being_stopped_get_no_more_time(capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop()
+        node.kill()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+        assert node.supervisor.group is not None
+        assert node.supervisor.group.state is GroupState.KILLING
+
+    with_node(test)

@@ -1,0 +1,139 @@
+"""The command line of ``ft-run check``."""
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.cli.floor_flags import refuse_floors
+from ft_run.launcher.cli.parse import parse
+from ft_run.launcher.options import CheckOptions
+
+
+def check(*argv, **environ):
+    return parse(["check", *argv], environ)
+
+
+def test_the_defaults():
+    options = check()
+    assert isinstance(options, CheckOptions)
+    assert options == CheckOptions()
+    assert (options.level, options.timeout_s, options.nproc_per_node) == ("light", 60.0, "1")
+
+
+def test_everything_at_once():
+    options = check(
+        *("--nproc-per-node", "gpu", "--accelerator", "nvidia.com/gpu", "--virtual-local-rank"),
+        *("--check-level", "full", "--check_timeout=90", "--strict", "--json"),
+        *("--check-report", "r.json", "--log-dir", "/logs"),
+        *("--min-compute-tflops", "500", "--min-memory-gb-per-s", "2e3"),
+        *("--preload", "torch,torch.distributed", "--exclude-straggler"),
+    )
+    assert options == CheckOptions(
+        nproc_per_node="gpu",
+        accelerator="nvidia.com/gpu",
+        virtual_local_rank=True,
+        level="full",
+        timeout_s=90.0,
+        floors={"compute_tflops": 500.0, "memory_gb_per_s": 2000.0},
+        exclude_straggler=True,
+        is_strict=True,
+        json=True,
+        report="r.json",
+        log_dir="/logs",
+        preload=("torch", "torch.distributed"),
+    )
+
+
+def test_variables_stand_for_flags_and_are_beaten_by_them():
+    options = check("--check-level", "light", PET_CHECK_LEVEL="full", PET_STRICT="1")
+    assert (options.level, options.is_strict) == ("light", True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["train.py"], "takes no arguments, but was given 'train.py'; right would be"),
+        (["--check-level", "deep"], "--check-level was given 'deep'; right would be light"),
+        (["--check-timeout", "0.9"], "was given 0.9, but --check-level light measures for 0.95 s"),
+        (
+            ["--check-timeout", "10", "--check-level", "full", "--nnodes", "2"],
+            "--check-timeout was given 10, but --check-level full measures for 11 s, and torch has"
+            " to be imported before; right would be such as 60.",
+        ),
+        (["--check-timeout", "0"], "--check-timeout was given '0'"),
+        (["--min-compute-tflops", "-1"], "was given '-1'; right would be a number above 0"),
+        (["--min-compute-tflops", "nan"], "was given 'nan'; right would be a number above 0"),
+        (["--min-copy-gb-per-s", "9", "--accelerator", "cpu"], "--accelerator cpu leaves the GPUs"),
+        (["--min-intra-gb-per-s", "9"], "there is one worker only; right would be --nproc-per"),
+        (["--min-copy-gb-per-s", "fast"], "--min-copy-gb-per-s was given 'fast'"),
+        (["--max-latency-us", "0"], "--max-latency-us was given '0'; right would be a number abo"),
+        (["--max-latency-us", "9"], "is for several nodes, but there is one only; right would be"),
+        (["--min-bandwidth-gb-per-s", "9"], "right would be --nnodes 2 or more beside it."),
+        (["--straggler-threshold", "2"], "--straggler-threshold is for several nodes"),
+        (["--straggler-threshold", "1"], "was given '1'; right would be a number above 1"),
+        (["--nnodes", "2"], "asks for up to 2 nodes, but no endpoint was given; right would be"),
+        (["--nnodes", "2", "--master-port", "29500"], "but no endpoint was given"),
+        (["--nnodes", "2", "--standalone"], "--standalone is for one node"),
+        (["--jsno"], "there is no flag '--jsno'; did you mean --json?"),
+    ],
+)
+def test_wrong_usage(argv, words):
+    with pytest.raises(UsageError) as error:
+        check(*argv)
+    assert words in error.value.sentence
+
+
+def test_a_floor_that_can_be_met_is_taken():
+    options = check("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
+    assert options.floors == {"copy_gb_per_s": 9.0, "intra_gb_per_s": 8.0}
+    refuse_floors(options.floors, "auto", 2)
+    with pytest.raises(UsageError, match="one worker only"):
+        refuse_floors(options.floors, "auto", 1)
+
+
+def test_several_nodes_have_floors_for_what_they_measure_together():
+    floors = ("--min-bandwidth-gb-per-s", "9", "--max-latency-us", "50", "--min-memory-gb-per-s=1")
+    options = check(
+        *("--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", *floors),
+        *("--straggler-threshold", "3"),
+    )
+    assert options.straggler_threshold == 3.0
+    assert options.floors == {
+        "memory_gb_per_s": 1.0,
+        "latency_us": 50.0,
+        "bandwidth_gb_per_s": 9.0,
+    }
+    assert options.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PET_MAX_LATENCY_US", "50"), ("PET_STRAGGLER_THRESHOLD", "2")]
+)
+def test_a_variable_for_several_nodes_that_may_be_meant_for_the_training_is_remarked(
+    variable: str, value: str
+):
+    options = check("--nnodes", "1", **{variable: value})
+    says = f"{variable} is for several nodes, but there is one only: it is ignored."
+    assert options == CheckOptions(remarks=(says,))
+
+
+def test_one_node_is_checked_by_itself_whatever_is_said_of_an_endpoint():
+    assert check("--rdzv-endpoint", "h:1").rendezvous is None
+    variables = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "h:1"}
+    assert check(**variables).rendezvous.max_nodes == 2
+    assert check("--nnodes", "1", **variables) == CheckOptions()
+
+
+def test_the_first_node_can_be_named_as_under_torchrun():
+    rendezvous = check("--nnodes", "2", "--master-addr", "h", "--node-rank", "1").rendezvous
+    assert str(rendezvous.endpoint) == "h:29500"
+    assert (rendezvous.node_rank, rendezvous.hosts_master) == (1, False)
+
+
+def test_the_help_names_every_exit_status(capsys):
+    with pytest.raises(SystemExit) as ended:
+        check("--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(
+        f"  {status} " in text for status in ("0", "2", "10", "20", "30", "40", "41", "128+n")
+    )
+    assert max(map(len, text.splitlines())) <= 80

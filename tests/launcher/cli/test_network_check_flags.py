@@ -1,0 +1,107 @@
+"""The command line of the checks before training: what is refused, and what only remarked."""
+
+from pathlib import Path
+
+import pytest
+from ft_run.checks.ladder import floors
+from ft_run.checks.records import Metrics
+from ft_run.errors import UsageError
+from ft_run.launcher.cli.parse import parse
+from ft_run.launcher.commands.launch import launch
+from ft_run.launcher.options import LaunchOptions
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def options(*argv: str, **environ: str) -> LaunchOptions:
+    found = parse([*argv, "train.py"], environ)
+    assert isinstance(found, LaunchOptions)
+    return found
+
+
+def test_a_flag_that_says_how_to_check_needs_the_one_that_says_that() -> None:
+    with pytest.raises(UsageError) as error:
+        options("--check-level", "full")
+    assert error.value.sentence == (
+        "--check-level says how nodes are checked, but nothing asks for checks;"
+        " right would be --network-check beside it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PET_CHECK_LEVEL", "full"),
+        ("PET_CHECK_TIMEOUT", "90"),
+        ("PET_CHECK_REPORT", "r.json"),
+        ("PET_EXCLUDE_STRAGGLER", "1"),
+        ("PET_MIN_COMPUTE_TFLOPS", "500"),
+    ],
+)
+def test_a_variable_that_may_be_meant_for_a_check_beside_the_job_is_remarked(
+    name: str, value: str
+) -> None:
+    found = options(**{name: value})
+    assert found.checks is None
+    assert found.remarks == (
+        f"{name} says how nodes are checked, but nothing asks for checks:"
+        " it is ignored without --network-check.",
+    )
+    found = options("--network-check", **{name: value})
+    assert found.checks is not None
+    assert found.remarks == ()
+
+
+def test_nodes_are_held_to_floors_before_training() -> None:
+    several = ("--nnodes", "1:2", "--rdzv-endpoint", "h:1", "--network-check")
+    given = (*several, "--max-latency-us", "50", "--min-compute-tflops", "2.5")
+    found = options(*given, PET_MIN_BANDWIDTH_GB_PER_S="9").checks
+    assert found is not None
+    assert found.spec.floors == (
+        *("compute_tflops=2.5", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
+    )
+    assert floors(found.spec.floors) == Metrics(
+        compute_tflops=2.5, latency_us=50.0, bandwidth_gb_per_s=9.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--min-memory-gb-per-s", "1"], "nothing asks for checks; right would be --network-check"),
+        (["--network-check", "--max-latency-us", "1"], "is for several nodes, but there is one"),
+        (["--network-check", "--min-intra-gb-per-s", "1"], "there is one worker only; right would"),
+        (
+            ["--network-check", "--min-copy-gb-per-s", "1", "--accelerator", "cpu"],
+            "--accelerator cpu leaves the GPUs alone",
+        ),
+    ],
+)
+def test_a_floor_that_nobody_can_meet_is_refused(argv: list[str], says: str) -> None:
+    with pytest.raises(UsageError) as error:
+        options(*argv)
+    assert says in error.value.sentence
+
+
+def test_a_timeout_that_is_shorter_than_the_measurements_is_refused() -> None:
+    full = ("--network-check", "--check-level", "full", "--nnodes", "2", "--rdzv-endpoint", "h:1")
+    with pytest.raises(UsageError) as error:
+        options(*full, PET_CHECK_TIMEOUT="10")
+    assert error.value.sentence == (
+        "PET_CHECK_TIMEOUT was given 10, but --check-level full measures for 11 s, and torch has"
+        " to be imported before; right would be such as 60."
+    )
+    assert options(*full, "--check-timeout", "11").checks
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    report = tmp_path / "missing" / "r.json"
+    logs = tmp_path / "logs"
+    with pytest.raises(UsageError) as error:
+        launch(options("--network-check", f"--check-report={report}", f"--log-dir={logs}"))
+    assert "--check-report was given" in error.value.sentence
+    assert not logs.exists()

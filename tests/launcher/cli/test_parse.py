@@ -1,0 +1,656 @@
+"""What a command line means: options, or one sentence."""
+
+import math
+import signal
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from ft_run import defaults, exit_codes
+from ft_run.errors import UsageError
+from ft_run.launcher.cli import launch_flags, parse
+from ft_run.launcher.options import (
+    LaunchOptions,
+    MasterOptions,
+    RendezvousOptions,
+    ScriptMode,
+    StatusOptions,
+    Streams,
+    StreamSelection,
+)
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+
+MULTI = ("--nnodes=2", "--rdzv-id=j", "--rdzv-backend=grpc", "--rdzv-endpoint=node0")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a ``train.py`` in it."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def launch(*argv: str, **environ: str) -> LaunchOptions:
+    options = parse.parse(argv, environ)
+    assert isinstance(options, LaunchOptions)
+    return options
+
+
+def rendezvous(*argv: str, **environ: str) -> RendezvousOptions:
+    return launch(*argv, "train.py", **environ).rendezvous
+
+
+def sentence(*argv: str, **environ: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        parse.parse(argv, environ)
+    assert refused.value.exit_code == exit_codes.USAGE
+    return refused.value.sentence
+
+
+# The script and its arguments.
+
+
+def test_a_script_alone_has_the_defaults_of_torchrun() -> None:
+    options = launch("train.py")
+    assert options == LaunchOptions(
+        script="train.py", rendezvous=RendezvousOptions(job_id=options.rendezvous.job_id)
+    )
+
+
+def test_everything_after_the_script_is_the_scripts() -> None:
+    options = launch("--standalone", "train.py", "--nnodes", "2", "--", "--help", "-m", "")
+    assert options.script_args == ("--nnodes", "2", "--", "--help", "-m", "")
+    assert options.rendezvous.max_nodes == 1
+
+
+def test_a_dash_dash_before_the_script_is_dropped_and_later_ones_are_kept() -> None:
+    options = launch("--standalone", "--", "train.py", "--", "x")
+    assert (options.script, options.script_args) == ("train.py", ("--", "x"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "mode"),
+    [
+        ([], ScriptMode.SCRIPT),
+        (["--run-path"], ScriptMode.RUN_PATH),
+        (["--run-path", "--no-python"], ScriptMode.RUN_PATH),
+        (["--run-path", "--no-python", "-m"], ScriptMode.RUN_PATH),
+        (["-m"], ScriptMode.MODULE),
+        (["--module"], ScriptMode.MODULE),
+        (["--no_python"], ScriptMode.COMMAND),
+    ],
+)
+def test_modes(folder: Path, argv: list[str], mode: ScriptMode) -> None:
+    (folder / "train.py").chmod(0o755)
+    assert launch(*argv, "./train.py").mode is mode
+
+
+def test_module_and_no_python_exclude_each_other() -> None:
+    assert sentence("-m", "train", PET_NO_PYTHON="1") == (
+        "--module and PET_NO_PYTHON exclude each other;"
+        " right would be -m for a module, or --no-python for a program."
+    )
+
+
+def test_no_script() -> None:
+    expected = "no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]..."
+    assert sentence() == expected
+    assert sentence("--standalone", "--") == expected
+
+
+def test_a_script_that_does_not_exist(folder: Path) -> None:
+    where = f"there is no script 'nope.py' in {folder};"
+    right = "right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."
+    assert sentence("nope.py") == f"{where} {right}"
+    assert sentence("--run-path", "nope.py") == f"{where} {right}"
+    assert sentence("train") == f"there is no script 'train' in {folder}; did you mean train.py?"
+
+
+def test_a_script_that_was_meant_differently(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "run.py").touch()
+    assert sentence("package.run").endswith("; did you mean -m package.run?")
+    assert sentence("statsu").endswith("; did you mean the command ft-run status?")
+    assert sentence("python3", "train.py").endswith(
+        "; ft-run starts Python by itself: leave it out, or use --no-python for a program."
+    )
+
+
+def test_what_python_can_run_is_a_script(folder: Path) -> None:
+    (folder / "app").mkdir()
+    (folder / "app" / "__main__.py").touch()
+    with zipfile.ZipFile(folder / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "")
+    for script in ("app", "app.zip", "-", "/dev/stdin", "train_${local_rank}.py"):
+        assert launch(script).script == script
+
+
+def test_a_folder_without_a_main_is_not_a_script(folder: Path) -> None:
+    (folder / "lib").mkdir()
+    assert sentence("lib") == (
+        "the script 'lib' is a folder without a __main__.py; right would be the path of a Python"
+        " file."
+    )
+
+
+def test_a_module_is_not_looked_up() -> None:
+    assert launch("-m", "no.such.module", "-x").script == "no.such.module"
+
+
+def test_a_program_is_looked_up_on_the_path(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "tool"
+    program.touch()
+    program.chmod(stat.S_IRWXU)
+    assert launch("--no-python", "tool", PATH=str(folder / "bin")).script == "tool"
+    assert launch("--no-python", "bin/tool", PATH="").script == "bin/tool"
+    assert sentence("--no-python", "tool", PATH="/nowhere") == (
+        "--no-python was given 'tool', but there is no such program on the PATH or in"
+        f" {folder}; right would be the path of an executable file."
+    )
+    assert sentence("--no-python", "train.py", PATH="/nowhere") == (
+        "--no-python was given 'train.py', which is not a program on the PATH or not executable;"
+        " right would be ./train.py after chmod +x, or no --no-python."
+    )
+    assert sentence("--no-python", "./bin", PATH="/nowhere") == (
+        "--no-python was given './bin', which is a folder; right would be the path of an"
+        " executable file."
+    )
+
+
+# Spellings, prefixes, variables.
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--nproc-per-node=4"],
+        ["--nproc_per_node=4"],
+        ["--nproc_per_node", "4"],
+        ["--nproc-per", "4"],
+        ["--np=4"],
+        ["--nproc-per-node=2", "--nproc_per_node=4"],
+    ],
+)
+def test_spellings_of_nproc_per_node(argv: list[str]) -> None:
+    assert launch(*argv, "train.py").nproc_per_node == "4"
+    assert launch(*argv, "train.py", PET_NPROC_PER_NODE="8").nproc_per_node == "4"
+    assert launch("train.py", PET_NPROC_PER_NODE="8").nproc_per_node == "8"
+
+
+def test_prefixes() -> None:
+    both = StreamSelection(default=Streams.BOTH)
+    assert launch("--redirect=3", "--stand", "train.py").logs.redirects == both
+    assert sentence("--nno", "2") != sentence("--no", "2")
+    assert sentence("--no", "2") == (
+        "'--no' is ambiguous: it could be --no-python or --node-rank;"
+        " right would be the whole name."
+    )
+
+
+def test_our_flags_leave_the_prefixes_of_torchrun_unambiguous() -> None:
+    """``--node`` and ``--re`` have one meaning under torchrun, and keep it."""
+    pytest.importorskip("torch")
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    theirs = {
+        word.replace("_", "-"): action.dest
+        for action in parser._actions
+        for word in action.option_strings
+        if word.startswith("--")
+    }
+    command = launch_flags.launch_command()
+    takes_value = {flag.key: flag.takes_value for flag in command.flags}
+    for word, dest in theirs.items():
+        for end in range(3, len(word) + 1):
+            meanings = {d for w, d in theirs.items() if w.startswith(word[:end])}
+            if len(meanings) == 1 and dest != "help":
+                canonical = command.split([word[:end]] + ["0"] * takes_value[dest])[0]
+                assert canonical[0].partition("=")[0] == "--" + dest.replace("_", "-")
+
+
+def test_every_flag_of_torchrun_is_known() -> None:
+    pytest.importorskip("torch")
+    from torch.distributed.run import get_args_parser
+
+    ours = {flag.key for flag in launch_flags.launch_command().flags if not flag.ours}
+    theirs = {action.dest for action in get_args_parser()._actions}
+    assert theirs - ours == {"training_script", "training_script_args"}
+    assert ours <= theirs
+
+
+@pytest.mark.parametrize("word", ["1", "true", "yes"])
+def test_switches_by_variables(word: str) -> None:
+    options = launch("train.py", PET_MODULE=word, PET_VIRTUAL_LOCAL_RANK=word)
+    assert options.mode is ScriptMode.MODULE
+    assert options.virtual_local_rank
+
+
+def test_a_wrong_switch_variable() -> None:
+    assert sentence("train.py", PET_STANDALONE="2") == (
+        "PET_STANDALONE was given '2'; right would be 1/0, true/false or yes/no."
+    )
+
+
+def test_an_unknown_flag() -> None:
+    assert sentence("--nporc-per-node=4", "train.py") == (
+        "there is no flag '--nporc-per-node'; did you mean --nproc-per-node?"
+    )
+    assert sentence("--nprocs", "4", "train.py") == (
+        "there is no flag '--nprocs'; did you mean --nproc-per-node?"
+    )
+
+
+# The group.
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [([], (1, 1)), (["--nnodes=3"], (3, 3)), (["--nnodes=2:5"], (2, 5))],
+)
+def test_nnodes(argv: list[str], expected: tuple[int, int]) -> None:
+    found = rendezvous("--rdzv-endpoint=node0", *argv)
+    assert (found.min_nodes, found.max_nodes) == expected
+
+
+@pytest.mark.parametrize("text", ["3:2", "0", "abc", "", "1:2:3", "-1", "２"])
+def test_wrong_nnodes(text: str) -> None:
+    assert sentence(f"--nnodes={text}", "train.py") == (
+        f"--nnodes was given {text!r}; right would be N or MIN:MAX with 1 <= MIN <= MAX,"
+        " such as 4 or 2:5."
+    )
+    if text:
+        assert sentence("train.py", PET_NNODES=text).startswith(f"PET_NNODES was given {text!r};")
+
+
+def test_node_unit() -> None:
+    assert rendezvous(*MULTI, "--nnodes=2:5", "--node-unit=2").node_unit == 2
+    assert sentence(*MULTI, "--nnodes=3:5", "--node-unit=2", "train.py") == (
+        "--nnodes has a minimum of 3, which is not a multiple of --node-unit 2; right would be 4."
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--standalone"],
+        ["--standalone", "--rdzv-endpoint=node0:29400", "--rdzv-backend=c10d"],
+        ["--rdzv-backend=c10d"],
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+        ["--rdzv-endpoint="],
+        ["--master-addr=node0", "--node-rank=0"],
+        ["--master-port=0"],
+    ],
+)
+def test_one_node_by_itself_opens_nothing(argv: list[str]) -> None:
+    found = rendezvous(*argv)
+    assert (found.endpoint, found.hosts_master, found.node_rank) == (None, None, None)
+    assert found.job_id != defaults.JOB_ID
+    assert found.job_id != rendezvous(*argv).job_id
+    assert rendezvous(*argv, "--rdzv-id=mine").job_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "endpoint", "hosts_master", "node_rank"),
+    [
+        (["--rdzv-endpoint=node0"], "node0:29400", None, None),
+        (["--rdzv-endpoint=[fd00::1]:1"], "[fd00::1]:1", None, None),
+        (["--master-port=1234"], "127.0.0.1:1234", None, None),
+        (["--master-port=1234", "--node-rank=0"], "127.0.0.1:1234", True, 0),
+        (["--nnodes=2", "--master-addr=node0"], "node0:29500", None, None),
+        (["--nnodes=2", "--master-addr=[::1]", "--node-rank=0"], "[::1]:29500", True, 0),
+        (["--nnodes=2", "--master-addr=node0", "--node-rank=1"], "node0:29500", False, 1),
+        (["--nnodes=2", "--node-rank=1", "--rdzv-conf=is_host=1"], "127.0.0.1:29500", True, 1),
+        (["--nnodes=2", "--rdzv-endpoint=m", "--node-rank=0"], "m:29400", None, 0),
+        (
+            ["--nnodes=2", "--rdzv-endpoint=m", "--node-rank=1", "--rdzv-backend=static"],
+            "m:29400",
+            False,
+            1,
+        ),
+        ([*MULTI, "--node-rank=5"], "node0:29400", None, 5),
+        ([*MULTI, "--rdzv-conf=is_host=false"], "node0:29400", False, None),
+        ([*MULTI, "--rdzv-backend=c10d"], "node0:29400", None, None),
+    ],
+)
+def test_where_the_master_is(
+    argv: list[str], endpoint: str, hosts_master: bool | None, node_rank: int | None
+) -> None:
+    found = rendezvous(*argv)
+    assert str(found.endpoint) == endpoint
+    assert (found.hosts_master, found.node_rank) == (hosts_master, node_rank)
+
+
+def test_the_variables_of_a_kubeflow_pod() -> None:
+    found = rendezvous(
+        PET_NNODES="4",
+        PET_NPROC_PER_NODE="auto",
+        PET_NODE_RANK="2",
+        PET_MASTER_ADDR="job-node-0-0.job",
+        PET_MASTER_PORT="29400",
+    )
+    assert found.endpoint == Endpoint("job-node-0-0.job", 29400)
+    assert (found.hosts_master, found.node_rank, found.max_nodes) == (False, 2, 4)
+
+
+def test_a_node_rank_is_ignored_with_c10d_as_by_torchrun() -> None:
+    options = launch(*MULTI, "--rdzv-backend=c10d", "--node-rank=1", "train.py")
+    assert options.rendezvous.node_rank is None
+    assert options.remarks == (
+        "--node-rank 1 is ignored with --rdzv-backend c10d, as by torchrun; with --rdzv-backend"
+        " grpc it is honoured.",
+    )
+
+
+def test_a_node_rank_beyond_the_nodes() -> None:
+    assert sentence("--nnodes=2", "--node-rank=2", "train.py") == (
+        "--node-rank was given 2, but with 2 nodes the ranks end at 1; right would be a rank from"
+        " 0 to 1, or none for a spare node."
+    )
+
+
+def test_standalone_is_for_one_node() -> None:
+    assert sentence("--standalone", "train.py", PET_NNODES="1:2") == (
+        "--standalone is for one node, but PET_NNODES asks for up to 2;"
+        " right would be --rdzv-endpoint HOST:PORT instead of --standalone."
+    )
+
+
+@pytest.mark.parametrize("backend", ["grpc", "c10d"])
+def test_several_nodes_need_an_endpoint(backend: str) -> None:
+    assert sentence("--nnodes=2", f"--rdzv-backend={backend}", "train.py") == (
+        "--nnodes asks for up to 2 nodes, but no endpoint was given; right would be"
+        " --rdzv-endpoint HOST:PORT, the same on every node, where HOST is one of the nodes."
+    )
+
+
+def test_several_nodes_need_a_port_they_know() -> None:
+    assert sentence(*MULTI, "--rdzv-endpoint=node0:0", "train.py") == (
+        "--rdzv-endpoint has port 0, which other nodes cannot know; right would be a fixed port,"
+        " such as node0:29400."
+    )
+    assert sentence("--nnodes=2", "--master-port=0", "train.py").startswith("--master-port has")
+
+
+def test_wrong_endpoints_and_backends() -> None:
+    assert sentence("--rdzv-endpoint=http://node0:29400", "train.py") == (
+        "--rdzv-endpoint was given 'http://node0:29400';"
+        " right would be HOST[:PORT], such as node0:29400 or [fd00::1]:29400."
+    )
+    assert sentence("--rdzv-backend=etcd-v2", "train.py") == (
+        "--rdzv-backend was given 'etcd-v2', but ft-run has its own master and needs no etcd;"
+        " right would be grpc with --rdzv-endpoint HOST:PORT, where HOST is one of the nodes."
+    )
+    assert sentence("--rdzv-backend=mine", "train.py") == (
+        "--rdzv-backend was given 'mine'; right would be grpc, c10d or static."
+    )
+
+
+def test_several_nodes_without_an_id_are_told_why_they_should_have_one() -> None:
+    options = launch("--nnodes=2", "train.py")
+    assert options.rendezvous.job_id == "none"
+    assert options.remarks == (
+        "no --rdzv-id was given: a stray node of another job that uses the same endpoint would be"
+        " taken for one of this job; give each job its own, the same on every node.",
+    )
+    assert launch("--nnodes=2", "train.py", PET_RDZV_ID="x").remarks == ()
+
+
+def test_times_and_remarks_of_the_conf() -> None:
+    options = launch("--rdzv-conf='timeout=5,node_grace=2,joint=1'", "train.py")
+    assert (options.rendezvous.join_timeout_s, options.rendezvous.node_grace_s) == (5, 2)
+    assert options.remarks == ("--rdzv-conf: the key 'joint' is unknown and ignored.",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], None),
+        (["--rdzv-conf=rescale_delay=3"], 3.0),
+        (["--rdzv-conf=rescale_delay=3", "--rescale-delay=4"], 4.0),
+        (["--rdzv-conf=rescale_delay=3", "--rescale-delay=never"], math.inf),
+        (["--rdzv-conf=rescale_delay=never"], math.inf),
+    ],
+)
+def test_rescale_delay(argv: list[str], expected: float | None) -> None:
+    assert rendezvous(*argv).rescale_delay_s == expected
+    assert launch(*argv, "train.py").job_spec().rescale_delay_s == expected
+
+
+def test_addresses_and_ports() -> None:
+    found = rendezvous("--local-addr=[fd00::2]", "--worker-port=29600-29609")
+    assert (found.local_addr, found.worker_ports) == ("fd00::2", range(29600, 29610))
+    assert sentence("--worker-port=9-8", "train.py") == (
+        "--worker-port was given '9-8'; right would be PORT or LO-HI with 1 <= LO <= HI <= 65535,"
+        " such as 29600 or 29600-29699."
+    )
+    assert sentence("--master-port=65536", "train.py") == (
+        "--master-port was given '65536'; right would be a whole number from 0 to 65535."
+    )
+
+
+def test_who_hosts_the_store() -> None:
+    assert not launch("train.py").separate_store
+    assert not launch("--store=worker", "train.py", PET_STORE="separate").separate_store
+    assert launch("train.py", PET_STORE="separate").separate_store
+    assert sentence("--store=agent", "train.py") == (
+        "--store was given 'agent'; right would be worker or separate."
+    )
+
+
+# Workers, failure, logs.
+
+
+def test_max_restarts() -> None:
+    assert rendezvous("--max-restarts=3").max_restarts == 3
+    assert sentence("--max-restarts", "-1", "train.py") == (
+        "--max-restarts was given '-1'; right would be a whole number, 0 or more."
+    )
+
+
+@pytest.mark.parametrize("text", ["0", "-2", "GPU", "many", "", "1.5", "４"])
+def test_nonsense_for_nproc_per_node(text: str) -> None:
+    assert sentence(f"--nproc-per-node={text}", "train.py") == (
+        f"--nproc-per-node was given {text!r};"
+        " right would be a whole number, 1 or more, or auto, cpu, gpu or xpu."
+    )
+
+
+def test_shutdown_timeout_by_flag_variable_and_torchs_variable() -> None:
+    torch = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
+    assert launch("train.py").shutdown_timeout_s == 30
+    assert launch("train.py", **torch).shutdown_timeout_s == 3
+    assert launch("train.py", PET_SHUTDOWN_TIMEOUT="4", **torch).shutdown_timeout_s == 4
+    assert launch("--shutdown-timeout=0", "train.py", **torch).shutdown_timeout_s == 0
+    assert sentence("train.py", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x") == (
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT was given 'x'; right would be a number of seconds, 0 or"
+        " more."
+    )
+
+
+def test_signals() -> None:
+    options = launch(
+        "--signals-to-handle", "SIGUSR1, SIGTERM,SIGTERM,XYZ,usr2,SIGKILL,", "train.py"
+    )
+    assert options.signals == (signal.SIGUSR1, signal.SIGTERM)
+    assert options.remarks == (
+        "--signals-to-handle: there is no signal 'XYZ'.",
+        "--signals-to-handle: there is no signal 'usr2'; did you mean SIGUSR2?",
+        "--signals-to-handle: no process can handle SIGKILL; ignored.",
+    )
+    assert launch("--signals-to-handle=", "train.py").signals == ()
+
+
+def test_logs() -> None:
+    logs = launch(
+        *("--log-dir=/logs", "-r3", "-t", "0:1,10:3", "--local-ranks-filter=0,2"),
+        *("--duplicate-stdout-filters=a,b", "--duplicate_stderr_filters=c,,d", "train.py"),
+    ).logs
+    assert logs.log_dir == "/logs"
+    assert logs.redirects.of(7) is Streams.BOTH
+    assert (logs.tee.of(0), logs.tee.of(1), logs.tee.of(10)) == (
+        Streams.OUT,
+        Streams.NONE,
+        Streams.BOTH,
+    )
+    assert logs.console_local_ranks == frozenset({0, 2})
+    assert (logs.stdout_filters, logs.stderr_filters) == (("a", "b"), ("c,d",))
+    assert sentence("-r", "4", "train.py") == (
+        "--redirects was given '4'; right would be 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
+        " or RANK:DIGIT pairs such as 0:1,10:3."
+    )
+
+
+def test_the_remaining_flags() -> None:
+    options = launch(
+        *("--role=trainer", "--numa-binding=core-complex", "--event-log-handler=console"),
+        *("--accelerator=nvidia.com/gpu", "--virtual-local-rank", "--monitor-interval=0.5"),
+        *("--start-method=fork", "train.py"),
+    )
+    assert (options.role, options.numa_binding) == ("trainer", "core-complex")
+    assert (options.event_log_handler, options.accelerator) == ("console", "nvidia.com/gpu")
+    assert options.virtual_local_rank
+    assert sentence("--accelerator=tpu", "train.py") == (
+        "--accelerator was given 'tpu';"
+        " right would be auto, nvidia.com/gpu, amd.com/gpu, ascend-npu or cpu."
+    )
+    assert sentence("--numa-binding=cpu", "train.py") == (
+        "--numa-binding was given 'cpu'; right would be node, socket, exclusive or core-complex."
+    )
+    assert sentence("--logs-specs=mine", "train.py") == (
+        "--logs-specs was given 'mine', but ft-run has no plug-ins for logs;"
+        " right would be --log-dir with --redirects, --tee and --local-ranks-filter."
+    )
+
+
+# Subcommands and help.
+
+
+def test_master() -> None:
+    assert parse.parse(["master"], {}) == MasterOptions(endpoint=Endpoint("::", 29400))
+    conf = "node_grace=1,node_timeout=2,last_call_timeout=3,join_timeout=4,rescale_delay=never,x=1"
+    options = parse.parse(
+        ["master", "--bind=10.0.0.1:1", "--rdzv-conf", conf],
+        {"PET_RDZV_ENDPOINT": "elsewhere:1", "PET_NNODES": "wrong"},
+    )
+    assert options == MasterOptions(
+        endpoint=Endpoint("10.0.0.1", 1),
+        node_grace_s=1,
+        node_timeout_s=2,
+        last_call_timeout_s=3,
+        join_timeout_s=4,
+        rescale_delay_s=math.inf,
+        remarks=("--rdzv-conf: the key 'x' is unknown and ignored.",),
+    )
+    assert parse.parse(["master", "--rdzv-endpoint", ":2"], {}) == MasterOptions(Endpoint("::", 2))
+    assert sentence("master", "train.py").startswith(
+        "ft-run master takes no arguments, but was given 'train.py';"
+    )
+
+
+def test_status() -> None:
+    assert parse.parse(["status"], {}) == StatusOptions(Endpoint("localhost", 29400))
+    assert parse.parse(["status", "node0", "--json", "--timeout=2"], {}) == StatusOptions(
+        Endpoint("node0", 29400), json=True, timeout_s=2
+    )
+    assert parse.parse(["status", "--json"], {"PET_RDZV_ENDPOINT": "m:1"}) == StatusOptions(
+        Endpoint("m", 1), json=True
+    )
+    assert sentence("status", "a:1", "b:2") == (
+        "ft-run status takes one HOST[:PORT], but was given 'a:1' and 'b:2'."
+    )
+    assert sentence("status", "a:x").startswith("ft-run status was given 'a:x'; right would be")
+
+
+@pytest.mark.parametrize("name", ["master", "status"])
+def test_a_script_may_have_the_name_of_a_subcommand(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    assert launch("--", name).script == name
+    assert launch(f"./{name}").script == f"./{name}"
+    assert launch("--standalone", name, "--help").script_args == ("--help",)
+
+
+def test_help_is_grouped_and_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for argv in (["--help"], ["master", "--help"], ["status", "-h"]):
+        with pytest.raises(SystemExit) as stop:
+            parse.parse(argv, {})
+        assert stop.value.code == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80
+        if argv == ["--help"]:
+            headings = [line for line in out.splitlines() if line[:1].isalpha() and line[-1] == ":"]
+            assert headings == [
+                *("Examples:", "Commands:", "Workers:", "Rendezvous:", "Failure:", "Checks:"),
+                *("Logs:", "Script:", "Compatibility with torchrun:", "Help:", "Exit codes:"),
+            ]
+            assert "ft-run master --help" in out
+            assert "Every option can be set by PET_<NAME>" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse.parse(["--version"], {})
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("ft-run ")
+
+
+# Against torchrun, and against anything.
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train.py"],
+        ["--nnodes", "2:5", "--nproc_per_node=gpu", "--rdzv_id", "a b", "train.py", "-x"],
+        ["--rdzv-backend=c10d", "--rdzv_endpoint=h:1", "--max-restarts=3", "train.py", "-y", "--"],
+        ["--", "train.py", "--nnodes=3"],
+        ["-m", "pkg.mod", "--help"],
+        ["--run-path", "--no_python", "train.py"],
+        ["--redirect=3", "-t", "0:1,1:3", "--log-d", "/x", "train.py"],
+        ["-t3", "-r=1", "train.py"],
+        ["--role", "a", "--role", "b", "train.py"],
+        ["--stand", "--virtual-local-rank", "train.py"],
+        ["--duplicate-stdout-filters=a,b,,c", "train.py"],
+        ["--numa-binding=node", "--event_log_handler", "console", "train.py"],
+        ["--nnodes=2", "--node_rank", "1", "--master_addr=h", "--master_port=5", "train.py"],
+        ["--local_addr=h", "--shutdown_timeout", "7", "--rdzv-id=", "train.py"],
+    ],
+)
+def test_torchrun_reads_the_same(argv: list[str]) -> None:
+    """Except for a ``--`` right after the script, which argparse keeps or drops by its version."""
+    run = pytest.importorskip("torch.distributed.run")
+    from torch.distributed.elastic.multiprocessing.api import Std
+
+    theirs, ours = run.parse_args(argv), launch(*argv)
+    group = ours.rendezvous
+    assert ours.script == theirs.training_script
+    assert ours.script_args == tuple(theirs.training_script_args)
+    assert (group.min_nodes, group.max_nodes) == run.parse_min_max_nnodes(theirs.nnodes)
+    assert ours.nproc_per_node == theirs.nproc_per_node
+    assert group.max_restarts == theirs.max_restarts
+    assert (ours.role, ours.logs.log_dir) == (theirs.role, theirs.log_dir)
+    assert ours.numa_binding == theirs.numa_binding
+    assert ours.event_log_handler == theirs.event_log_handler
+    assert ours.virtual_local_rank == theirs.virtual_local_rank
+    assert ours.shutdown_timeout_s == (theirs.shutdown_timeout or 30)
+    assert ours.logs.stdout_filters == tuple(theirs.duplicate_stdout_filters)
+    assert group.local_addr == theirs.local_addr
+    if theirs.rdzv_endpoint:
+        assert str(group.endpoint) == theirs.rdzv_endpoint
+    if group.endpoint is not None or "rdzv_id" in argv:
+        assert group.job_id == theirs.rdzv_id
+    if group.node_rank is not None:
+        assert group.node_rank == theirs.node_rank
+        assert group.endpoint == Endpoint(theirs.master_addr, theirs.master_port)
+    for text, selection in ((theirs.redirects, ours.logs.redirects), (theirs.tee, ours.logs.tee)):
+        std = Std.from_str(text)
+        for local_rank in range(3):
+            wanted = std.get(local_rank, Std.NONE) if isinstance(std, dict) else std
+            assert int(selection.of(local_rank)) == int(wanted)

@@ -1,0 +1,298 @@
+"""The command line of the failure policy: flags, variables, the file, what cannot work."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.cli import parse
+from ft_run.launcher.commands.policy import failure_of
+from ft_run.launcher.main import main
+from ft_run.launcher.options import LaunchOptions, PolicyOptions
+from ft_run.rendezvous.protocol.messages import PolicySpec
+
+ENDPOINT = ("--rdzv-endpoint", "h:1", "--rdzv-id", "x", "--max-restarts", "3")
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def launch(*argv: str, **environ: str) -> LaunchOptions:
+    options = parse.parse([*argv, "train.py"], environ)
+    assert isinstance(options, LaunchOptions)
+    return options
+
+
+def policy(*argv: str, **environ: str) -> PolicySpec:
+    found = launch(*ENDPOINT, *argv, **environ).policy
+    assert found is not None
+    return found
+
+
+def sentence(*argv: str, **environ: str) -> str:
+    with pytest.raises(UsageError) as error:
+        launch(*argv, **environ)
+    return error.value.sentence
+
+
+# --- flags and variables ---------------------------------------------------------------------
+
+
+def test_without_any_of_them_nothing_travels() -> None:
+    options = launch(*ENDPOINT)
+    assert options.policy is None
+    assert not options.propagate_exit_code
+    assert launch(*ENDPOINT, "--max-node-failures", "3", "--success-policy=all").policy is None
+
+
+def test_every_flag() -> None:
+    options = launch(
+        *ENDPOINT, "--on-failure", "exit:3=fail", "--on_failure=oom=replace-node",
+        "--restart-window", "24h", "--restart-backoff", "0s:1m", "--max-node-failures", "never",
+        "--success-policy", "rank0", "--propagate-exit-code",
+    )  # fmt: skip
+    assert options.policy == PolicySpec(
+        rules=("exit:3=fail", "oom=replace-node"),
+        restart_window_s=86400.0,
+        backoff_first_s=0.0,
+        backoff_max_s=60.0,
+        max_node_failures=0,
+        rank0_decides=True,
+    )
+    assert options.propagate_exit_code
+
+
+def test_variables_and_the_command_line_beats_them() -> None:
+    found = policy(PET_ON_FAILURE="exit:3=fail; oom=restart ;", PET_RESTART_WINDOW="90m")
+    assert found.rules == ("exit:3=fail", "oom=restart")
+    assert found.restart_window_s == 5400
+    found = policy("--on-failure", "exit:4=fail", PET_ON_FAILURE="exit:3=fail")
+    assert found.rules == ("exit:4=fail",)
+    assert launch(*ENDPOINT, PET_PROPAGATE_EXIT_CODE="yes").propagate_exit_code
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5h", 5400), ("2d", 172800), ("10 min", 600), ("5s", 5)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert policy("--restart-window", text).restart_window_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--on-failure", "exit:3"), "--on-failure was given 'exit:3', it is not MATCH=ACTION"),
+        (("--on-failure", "exit:3=die"), "there is no action 'die'; right would be restart"),
+        (("--on-failure", "hang=fail"), "hang cannot be matched, since nothing produces it yet"),
+        (("--on-failure", "error:(=fail"), "is no regular expression"),
+        (("--restart-window", "0"), "right would be a time above 0, such as 24h"),
+        (("--restart-window", "1w"), "right would be a time such as 90s, 30m, 24h or 7d"),
+        (("--restart-window", "1.2.3h"), "right would be a time such as"),
+        (("--restart-backoff", "60s"), "right would be FIRST:MAX with FIRST <= MAX"),
+        (("--restart-backoff", "60s:1s"), "right would be FIRST:MAX with FIRST <= MAX"),
+        (("--restart-backoff", "0:0"), "right would be FIRST:MAX"),
+        (("--max-node-failures", "0"), "right would be a whole number, 1 or more, or never"),
+        (("--success-policy", "most"), "right would be all or rank0"),
+        (("--on-failure", "exit:3=fail", "--on-failure", "exit:3=restart"),
+         "the rule exit:3=restart would never be used: exit:3=fail comes before it"),
+    ],
+)  # fmt: skip
+def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
+    assert told in sentence(*ENDPOINT, *argv)
+
+
+# --- combinations ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--restart-window", "24h"),
+         "--restart-window 86400s has nothing to count, because --max-restarts is 0: the window"
+         " says which restarts count against --max-restarts; right would be --max-restarts N"
+         " with N above 0 as well."),
+        (("--restart-backoff", "0:60"),
+         "--restart-backoff has nothing to space, because --max-restarts is 0 and no rule says"
+         " restart-free: the delays come before restarts; right would be --max-restarts N with N"
+         " above 0 as well."),
+        (("--on-failure", "oom=replace-node", "--max-restarts", "1"),
+         "the rule oom=replace-node could never replace a node, because no --rdzv-endpoint was"
+         " given: the other node comes by the endpoint; right would be --rdzv-endpoint HOST:PORT,"
+         " or another action."),
+        (("--on-failure", "oom=replace-node", "--rdzv-endpoint", "h:1"),
+         "the rule oom=replace-node could never replace a node, because --max-restarts is 0: the"
+         " round without that node is a restart that counts against --max-restarts; right would"
+         " be --max-restarts N with N above 0 as well."),
+        (("--max-node-failures", "5", "--max-restarts", "4"),
+         "--max-node-failures 5 could never exclude a node, because --max-restarts is 4: each"
+         " failure of a node costs a restart, so that the job ends before; right would be"
+         " --max-restarts 5 or more, or fewer failures."),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_in_three_parts(argv: tuple[str, ...], told: str) -> None:
+    assert sentence(*argv) == told
+
+
+def test_what_works_although_no_restart_is_counted() -> None:
+    found = launch("--on-failure", "exit:75=restart-free", "--restart-backoff", "1:60").policy
+    assert found is not None
+    assert found.backoff_max_s == 60
+
+
+def test_a_rule_about_words_says_what_it_sees() -> None:
+    def is_told(*argv: str) -> bool:
+        remarks = launch("--on-failure", "error:x=fail", *argv).remarks
+        return any("a rule with error: sees what @record writes" in text for text in remarks)
+
+    assert is_told()
+    assert is_told("--tee", "1")
+    assert not is_told("--tee", "2")
+    assert not is_told("--redirects", "3")
+
+
+# --- the file --------------------------------------------------------------------------------
+
+FILE = """
+restart-window = "24h"
+restart-backoff = "0s:60s"
+max-node-failures = 2
+success-policy = "rank0"
+
+[[rule]]
+match = "exit:64-79"
+action = "fail"
+
+[[rule]]
+match = "error:a=b"
+action = "restart-free"
+"""
+
+
+def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(FILE)
+    assert policy("--failure-policy", str(path)) == PolicySpec(
+        ("exit:64-79=fail", "error:a=b=restart-free"), 86400.0, 0.0, 60.0, 2, True
+    )
+    found = policy(
+        "--on-failure", "exit:3=fail", "--restart-window", "1h", PET_FAILURE_POLICY=str(path)
+    )
+    assert found.rules == ("exit:3=fail", "exit:64-79=fail", "error:a=b=restart-free")
+    assert found.restart_window_s == 3600
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("restart_windw = '24h'", "there is no key 'restart_windw'; did you mean restart-window?"),
+        ("xyz = 1", "there is no key 'xyz'; right would be restart-window, restart-backoff"),
+        ("[[rules]]\nmatch='oom'", "there is no key 'rules'; did you mean rule?"),
+        ("[[rule]]\nmatch='oom'\nactoin='fail'", "rule 1: there is no key 'actoin'; did you mean"),
+        ("[[rule]]\nmatch='oom'", "rule 1 has no text for action; right would be match"),
+        ("[[rule]]\nmatch=3\naction='fail'", "rule 1 has no text for match"),
+        ("rule = 'oom=fail'", "rule is no list of tables; right would be [[rule]] for each"),
+        ("[[rule]]\nmatch='om'\naction='fail'", "rule 1 was given 'om=fail', there is no match"),
+        ("restart-window = 'x'", "restart-window was given 'x'; right would be a time such as"),
+        ("restart-window = true", "restart-window is 'True'; right would be a text or a number"),
+        ("restart-window = ", "not TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_file(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    assert told in sentence(*ENDPOINT, "--failure-policy", str(path))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    told = sentence(*ENDPOINT, "--failure-policy", str(tmp_path / "none.toml"))
+    assert "which cannot be read (No such file or directory); right would be a TOML file" in told
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    assert "not TOML" in sentence(*ENDPOINT, "--failure-policy", str(tmp_path / "binary.toml"))
+
+
+# --- ft-run policy ---------------------------------------------------------------------------
+
+
+def explain(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["policy", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_explain_names_the_rule_and_those_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    rules = ("--on-failure", "exit:3=fail", "--on-failure", "oom=replace-node")
+    assert explain(capsys, "--explain", "exit:137 oom", *rules).splitlines() == [
+        "passed over  exit:3=fail: the exit status 137 is not 3",
+        "matches      oom=replace-node (rule): the kernel's OOM killer ended the worker",
+        "'exit:137 oom' is answered by replace-node: the node leaves with exit status 30; a new"
+        " round with another in its place, counted.",
+    ]
+
+
+def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(explain(capsys, "--explain", "exit:1 error:ImportError: x y", "--json"))
+    assert told["action"] == "restart"
+    assert told["is_default"]
+    assert [over["rule"] for over in told["passed_over"]] == [
+        "repeated usage or import error=fail",
+        "preempted=restart-free",
+    ]
+    again = ("--after", "2s", "--again", "--json")
+    told = json.loads(explain(capsys, "--explain", "error:ImportError: x y", *again))
+    assert (told["action"], told["counted"]) == ("fail", False)
+
+
+def test_explain_says_why_an_error_without_words_is_no_typo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    again = ("--after", "2s", "--again")
+    told = explain(capsys, "--explain", "exit:1", *again)
+    assert (
+        "passed over  repeated usage or import error=fail: nothing is known of the error: no "
+        "@record, and stderr is captured by --tee 2 or --redirects 2 only"
+    ) in told
+    assert "is answered by restart" in told
+    assert "is answered by fail" in explain(capsys, "--explain", "exit:2", *again)
+
+
+def test_explain_reads_the_same_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(FILE)
+    told = explain(capsys, "--explain", "exit:70", "--failure-policy", "policy.toml")
+    assert "matches      exit:64-79=fail (rule): the exit status 70 is within 64 to 79" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("exit:137 oom", 137), ("signal:SEGV", -11), ("oom", -9), ("error:x", 1), ("exit:3 ", 3)],
+)
+def test_the_failure_that_is_described(text: str, status: int) -> None:
+    assert failure_of(text).exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "--explain was given ''; right would be words such as"),
+        ("boom", "there is no match 'boom'"),
+        ("exit:1-3", "but exit:1-3 is not one failure"),
+        ("node-lost oom", "but with node-lost no worker has failed"),
+    ],
+)
+def test_what_describes_no_failure(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        failure_of(text)
+    assert told in error.value.sentence
+
+
+def test_the_command_and_a_script_of_its_name(tmp_path: Path) -> None:
+    options = parse.parse(["policy", "--explain", "oom"], {"PET_ON_FAILURE": "oom=fail"})
+    assert options == PolicyOptions("oom", PolicySpec(rules=("oom=fail",)))
+    for argv in (["policy"], ["policy", "train.py"], ["policy", "--explain", "oom", "x"]):
+        with pytest.raises(UsageError, match=r"or \./policy for a script of that name"):
+            parse.parse(argv, {})
+    (tmp_path / "policy").touch()
+    found = parse.parse(["./policy"], {})
+    assert isinstance(found, LaunchOptions)
+    assert found.script == "./policy"

@@ -1,0 +1,747 @@
+"""The relay with real processes and pipes: exact files, whole console lines, nobody blocked."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ft_run.launcher.logs.log_dir import Stream
+from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, start_relay
+from ft_run.launcher.logs.relay_stream import (
+    LINE_MAX_BYTES,
+    LineBuffer,
+    StreamOrder,
+    matching,
+    prefixed,
+)
+
+# The relay is forked before the agent has threads; pytest-timeout's timer thread is another
+# matter.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+PATIENCE_S = 60.0
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+
+class Reader:
+    """Collects what arrives at the read end of a console, in a thread."""
+
+    def __init__(self, fd: int) -> None:
+        self.data = bytearray()
+        self._fd = fd
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # a terminal answers EIO at its end
+            while chunk := os.read(self._fd, 1 << 16):
+                self.data += chunk
+        os.close(self._fd)
+
+    def finish(self) -> bytes:
+        self._thread.join()
+        return bytes(self.data)
+
+
+class Consoles:
+    """Starts relays with consoles of the test's choice; leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.clients: list[RelayClient] = []
+
+    def start(self, stdout: int, stderr: int | None = None) -> RelayClient:
+        """Start a relay with these descriptors as its console, and close them here."""
+        stderr = stdout if stderr is None else stderr
+        saved = os.dup(1), os.dup(2)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        try:
+            client = start_relay(self.warnings.append)
+        finally:
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+            for fd in {stdout, stderr, *saved}:
+                os.close(fd)
+        self.clients.append(client)
+        return client
+
+    def piped(self) -> tuple[RelayClient, Reader]:
+        read_fd, write_fd = os.pipe()
+        client = self.start(write_fd)
+        return client, Reader(read_fd)
+
+    def in_file(self, path: Path) -> RelayClient:
+        return self.start(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+
+
+def open_descriptors() -> set[tuple[int, str]]:
+    """Return number and kind of this process's descriptors, but for those of event loops.
+
+    gRPC, once another test of this process has loaded it, makes its own anew at every fork.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that the folder was read through
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith("anon_inode:[event"):
+                found.add((int(name), target))
+    return found
+
+
+@pytest.fixture
+def consoles() -> Iterator[Consoles]:
+    consoles = Consoles()
+    before = open_descriptors()
+    yield consoles
+    for client in consoles.clients:
+        if client.fileno() >= 0 and not client.close(0.0):
+            os.kill(client.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(client.pid, 0)
+    assert open_descriptors() <= before
+
+
+def order(
+    prefix: str = "[default0]:",
+    log_path: Path | None = None,
+    stream: Stream = Stream.STDOUT,
+    filters: tuple[bytes, ...] = (),
+    filtered_path: Path | None = None,
+) -> StreamOrder:
+    return StreamOrder(
+        stream,
+        prefix.encode(),
+        log_path=str(log_path) if log_path else None,
+        filters=filters,
+        filtered_path=str(filtered_path) if filtered_path else None,
+    )
+
+
+def worker(code: str, stdout: OpenStream, *args: object) -> "subprocess.Popen[bytes]":
+    """Start a Python process that writes to the stream, and close it here."""
+    command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code), *map(str, args)]
+    process = subprocess.Popen(command, stdout=stdout.write_fd)
+    os.close(stdout.write_fd)
+    return process
+
+
+def finish(client: RelayClient) -> None:
+    assert client.close(PATIENCE_S)
+
+
+def say(stream: OpenStream, data: bytes) -> None:
+    """Write everything and close: the life of a worker in short."""
+    with open(stream.write_fd, "wb", buffering=0) as pipe:
+        pipe.write(data)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        os.sched_yield()
+
+
+# ---------------------------------------------------------------- lines
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_do_not_depend_on_the_chunks(size: int) -> None:
+    data = b"one\ntwo\r\nthree\rfour\n\n\rfive\r\r\nsix"
+    buffer = LineBuffer()
+    lines = b"".join(buffer.feed(data[i : i + size]) for i in range(0, len(data), size))
+    assert lines + buffer.finish() == b"one\ntwo\nthree\nfour\n\n\nfive\n\nsix\n"
+    assert buffer.finish() == b""
+
+
+def test_a_line_without_end_is_given_out_in_pieces() -> None:
+    buffer = LineBuffer()
+    lines = b"".join(buffer.feed(b"x" * 65536) for _ in range(40)) + buffer.finish()
+    assert [len(line) for line in lines.splitlines()] == [LINE_MAX_BYTES] * 2 + [8 * 65536]
+
+
+def test_prefix_stands_before_every_line() -> None:
+    assert prefixed(b"a\n\nb\n", b"[r0]:") == b"[r0]:a\n[r0]:\n[r0]:b\n"
+    assert prefixed(b"", b"[r0]:") == b""
+
+
+def test_matching_lines() -> None:
+    assert matching(b"a 1\nb 2\nc 3\n", (b"b", b"3")) == b"b 2\nc 3\n"
+    assert matching(b"a 1\n", (b"z",)) == b""
+
+
+# ---------------------------------------------------------------- files and console
+
+
+def test_file_is_exact_and_console_is_prefixed(consoles: Consoles, tmp_path: Path) -> None:
+    data = b"one\ntwo\r\nbar 1\rbar 2\r\n\xff\xfe\nunfinished"
+    client, reader = consoles.piped()
+    stream = client.add_stream(order(log_path=tmp_path / "log"))
+    say(stream, data)
+
+    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert (tmp_path / "log").read_bytes() == data
+    finish(client)
+    expected = [b"one", b"two", b"bar 1", b"bar 2", b"\xff\xfe", b"unfinished", b""]
+    assert reader.finish() == b"\n".join(b"[default0]:" + line for line in expected)[:-11]
+    assert consoles.warnings == []
+
+
+def test_streams_go_to_their_own_console(consoles: Consoles) -> None:
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    client = consoles.start(out_write, err_write)
+    out, err = Reader(out_read), Reader(err_read)
+    say(client.add_stream(order()), b"to stdout\n")
+    say(client.add_stream(order(stream=Stream.STDERR)), b"to stderr\n")
+    finish(client)
+    assert (out.finish(), err.finish()) == (b"[default0]:to stdout\n", b"[default0]:to stderr\n")
+
+
+def test_nothing_is_shown_of_a_stream_without_console(consoles: Consoles, tmp_path: Path) -> None:
+    client, reader = consoles.piped()
+    hidden = StreamOrder(Stream.STDOUT, b"p", console=False, log_path=str(tmp_path / "log"))
+    say(client.add_stream(hidden), b"in the file\n")
+    finish(client)
+    assert reader.finish() == b""
+    assert (tmp_path / "log").read_bytes() == b"in the file\n"
+
+
+def test_filtered_lines_of_several_ranks_share_a_file(consoles: Consoles, tmp_path: Path) -> None:
+    client, reader = consoles.piped()
+    path = tmp_path / "filtered"
+    for rank in range(2):
+        wanted = order(f"[default{rank}]:", filters=(b"loss", b"acc"), filtered_path=path)
+        say(client.add_stream(wanted), b"loss 1\nnoise\nacc 2\nnoise\nloss 3")
+    finish(client)
+    lines = path.read_bytes().splitlines()
+    for rank in range(2):
+        mine = [line for line in lines if line.startswith(b"[default%d]:" % rank)]
+        assert [line[11:] for line in mine] == [b"loss 1", b"acc 2", b"loss 3"]
+    assert len(lines) == 6
+    assert reader.finish().count(b"noise") == 4
+
+
+TALKER = """
+    import os, sys
+    name, count, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    out = open(1, "wb", buffering=1 << 13)
+    for n in range(count):
+        out.write(b"%s %07d %s\\n" % (name.encode(), n, name.encode() * (width + n % 97)))
+    out.flush()
+"""
+
+
+def assert_whole(console: bytes, names: str, count: int, width: int) -> None:
+    """Every line is there once, unharmed, in its rank's order."""
+    seen = dict.fromkeys(names, 0)
+    for line in console.splitlines():
+        match = re.fullmatch(rb"\[(\w)\]:(\w) (\d{7}) (\w+)", line)
+        assert match is not None, line[:200]
+        name = match[1].decode()
+        n = int(match[3])
+        assert match[2] == match[1]
+        assert match[4] == match[1] * (width + n % 97)
+        assert n == seen[name]
+        seen[name] += 1
+    assert seen == dict.fromkeys(names, count)
+
+
+@pytest.mark.parametrize("reads_late", [False, True], ids=["", "pipe-full"])
+@pytest.mark.parametrize("width", [80, 9000], ids=["short", "longer-than-PIPE_BUF"])
+def test_lines_of_fast_writers_are_never_torn(
+    consoles: Consoles, tmp_path: Path, width: int, reads_late: bool
+) -> None:
+    count = 400_000 // width
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    reader = None if reads_late else Reader(read_fd)
+    processes = []
+    for name in "abcd":
+        kind = Stream.STDERR if name in "bd" else Stream.STDOUT
+        stream = client.add_stream(order(f"[{name}]:", tmp_path / name, kind))
+        processes.append(worker(TALKER, stream, name, count, width))
+    assert [process.wait() for process in processes] == [0] * 4
+    reader = reader or Reader(read_fd)
+    finish(client)
+    console = reader.finish()
+    assert_whole(console, "abcd", count, width)
+    for name in "abcd":
+        shown = [line[4:] for line in console.splitlines() if line[1:2] == name.encode()]
+        assert (tmp_path / name).read_bytes().splitlines() == shown
+
+
+def test_lines_do_not_tear_those_of_others_on_the_same_pipe(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    """The agent's own log lines go to the same pipe, from another process."""
+    read_fd, write_fd = os.pipe()
+    agent = OpenStream(0, os.dup(write_fd))
+    client = consoles.start(write_fd)
+    stream = client.add_stream(order("[a]:", tmp_path / "a"))
+    other = worker(TALKER, stream, "a", 3000, 50)
+    one_write_per_line = TALKER.replace('b"%s %07d', 'b"[z]:%s %07d').replace("1 << 13", "0")
+    process = worker(one_write_per_line, agent, "z", 3000, 50)
+    assert other.wait() == 0
+    reader = Reader(read_fd)  # by now the pipe is full, and both wait for room in it
+    assert process.wait() == 0
+    finish(client)
+    assert_whole(reader.finish(), "az", 3000, 50)
+
+
+def test_line_without_end_stalls_nobody(consoles: Consoles, tmp_path: Path) -> None:
+    client, reader = consoles.piped()
+    endless = client.add_stream(order("[long]:", tmp_path / "long"))
+    size = 10_000_000
+    code = "import sys; sys.stdout.write('x' * int(sys.argv[1])); sys.stdout.flush(); input()"
+    gate_read, gate_write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, str(size)],
+        stdin=gate_read,
+        stdout=endless.write_fd,
+    )
+    os.close(gate_read)
+    os.close(endless.write_fd)
+    until(lambda: (tmp_path / "long").exists() and (tmp_path / "long").stat().st_size == size)
+    # The writer is still there, and its line unfinished: another stream comes through.
+    other = client.add_stream(order("[short]:", tmp_path / "short"))
+    say(other, b"quick\n")
+    assert client.wait_drained([other.number], PATIENCE_S) == frozenset()
+    os.write(gate_write, b"\n")
+    os.close(gate_write)
+    assert process.wait() == 0
+    finish(client)
+    lines = reader.finish().splitlines()
+    assert b"[short]:quick" in lines
+    pieces = [line[7:] for line in lines if line.startswith(b"[long]:")]
+    assert b"".join(pieces) == b"x" * size
+    assert max(map(len, pieces)) == LINE_MAX_BYTES
+
+
+def test_console_may_be_a_file(consoles: Consoles, tmp_path: Path) -> None:
+    client = consoles.in_file(tmp_path / "console")
+    processes = [
+        worker(TALKER, client.add_stream(order(f"[{name}]:")), name, 2000, 100) for name in "ab"
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    finish(client)
+    assert_whole((tmp_path / "console").read_bytes(), "ab", 2000, 100)
+
+
+def test_console_may_be_a_socket(consoles: Consoles, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    client = consoles.start(theirs.detach())
+    reader = Reader(ours.detach())
+    stream = client.add_stream(order("[a]:", tmp_path / "a"))
+    assert worker(TALKER, stream, "a", 3000, 100).wait() == 0
+    finish(client)
+    assert_whole(reader.finish(), "a", 3000, 100)
+
+
+def test_console_may_be_a_terminal_that_somebody_made_non_blocking(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    leader, follower = pty.openpty()
+    tty.setraw(follower)
+    os.set_blocking(follower, False)
+    client = consoles.start(follower)
+    reader = Reader(leader)
+    stream = client.add_stream(order("[a]:", tmp_path / "a"))
+    assert worker(TALKER, stream, "a", 3000, 100).wait() == 0
+    finish(client)
+    assert_whole(reader.finish(), "a", 3000, 100)
+
+
+def test_flags_of_the_shared_console_are_left_alone(consoles: Consoles) -> None:
+    read_fd, write_fd = os.pipe()
+    shared = os.dup(write_fd)
+    client = consoles.start(write_fd)
+    say(client.add_stream(order()), b"x\n")
+    finish(client)
+    assert not fcntl.fcntl(shared, fcntl.F_GETFL) & os.O_NONBLOCK
+    os.close(shared)
+    os.close(read_fd)
+
+
+# ---------------------------------------------------------------- trouble
+
+
+def test_stalled_console_blocks_no_worker_and_loses_nothing(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    streams = [client.add_stream(order(f"[{name}]:", tmp_path / name)) for name in "ab"]
+    processes = [
+        worker(TALKER, stream, name, 20_000, 50) for name, stream in zip("ab", streams, strict=True)
+    ]
+    # Several megabytes, and nobody reads the console: the workers end all the same.
+    assert [process.wait() for process in processes] == [0, 0]
+    assert client.wait_drained([s.number for s in streams], 0.0) != frozenset()
+    reader = Reader(read_fd)
+    finish(client)
+    assert_whole(reader.finish(), "ab", 20_000, 50)
+    assert consoles.warnings == []
+
+
+def test_closed_console_stops_neither_files_nor_workers(consoles: Consoles, tmp_path: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    os.close(read_fd)
+    stream = client.add_stream(order("[a]:", tmp_path / "a"))
+    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert (tmp_path / "a").read_bytes().count(b"\n") == 20_000
+    finish(client)
+
+
+def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    stream = client.add_stream(order("[a]:", tmp_path / "a"))
+    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+    os.close(read_fd)
+    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert (tmp_path / "a").read_bytes().count(b"\n") == 20_000
+    finish(client)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.root
+def test_full_disk_ends_the_file_only(consoles: Consoles, small_disk: Path) -> None:
+    client, reader = consoles.piped()
+    stream = client.add_stream(order("[a]:", small_disk / "a"))
+    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    finish(client)
+
+    console = reader.finish()
+    logged = (small_disk / "a").read_bytes()
+    assert len(logged) > 200 * 1024
+    if b"lost]" not in console:  # a reader that kept up missed nothing
+        assert_whole(console, "a", 20_000, 50)
+    assert console.replace(b"[a]:", b"").startswith(logged[: logged.rfind(b"\n") + 1])
+    assert consoles.warnings == [
+        f"The log file {small_disk / 'a'} ends here, the workers run on: No space left on device."
+    ]
+
+
+@pytest.mark.root
+def test_full_disk_and_stalled_console_block_no_worker(
+    consoles: Consoles, small_disk: Path
+) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    stream = client.add_stream(order("[a]:", small_disk / "a"))
+    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+    reader = Reader(read_fd)
+    finish(client)
+    console = reader.finish()
+    assert re.search(
+        rb"\n\[a\]:\[\d+ bytes that the console was too slow for are lost\]\n", console
+    )
+    shown = console[: console.index(b"[a]:[")].replace(b"[a]:", b"")
+    assert shown.startswith((small_disk / "a").read_bytes()[: 200 * 1024])
+
+
+def test_log_file_that_cannot_be_opened(consoles: Consoles, tmp_path: Path) -> None:
+    client, reader = consoles.piped()
+    say(client.add_stream(order(log_path=tmp_path / "missing" / "log")), b"shown\n")
+    finish(client)
+    assert reader.finish() == b"[default0]:shown\n"
+    assert len(consoles.warnings) == 1
+    assert "No such file or directory" in consoles.warnings[0]
+
+
+AGENT = """
+    import os, sys
+    from ft_run.launcher.logs.log_dir import Stream
+    from ft_run.launcher.logs.relay_client import start_relay
+    from ft_run.launcher.logs.relay_stream import StreamOrder
+
+    client = start_relay(print)
+    stream = client.add_stream(StreamOrder(Stream.STDOUT, b"[a]:", log_path=sys.argv[1]))
+    # The "worker" outlives its agent; only when the agent is dead does it write.
+    gate_read, gate_write = os.pipe()
+    if os.fork() == 0:
+        os.close(client.fileno())
+        os.close(gate_write)
+        os.read(gate_read, 1)
+        for n in range(20_000):
+            os.write(stream.write_fd, b"line %05d\\n" % n)
+        os._exit(0)
+    print(client.pid, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_death_of_the_agent_loses_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(AGENT), str(log)], stdout=subprocess.PIPE
+    )
+    console, _ = agent.communicate()  # the end of file comes when the relay is gone
+    assert agent.returncode == -signal.SIGKILL
+    lines = [b"line %05d" % n for n in range(20_000)]
+    assert log.read_bytes().splitlines() == lines
+    pid, *shown = console.splitlines()
+    assert shown == [b"[a]:" + line for line in lines]
+    until(lambda: not is_running(int(pid)))
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that is not a zombie nobody has reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_pipe_held_by_a_daemon_does_not_keep_the_relay(consoles: Consoles, tmp_path: Path) -> None:
+    client, reader = consoles.piped()
+    stream = client.add_stream(order(log_path=tmp_path / "log"))
+    os.write(stream.write_fd, b"from a daemon")
+    finish(client)
+    assert reader.finish() == b"[default0]:from a daemon\n"
+    assert client.wait_drained([stream.number], 0.0) == {stream.number}
+    os.close(stream.write_fd)
+
+
+def test_signals_to_the_job_do_not_reach_the_relay(consoles: Consoles) -> None:
+    client, reader = consoles.piped()
+    stream = client.add_stream(order())
+    os.write(stream.write_fd, b"begun\n")
+    until(lambda: bool(reader.data))
+    assert os.getsid(client.pid) == client.pid
+    for signum in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
+        os.kill(client.pid, signum)
+    say(stream, b"still here\n")
+    finish(client)
+    assert reader.finish() == b"[default0]:begun\n[default0]:still here\n"
+
+
+def test_relay_keeps_no_file_of_the_agent(consoles: Consoles, tmp_path: Path) -> None:
+    with open(tmp_path / "secret", "w"):
+        client, reader = consoles.piped()
+        stream = client.add_stream(order())
+        os.write(stream.write_fd, b"x\n")
+        until(lambda: bool(reader.data))
+        links = [os.readlink(link) for link in Path(f"/proc/{client.pid}/fd").iterdir()]
+    assert not [link for link in links if "secret" in link]
+    assert Path(f"/proc/{client.pid}/comm").read_text() == "ft-run-relay\n"
+    os.close(stream.write_fd)
+    finish(client)
+    reader.finish()
+
+
+def test_killed_relay_is_told_and_output_goes_to_the_file(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    client, reader = consoles.piped()
+    first = client.add_stream(order())
+    os.kill(client.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+    second = client.add_stream(order(log_path=tmp_path / "log"))
+    assert client.is_lost
+    assert client.wait_drained([first.number], PATIENCE_S) == {first.number}
+    assert len(consoles.warnings) == 1
+    assert f"(pid {client.pid}) is gone with 1 streams open" in consoles.warnings[0]
+    say(second, b"kept\n")
+    assert client.wait_drained([second.number], 0.0) == frozenset()
+    assert (tmp_path / "log").read_bytes() == b"kept\n"
+    os.close(first.write_fd)
+    client.close(0.0)
+    reader.finish()
+
+
+# ---------------------------------------------------------------- memory, cost
+
+
+def memory_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
+    assert anonymous is not None
+    return int(anonymous[1]) * 1024
+
+
+def test_memory_is_flat_with_a_stalled_console_and_endless_lines(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    code = """
+        import os, sys
+        block = (b"x" * 99 + sys.argv[1].encode()) * 640
+        for n in range(500):
+            os.write(1, block)
+    """
+    streams = [client.add_stream(order(log_path=tmp_path / str(n))) for n in range(4)]
+    say(streams[0], b"warm\n")
+    before = memory_bytes(client.pid)
+    ends = ("", "x", "\n")
+    processes = [worker(code, stream, end) for stream, end in zip(streams[1:], ends, strict=True)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    stalled = memory_bytes(client.pid)
+    reader = Reader(read_fd)
+    finish(client)
+    console = reader.finish()
+    sent = sum((tmp_path / str(n)).stat().st_size for n in range(4))
+    assert sent > 90_000_000
+    assert len(console) >= sent
+    assert stalled - before < 8 * LINE_MAX_BYTES
+
+
+# ---------------------------------------------------------------- asyncio, tails
+
+
+def test_tail_of_a_stream_that_is_open_and_of_one_that_has_ended(consoles: Consoles) -> None:
+    client, reader = consoles.piped()
+
+    async def scenario() -> None:
+        stream = client.add_stream(order(stream=Stream.STDERR))
+        os.write(stream.write_fd, b"Traceback\n")
+        assert await client.tail(stream.number, PATIENCE_S) == b"Traceback\n"
+        os.write(stream.write_fd, b"y" * 5000 + b"\nValueError")
+        assert (await client.tail(stream.number, PATIENCE_S))[-11:] == b"\nValueError"
+        assert await client.drained([stream.number], 0.0) == {stream.number}
+        os.close(stream.write_fd)
+        assert await client.drained([stream.number], PATIENCE_S) == frozenset()
+        tail = client.last_tail(stream.number)
+        assert tail == b"y" * (4096 - 11) + b"\nValueError"
+        assert await client.tail(stream.number, PATIENCE_S) == tail
+        client.forget([stream.number])
+        assert client.last_tail(stream.number) == b""
+        assert await client.aclose(PATIENCE_S)
+
+    asyncio.run(scenario())
+    reader.finish()
+
+
+def test_waiting_for_streams_in_a_loop_is_cancelled_cleanly(consoles: Consoles) -> None:
+    client, reader = consoles.piped()
+
+    async def scenario() -> None:
+        stream = client.add_stream(order())
+        waiting = asyncio.create_task(client.drained([stream.number], PATIENCE_S))
+        other = asyncio.create_task(client.drained([stream.number], PATIENCE_S))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        say(stream, b"x\n")
+        assert await other == frozenset()
+        client.detach()
+
+    asyncio.run(scenario())
+    finish(client)
+    assert reader.finish() == b"[default0]:x\n"
+
+
+def test_many_streams_while_the_agent_does_not_listen(consoles: Consoles, tmp_path: Path) -> None:
+    """Neither side may wait for the other: hundreds of orders and answers are under way."""
+    client, reader = consoles.piped()
+    numbers = []
+    for n in range(600):
+        stream = client.add_stream(order(f"[{n}]:", stream=Stream.STDERR))
+        say(stream, b"z" * 3000 + b"\n")
+        numbers.append(stream.number)
+    assert client.wait_drained(numbers, PATIENCE_S) == frozenset()
+    assert all(client.last_tail(number) == b"z" * 3000 + b"\n" for number in numbers)
+    finish(client)
+    assert reader.finish().count(b"\n") == 600
+
+
+def test_loss_of_the_relay_wakes_who_waits(consoles: Consoles) -> None:
+    client, reader = consoles.piped()
+    stream = client.add_stream(order())
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(client.drained([stream.number], PATIENCE_S))
+        await asyncio.sleep(0)
+        os.kill(client.pid, signal.SIGKILL)
+        assert await waiting == {stream.number}
+        assert await client.tail(stream.number, PATIENCE_S) == b""
+        assert await client.aclose(PATIENCE_S)
+
+    asyncio.run(scenario())
+    os.close(stream.write_fd)
+    reader.finish()
+
+
+def test_readable_control_socket_announces_events(consoles: Consoles) -> None:
+    client, reader = consoles.piped()
+    stream = client.add_stream(order())
+    say(stream, b"x\n")
+    poll = select.poll()
+    poll.register(client.fileno(), select.POLLIN)
+    assert poll.poll(PATIENCE_S * 1000)
+    client.receive()
+    assert client.wait_drained([stream.number], 0.0) == frozenset()
+    finish(client)
+    reader.finish()
+
+
+# ---------------------------------------------------------------- torchrun
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="torchrun is not installed")
+def test_console_and_files_are_those_of_torchrun(consoles: Consoles, tmp_path: Path) -> None:
+    text = b"one\r\nbar 1\rbar 2\n\nkeep this\nlast\n"
+    script = tmp_path / "script.py"
+    script.write_text(f"import os; os.write(1, {text!r}); os.write(2, {text!r})")
+    command = [str(TORCHRUN), "--tee", "3", "--log-dir", str(tmp_path / "theirs")]
+    command += ["--duplicate-stdout-filters", "keep", str(script)]
+    theirs = subprocess.run(
+        command, capture_output=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    their_attempt = next((tmp_path / "theirs").glob("*/attempt_0"))
+
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    client = consoles.start(out_write, err_write)
+    out, err = Reader(out_read), Reader(err_read)
+    filtered = tmp_path / "filtered"
+    mine = order(log_path=tmp_path / "out", filters=(b"keep",), filtered_path=filtered)
+    say(client.add_stream(mine), text)
+    say(client.add_stream(order(log_path=tmp_path / "err", stream=Stream.STDERR)), text)
+    finish(client)
+
+    assert out.finish() == theirs.stdout
+    assert err.finish() in theirs.stderr
+    for ours, other in (("out", "0/stdout.log"), ("err", "0/stderr.log")):
+        assert (tmp_path / ours).read_bytes() == (their_attempt / other).read_bytes()
+    assert filtered.read_bytes() == (their_attempt / "filtered_stdout.log").read_bytes()

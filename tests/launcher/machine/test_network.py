@@ -1,0 +1,150 @@
+"""Tests of addresses of this host, and of ports that nobody can take away."""
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.machine import network
+from ft_run.launcher.machine.network import (
+    PortReservation,
+    advertised_address,
+    interface_towards,
+    listen_address,
+)
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.tests.harness.ports import free_port
+
+FOREIGN = "198.51.100.1"  # of a block for documentation: no host has it
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [("127.0.0.1", True), ("127.9.9.9", True), (FOREIGN, False), ("2001:db8::1", False)],
+)
+def test_local_addresses(text: str, local: bool) -> None:
+    assert network.is_local_address(text) is local
+
+
+def test_a_name_that_does_not_resolve_has_no_addresses() -> None:
+    assert network.resolve("no-such-host.invalid") == []
+    assert network.resolve("a..b") == network.resolve("x" * 64) == []
+    assert network.resolve("127.0.0.1") == ["127.0.0.1"]
+
+
+def test_a_literal_address_is_listened_at_and_no_other() -> None:
+    assert listen_address(Endpoint("127.0.0.1", 5)) == Endpoint("127.0.0.1", 5)
+    found = listen_address(Endpoint("localhost", 5))
+    assert found in (Endpoint("127.0.0.1", 5), Endpoint("::1", 5))
+
+
+def test_a_name_is_listened_at_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on Debian, where a host's own name is 127.0.1.1: nobody else gets through to that.
+    monkeypatch.setattr(network, "resolve", lambda _: ["127.0.1.1"])
+    assert listen_address(Endpoint("myself", 5)) == Endpoint(network.any_address(), 5)
+
+
+@pytest.mark.parametrize("host", [FOREIGN, "no-such-host.invalid"])
+def test_another_host_is_not_listened_at(host: str) -> None:
+    assert listen_address(Endpoint(host, 5)) is None
+
+
+def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
+    assert advertised_address(None, None) == "127.0.0.1"
+    assert advertised_address(Endpoint("127.0.0.1", 1), None) == "127.0.0.1"
+    assert advertised_address(Endpoint("no-such-host.invalid", 1), None) == "127.0.0.1"
+    assert advertised_address(Endpoint("127.0.0.1", 1), "127.0.0.2") == "127.0.0.2"
+    assert advertised_address(None, FOREIGN) == FOREIGN  # translated, perhaps
+    with pytest.raises(UsageError, match="neither an IP address nor a name that resolves"):
+        advertised_address(None, "no-such-host.invalid")
+
+
+def test_local_addresses_go_before_others_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "resolve", lambda _: [FOREIGN, "127.0.0.1"])
+    assert advertised_address(None, "myself") == "127.0.0.1"
+
+
+# --- ports ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reservation() -> Iterator[PortReservation]:
+    with closing(PortReservation("127.0.0.1", None)) as reservation:
+        yield reservation
+
+
+def listen(port: int, *, reuse: bool) -> socket.socket:
+    server = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
+    try:
+        if reuse:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", port))
+        server.listen()
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def test_the_store_can_listen_at_a_reserved_port(reservation: PortReservation) -> None:
+    offer = reservation.offer
+    assert offer.address == "127.0.0.1"
+    with listen(offer.port, reuse=True), socket.create_connection(("127.0.0.1", offer.port), 5):
+        pass
+
+
+def test_nobody_else_is_given_a_reserved_port(reservation: PortReservation) -> None:
+    with pytest.raises(OSError, match="in use") as error:
+        listen(reservation.offer.port, reuse=False)
+    assert error.value.errno == errno.EADDRINUSE
+    others = []
+    for _ in range(200):
+        other = socket.socket()
+        other.bind(("", 0))
+        others.append(other)
+    taken = {other.getsockname()[1] for other in others}
+    for other in others:
+        other.close()
+    assert reservation.offer.port not in taken
+
+
+def test_a_renewed_port_is_another(reservation: PortReservation) -> None:
+    before = reservation.offer.port
+    offer = reservation.renew()
+    assert offer.port != before
+    assert offer == reservation.offer
+
+
+def test_a_range_of_ports_is_used_in_turn() -> None:
+    first = free_port(2)
+    with closing(PortReservation("h", range(first, first + 2))) as reservation:
+        assert reservation.offer.port == first
+        assert reservation.renew().port == first + 1
+        assert reservation.renew().port == first
+
+
+def test_a_port_of_the_range_that_is_taken_is_passed_over() -> None:
+    first = free_port(2)
+    with listen(first, reuse=False):
+        with closing(PortReservation("h", range(first, first + 2))) as reservation:
+            assert reservation.offer.port == first + 1
+        with pytest.raises(UsageError, match=f"--worker-port {first}: no port of it is free"):
+            PortReservation("h", range(first, first + 1))
+        with (
+            listen(first + 1, reuse=False),
+            pytest.raises(UsageError, match=f"{first}-{first + 1}"),
+        ):
+            PortReservation("h", range(first, first + 2))
+
+
+def test_the_only_port_is_renewed_in_place() -> None:
+    first = free_port(2)
+    with closing(PortReservation("h", range(first, first + 1))) as reservation:
+        assert reservation.renew().port == first
+
+
+def test_the_interface_towards_an_address():
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("127.1.2.3") == "lo"

@@ -1,0 +1,77 @@
+"""A check crew whose workers take long to die: the answer does not wait for that."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from ft_run.checks.records import Level, Order, Phase
+from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
+from ft_run.launcher.spawner.client import (
+    Empty,
+    Spawned,
+    SpawnerClient,
+    SpawnerEvent,
+    WorkerCommand,
+)
+
+
+class SlowToKill:
+    """A spawner whose workers say that they compute, and die when the test says so."""
+
+    preloading = False
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.kills = asyncio.Queue[None]()
+        self.tell: Callable[[SpawnerEvent], None] = lambda _: None
+
+    def listen(self, tell: Callable[[SpawnerEvent], None]) -> None:
+        self.tell = tell
+
+    def spawn(self, number: int, commands: Sequence[WorkerCommand]) -> None:
+        self.did.append(f"spawn {number}")
+        for command in commands:
+            assert isinstance(command.stdout, int)
+            os.write(command.stdout, b"stage matrix product\n")
+        started = Spawned(number, tuple(range(len(commands))))
+        asyncio.get_running_loop().call_soon(lambda: self.tell(started))
+
+    def kill(self) -> None:
+        self.did.append("kill")
+        self.kills.put_nowait(None)
+
+    def close(self) -> None:
+        self.did.append("close")
+
+
+def order(number: int, deadline_s: float) -> Order:
+    return Order(number, Phase.SOLO, Level.LIGHT, 0, 1, "", 0, deadline_s)
+
+
+def test_the_answer_does_not_wait_for_a_worker_to_die_but_the_next_order_does() -> None:
+    async def test() -> None:
+        spawner = SlowToKill()
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1))
+        first = await crew.run(order(1, 2.0))
+        assert first.failure == "no answer within 2 s (matrix product)"
+        assert spawner.did == ["spawn 1"], "nothing was killed before the answer"
+        second = await crew.run(order(2, 0.5))
+        assert second.failure == (
+            "the check could not be carried out: check workers could not be started: those of the"
+            " order before have not ended"
+        )
+        assert spawner.did == ["spawn 1", "kill"]
+        third = asyncio.create_task(crew.run(order(3, 2.0)))
+        await asyncio.sleep(0)
+        spawner.tell(Empty())
+        assert "no answer within 2 s" in (await third).failure
+        assert spawner.did[:3] == ["spawn 1", "kill", "spawn 2"]
+        closing = asyncio.create_task(crew.close())
+        await spawner.kills.get()  # the first one
+        await spawner.kills.get()
+        spawner.tell(Empty())
+        await closing
+        assert spawner.did[-1] == "close"
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))

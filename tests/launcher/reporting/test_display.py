@@ -1,0 +1,103 @@
+"""Tests of event lines; the live line has its tests in ``e2e``, on a real terminal."""
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+from ft_run.launcher.reporting.display import Display
+
+
+def test_an_event_is_one_line_with_the_time(capfd: pytest.CaptureFixture[str]) -> None:
+    Display().event("round=3 node=2 started")
+    line = capfd.readouterr().err
+    assert line[2::3][:2] == "::"
+    assert line[8:] == " ft-run round=3 node=2 started\n"
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [("DEBUG", 3), ("info", 2), ("WARNING", 1), ("ERROR", 0), ("nonsense", 2)],
+)
+def test_the_level_decides(
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    level: str,
+    shown: int,
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", level)
+    display = Display()
+    for number in (logging.DEBUG, logging.INFO, logging.WARNING):
+        display.event("x", number)
+    assert len(capfd.readouterr().err.splitlines()) == shown
+
+
+def test_nothing_but_text_gets_through(capfd: pytest.CaptureFixture[str]) -> None:
+    display = Display()
+    display.event("a\x1b[31m\r\nb\x00\x7f\x9b\tü …\udcff", logging.ERROR)
+    assert capfd.readouterr().err[8:] == " ft-run a\\x1b[31m\\r\\nb\\x00\\x7f\\x9b\tü …\\udcff\n"
+
+
+def test_a_report_is_written_as_it_is_below_an_empty_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Display().report("a\nb")
+    Display().report("c\n")
+    assert capfd.readouterr().err == "\na\nb\n\nc\n"
+
+
+def test_where_there_is_no_terminal_there_is_no_live_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    display = Display()
+    assert not display.live
+    display.open(lambda _: pytest.fail("there is no terminal to give back"))
+    display.status("x")
+    display.close()
+    assert capfd.readouterr().err == ""
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[int]:
+    """Standard error as a pipe that is full; the end to read from."""
+    reader, writer = os.pipe()
+    saved = os.dup(2)
+    os.set_blocking(writer, False)
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield reader
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        with contextlib.suppress(OSError):
+            os.close(reader)
+
+
+def test_who_does_not_read_does_not_hold_the_job() -> None:
+    with full_pipe() as reader:
+        display = Display()
+        display.event("first")
+        display.event("second")  # this test hangs where these wait
+        filling = os.read(reader, 10000)
+        display.event("third")
+        display.close()
+        lines = os.read(reader, 10000).decode().splitlines()
+        display.event("last")
+        last = os.read(reader, 10000)
+    assert filling == b"x" * 4096
+    assert [line.split()[-1] for line in lines] == ["first", "second", "third"]
+    assert last.endswith(b"last\n")
+
+
+def test_nobody_reads_any_more() -> None:
+    with full_pipe() as reader:
+        os.close(reader)
+        display = Display()
+        display.event("nobody hears this")
+        display.close()

@@ -1,0 +1,45 @@
+"""Tests of the entry point."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ft_run.launcher import main
+from ft_run.launcher.commands import master, status
+
+
+def test_asyncio_is_loaded_without_openssl_and_ssl_can_be_loaded_later() -> None:
+    program = (
+        "import sys\n"
+        "from ft_run.launcher.startup import import_asyncio\n"
+        "import_asyncio()\n"
+        "import asyncio\n"
+        "assert '_ssl' not in sys.modules\n"
+        "asyncio.run(asyncio.sleep(0))\n"
+        "import ssl\n"
+        "assert ssl.SSLContext\n"
+        "import_asyncio()\n"
+        "assert sys.modules['ssl'] is ssl\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "arguments"),
+    [(master, "run_master", ["master"]), (status, "show_status", ["status"])],
+)
+def test_grpc_is_told_to_be_quiet_before_it_is_loaded(
+    module: object, function: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    told = []
+
+    def note(_: object) -> int:
+        told.append(os.environ.get("GRPC_VERBOSITY"))
+        return 0
+
+    monkeypatch.setattr(module, function, note)
+    assert main.main(arguments) == 0
+    assert told == ["NONE"]
+    monkeypatch.delenv("GRPC_VERBOSITY")

@@ -1,0 +1,117 @@
+"""The commands that the documents show: ft-run takes them, and scripts do what they promise."""
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ft_run.launcher.cli import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = (ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md"))
+BLOCK = re.compile(r"^```(?:bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ENDS = {";", "&&", "||", "|", "&"}
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Return (document, arguments) of every ``ft-run`` in the blocks of shell commands."""
+    for path in DOCUMENTS:
+        for block in BLOCK.findall(path.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                # What a task of srun is given stands after the name of its inner script.
+                shell = line.replace("' task ", "ft-run ", 1).removeprefix("$ ")
+                if not re.match(r"(\S*/|[A-Z_]+=\S+ |srun .*)?ft-run ", shell):
+                    continue
+                lexer = shlex.shlex(shell, posix=True, punctuation_chars=";&|")
+                lexer.whitespace_split = True
+                words = list(lexer)
+                begin = next(i for i, word in enumerate(words) if Path(word).name == "ft-run") + 1
+                ends = (i for i, word in enumerate(words[begin:], begin) if word in ENDS)
+                yield path.name, words[begin : next(ends, len(words))]
+
+
+@pytest.mark.parametrize(("document", "argv"), list(commands()))
+def test_every_command_line_is_taken(
+    document: str, argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"$SLURM_NNODES": "2", "$SLURM_JOB_ID": "7", "$SLURM_SUBMIT_DIR": "/home/me"}
+    (tmp_path / "train.py").touch()
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    filled = []
+    for word in argv:
+        for name, value in values.items():
+            word = word.replace(name, value)
+        filled.append(word.replace("$head", "node0"))
+    parse.parse(filled, {})
+
+
+def test_no_document_with_commands_is_overlooked() -> None:
+    found = [name for name, _ in commands()]
+    assert set(found) == {"README.md", "checks.md", "policy.md", "warm-start.md"}
+    assert found.count("policy.md") == 3
+
+
+SRUN = """#!/bin/bash
+# As srun: the command once for each task; the highest exit status of all.
+while [ $# -gt 0 ] && [ "$1" != bash ]; do shift; done
+highest=0
+for status in $STATUSES; do
+  STATUS=$status "$@"
+  status=$?
+  [ $status -le $highest ] || highest=$status
+done
+exit $highest
+"""
+
+
+@pytest.mark.parametrize(
+    ("statuses", "exit_code", "requeued"),
+    [
+        ("0 0", 0, False),
+        ("0 30 0", 0, False),
+        ("1 30 1", 1, False),
+        ("2", 2, False),
+        ("3 30", 3, False),
+        ("41 0", 41, False),
+        ("30 30", 0, True),
+        ("40 30", 0, True),
+        ("20 20", 0, True),
+        ("137 1", 0, True),
+    ],
+)
+def test_the_script_for_slurm_requeues_what_may_yet_succeed(
+    statuses: str, exit_code: int, requeued: bool, tmp_path: Path
+) -> None:
+    blocks = BLOCK.findall((ROOT / "docs" / "policy.md").read_text())
+    (script,) = (block for block in blocks if "scontrol requeue" in block)
+    programs = {
+        "srun": SRUN,
+        "ft-run": '#!/bin/bash\nexit "$STATUS"\n',
+        "scontrol": '#!/bin/bash\n[ "$1" = show ] && echo node0 || echo "$@" >> "$CALLS"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    ended = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "STATUSES": statuses,
+            "CALLS": str(calls),
+            "SLURM_JOB_ID": "7",
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            "SLURM_JOB_NODELIST": "node0",
+        },
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == exit_code
+    assert calls.exists() is requeued
+    if requeued:
+        assert calls.read_text() == "requeue 7\n"

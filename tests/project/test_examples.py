@@ -1,0 +1,284 @@
+"""The examples: training under plain Python, and checkpoints that cannot be half read.
+
+How the launcher restarts them is tested end to end, elsewhere.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn (extra: examples)")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DIGITS = EXAMPLES / "train_digits.py"
+EPOCH_LINE = re.compile(r"epoch (\d+)/(\d+) loss \d+\.\d{4} restarts (\d+)")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Iterator[ModuleType]:
+    """The example as a module; examples/ is no package."""
+    spec = importlib.util.spec_from_file_location("train_digits", DIGITS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_digits"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["train_digits"]
+
+
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the example with plain Python on the CPU, free of a launcher's variables."""
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+    return subprocess.run(
+        [sys.executable, str(DIGITS), *args],
+        cwd=cwd,
+        env=env | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def sha256_line(output: str) -> str:
+    match = re.search(r"^weights sha256: ([0-9a-f]{64})$", output, re.MULTILINE)
+    assert match is not None, output
+    return match[1]
+
+
+def checkpoint(epoch: int) -> dict[str, Any]:
+    import torch
+
+    weights = torch.arange(1000, dtype=torch.float32) + epoch
+    return {"epoch": epoch, "model": {"weight": weights}, "optimizer": {"state": {}}}
+
+
+class TestTraining:
+    @pytest.mark.long
+    def test_learns_dies_resumes_and_ends_alike(self, tmp_path: Path) -> None:
+        """One story, because a run costs seconds of imports."""
+        undisturbed = run("--epochs", "8", "--save-weights", "weights.bin", cwd=tmp_path)
+
+        assert undisturbed.returncode == 0, undisturbed.stderr
+        epochs = [match[1] for match in EPOCH_LINE.finditer(undisturbed.stdout)]
+        assert epochs == [str(epoch) for epoch in range(1, 9)]
+        accuracy = re.search(r"^test accuracy: (0\.\d{4})$", undisturbed.stdout, re.MULTILINE)
+        assert accuracy is not None, undisturbed.stdout
+        assert float(accuracy[1]) > 0.95
+        weights = (tmp_path / "weights.bin").read_bytes()
+        assert hashlib.sha256(weights).hexdigest() == sha256_line(undisturbed.stdout)
+        assert [path.name for path in tmp_path.iterdir()] == ["weights.bin"]
+
+        command = ("--epochs", "8", "--checkpoint-dir", "kept", "--die", "0:7")
+        killed = run(*command, cwd=tmp_path)
+
+        assert killed.returncode == -signal.SIGKILL
+        assert killed.stdout.endswith("rank 0 kills itself in epoch 7\n")
+
+        resumed = run(*command, cwd=tmp_path)
+
+        assert resumed.returncode == 0, resumed.stderr
+        assert resumed.stdout.startswith("resuming from kept/epoch-000006.pt\n")
+        assert [match[1] for match in EPOCH_LINE.finditer(resumed.stdout)] == ["7", "8"]
+        assert sha256_line(resumed.stdout) == sha256_line(undisturbed.stdout)
+
+        again = run("--epochs", "8", "--checkpoint-dir", "kept", "--die", "1:3", cwd=tmp_path)
+
+        assert again.returncode == 0, again.stderr
+        assert "--die: there is no rank 1 in a world of 1" in again.stdout
+        assert "kept already holds 8 epochs: only testing" in again.stdout
+        assert sha256_line(again.stdout) == sha256_line(undisturbed.stdout)
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("args", "sentence"),
+        [
+            *(
+                (
+                    ["--die", text],
+                    "argument --die: expected RANK:EPOCH, a rank from 0 and an epoch from 1"
+                    f" such as 1:3, got '{text}'",
+                )
+                for text in ("1", "1:", ":3", "1:0", "a:b", "1:3:5", "1.5:3", " 1:3", "")
+            ),
+            (
+                ["--epochs", "5", "--die", "1:6"],
+                "argument --die: expected an epoch up to 5 (--epochs), got 6",
+            ),
+            (["--epochs", "0"], "argument --epochs: expected a whole number from 1, got '0'"),
+            (["--batch-size", "x"], "argument --batch-size: expected a whole number from 1, got"),
+            (["--lr", "nan"], "argument --lr: expected a number above 0, got 'nan'"),
+            (["--lr", "-1"], "argument --lr: expected a number above 0, got '-1'"),
+        ],
+    )
+    def test_refuses_with_one_sentence(
+        self,
+        digits: ModuleType,
+        args: list[str],
+        sentence: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        with pytest.raises(SystemExit) as exit_info:
+            digits.parse_args(args)
+        assert exit_info.value.code == 2
+        usage, error = capsys.readouterr().err.splitlines()
+        assert usage.startswith("usage:")
+        assert sentence in error
+
+    def test_accepts_a_death(self, digits: ModuleType) -> None:
+        assert digits.parse_args(["--die", "1:3"]).die == digits.Death(rank=1, epoch=3)
+
+
+class TestDefaultFolder:
+    def test_belongs_to_the_run(self, digits: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "team/../run 1")
+        assert digits.default_folder() == Path("digits-checkpoints-team_.._run_1")
+
+    def test_is_fresh_without_a_launcher(
+        self, digits: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        assert digits.default_folder() != digits.default_folder()
+
+
+class TestCheckpoints:
+    def test_latest_wins_by_number(self, digits: ModuleType, tmp_path: Path) -> None:
+        for epoch in (10, 9, 2):
+            digits.save_checkpoint(tmp_path, checkpoint(epoch))
+
+        latest = digits.load_latest_checkpoint(tmp_path)
+
+        assert latest["epoch"] == 10
+        assert latest["model"]["weight"].equal(checkpoint(10)["model"]["weight"])
+
+    def test_nothing_there(self, digits: ModuleType, tmp_path: Path) -> None:
+        assert digits.load_latest_checkpoint(tmp_path) is None
+        assert digits.load_latest_checkpoint(tmp_path / "absent") is None
+
+    @pytest.mark.parametrize("share_kept", [0.0, 0.001, 0.5, 0.999])
+    def test_truncated_newest_is_skipped(
+        self,
+        digits: ModuleType,
+        tmp_path: Path,
+        share_kept: float,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        digits.save_checkpoint(tmp_path, checkpoint(1))
+        newest = digits.save_checkpoint(tmp_path, checkpoint(2))
+        os.truncate(newest, int(newest.stat().st_size * share_kept))
+
+        assert digits.load_latest_checkpoint(tmp_path)["epoch"] == 1
+        assert f"skipping {newest}: incomplete or damaged\n" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("place", [0, 31, 32, 2000, -1])
+    def test_flipped_bit_is_noticed(self, digits: ModuleType, tmp_path: Path, place: int) -> None:
+        only = digits.save_checkpoint(tmp_path, checkpoint(1))
+        data = bytearray(only.read_bytes())
+        data[place] ^= 1
+        only.write_bytes(data)
+
+        assert digits.load_latest_checkpoint(tmp_path) is None
+
+    def test_synced_before_and_after_the_rename(
+        self, digits: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[str] = []
+        real_fsync, real_replace = os.fsync, os.replace
+
+        def fsync(fd: int) -> None:
+            real_fsync(fd)
+            calls.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+
+        def replace(source: Path, target: Path) -> None:
+            real_replace(source, target)
+            calls.append(f"rename {source.name} {target.name}")
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", replace)
+        digits.save_checkpoint(tmp_path, checkpoint(3))
+
+        assert calls == [
+            "fsync epoch-000003.pt.tmp",
+            "rename epoch-000003.pt.tmp epoch-000003.pt",
+            f"fsync {tmp_path.name}",
+        ]
+
+    @pytest.mark.parametrize("stage", ["fsync", "replace"])
+    def test_power_cut_while_writing_leaves_the_last_one(
+        self, digits: ModuleType, tmp_path: Path, stage: str
+    ) -> None:
+        class PowerCutError(BaseException):
+            pass
+
+        def cut(*_: object) -> None:
+            raise PowerCutError
+
+        digits.save_checkpoint(tmp_path, checkpoint(1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, stage, cut)
+            with pytest.raises(PowerCutError):
+                digits.save_checkpoint(tmp_path, checkpoint(2))
+
+        assert digits.load_latest_checkpoint(tmp_path)["epoch"] == 1
+        digits.save_checkpoint(tmp_path, checkpoint(2))
+        assert digits.load_latest_checkpoint(tmp_path)["epoch"] == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "epoch-000001.pt",
+            "epoch-000002.pt",
+        ]
+
+
+class TestCanonicalBytes:
+    def test_depend_on_values_not_on_order_or_memory_layout(self, digits: ModuleType) -> None:
+        import torch
+
+        a, b = torch.arange(6.0).reshape(2, 3), torch.ones(2)
+        scattered = a.t().contiguous().t()
+        assert not scattered.is_contiguous()
+
+        data = digits.canonical_bytes({"a": a, "b": b})
+
+        assert data == digits.canonical_bytes({"b": b, "a": scattered})
+        assert data != digits.canonical_bytes({"a": a.reshape(3, 2), "b": b})
+        assert data != digits.canonical_bytes({"a": a, "c": b})
+        assert data != digits.canonical_bytes({"a": a, "b": b.double()})
+
+
+def test_smoke_adds_up_all_ranks(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    store = dist.TCPStore(  # type: ignore[attr-defined,unused-ignore]  # not declared
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    env = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(EXAMPLES / "smoke.py")],
+            cwd=tmp_path,
+            env=env | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [worker.communicate()[0] for worker in workers]
+
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert outputs == ["rank 0 of 2: all-reduce ok\n", "rank 1 of 2: all-reduce ok\n"]

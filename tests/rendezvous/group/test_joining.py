@@ -1,0 +1,308 @@
+"""Who may join, whose identity it is, and who is refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.messages import (
+    Answer,
+    Challenge,
+    Done,
+    Heard,
+    JobSpec,
+    Leave,
+    Outcome,
+    PolicySpec,
+    Refused,
+    Verdict,
+    Waiting,
+)
+from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running
+
+# --- options ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (JobSpec("other", 2, 2, 1, 3), "--rdzv-id 'other' is another job than 'job'"),
+        (JobSpec("job", 1, 2, 1, 3), "the minimum of --nnodes is 1 here and 2 there"),
+        (JobSpec("job", 2, 3, 1, 3), "the maximum of --nnodes is 3 here and 2 there"),
+        (JobSpec("job", 2, 2, 2, 3), "--node-unit is 2 here and 1 there"),
+        (JobSpec("job", 2, 2, 1, 0), "--max-restarts is 0 here and 3 there"),
+        (
+            JobSpec("job", 2, 2, 1, 3, separate_store=True),
+            "--store separate is on here and off there",
+        ),
+        (
+            JobSpec("job", 2, 2, 1, 3, rescale_delay_s=60.0),
+            "--rescale-delay in seconds is 60 here and not given there",
+        ),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.inf), "is never here and not given there"),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=-1.0), "--rescale-delay -1 makes no sense"),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.nan), "--rescale-delay nan makes"),
+        (JobSpec("job", 3, 2, 1, 3), "1 <= MIN <= MAX"),
+        (JobSpec("job", 3, 4, 2, 3), "not a multiple of --node-unit"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_difference(job, words):
+    scene = Scene(2)
+    scene.attend("a")
+    scene.attend("b", job=job)
+    assert words in scene.last("b", Refused).sentence
+    assert not scene.last("b", Refused).is_displaced
+    assert scene.closed == ["b"]
+    scene.attend("c")
+    assert scene.rounds("a") == scene.rounds("c") == [0]
+
+
+def test_another_protocol_is_refused():
+    scene = Scene(1)
+    scene.attend("a", protocol=99)
+    assert "protocol 99" in scene.last("a", Refused).sentence
+
+
+def test_a_rank_beyond_the_world_is_refused():
+    scene = Scene(2)
+    scene.attend("a", wanted_rank=2)
+    assert "--node-rank 2" in scene.last("a", Refused).sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"restart_window_s": math.nan}, "--restart-window nan makes no sense"),
+        ({"restart_window_s": -1.0}, "--restart-window -1 makes no sense"),
+        ({"backoff_first_s": math.inf}, "--restart-backoff inf makes no sense"),
+        ({"backoff_max_s": -1.0}, "--restart-backoff -1 makes no sense"),
+    ],
+)
+def test_numbers_of_a_policy_that_no_command_line_gives_are_refused(given, words):
+    scene = Scene(2)
+    scene.attend("a", job=replace(scene.job, policy=PolicySpec(**given)))
+    assert words in scene.last("a", Refused).sentence
+    assert scene.group.job is None
+
+
+@pytest.mark.parametrize("number", [{"number": 2**31}, {"number": 4, "restarts": 2**31}])
+def test_a_claim_that_no_message_could_go_on_from_is_refused(number):
+    scene = Scene(2)
+    scene.attend("a", claim=claim_of(rank=0, **number))
+    assert f"this node claims round {number['number']}" in scene.last("a", Refused).sentence
+    assert scene.group.phase is GroupPhase.GATHERING
+
+
+def test_a_refused_first_node_decides_nothing():
+    scene = Scene(2)
+    scene.attend("a", job=JobSpec("x", 0, 0, 1, 0))
+    assert scene.group.job is None
+    scene.attend("b")
+    assert scene.group.job == scene.job
+
+
+@pytest.mark.parametrize("way", ["leaves", "is lost"])
+def test_who_is_gone_before_anything_began_decides_nothing(way):
+    """Neither the options of a job nor how long its nodes wait for each other."""
+    scene = Scene(2)
+    scene.attend("a")
+    if way == "leaves":
+        scene.say("a", Leave("SIGTERM"))
+    else:
+        scene.detach("a")
+    scene.wait(590)
+    scene.attend("b", job=JobSpec("job", 2, 3, 1, 3))
+    assert scene.all_told("b", Refused) == []
+    scene.wait(599)
+    assert scene.group.verdict is None
+    scene.wait(1)
+    assert scene.last("b", Verdict).outcome is Outcome.RENDEZVOUS_FAILED
+
+
+def test_what_has_begun_is_not_forgotten_when_nobody_is_left():
+    scene = running(1, names="a")
+    scene.detach("a")
+    scene.wait(1)
+    assert len(scene.group.roster) == 0
+    scene.attend("b", job=JobSpec("job", 1, 3, 1, 3))
+    assert "the maximum of --nnodes is 3 here and 1 there" in scene.last("b", Refused).sentence
+
+
+# --- whose options hold ----------------------------------------------------------------------
+
+_OTHER = JobSpec("job", 2, 3, 1, 3)
+
+
+@pytest.mark.parametrize("claim", [claim_of(4, 0), SPARE], ids=["member", "spare"])
+def test_the_options_are_those_of_the_nodes_that_were_in_a_round(claim):
+    """Node 0 comes back with a new master in it and other options: it is node 0 that is wrong."""
+    scene = Scene(2)
+    scene.attend("a", job=_OTHER)
+    scene.attend("b", claim=claim)
+    assert "the maximum of --nnodes is 3 here and 2 there" in scene.last("a", Refused).sentence
+    assert "a" in scene.closed
+    assert scene.group.job == scene.job
+    assert [node.spec.node_id for node in scene.group.roster] == ["b"]
+    scene.attend("c", claim=claim_of(4, 1))
+    assert scene.all_told("b", Refused) == scene.all_told("c", Refused) == []
+    assert scene.group.round == (4 if claim.nodes else -1)
+
+
+def test_who_waits_for_the_identity_of_a_node_that_is_refused_needs_the_options_too():
+    scene = Scene(2)
+    scene.mute.add("a")
+    scene.attend("a", job=_OTHER)
+    scene.attend("twin", node_id="a", job=_OTHER)
+    assert scene.all_told("twin", Refused) == [], "it waits for the answer of the first"
+    scene.attend("b", claim=claim_of(4, 1))
+    assert scene.all_told("a", Refused)
+    assert scene.all_told("twin", Refused)
+    assert [node.spec.node_id for node in scene.group.roster] == ["b"]
+
+
+@pytest.mark.parametrize("first", ["formed a round", "was in one", "is of another job"])
+def test_the_options_of_who_comes_later_do_not_hold(first):
+    scene = Scene(2)
+    other = replace(_OTHER, job_id="another") if first == "is of another job" else _OTHER
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(2, rank) if first == "was in one" else None)
+        if first == "is of another job":
+            break
+    scene.attend("c", job=other, claim=claim_of(4, 0))
+    assert scene.last("c", Refused)
+    assert scene.all_told("a", Refused) == []
+    assert scene.group.job == scene.job
+
+
+# --- identity --------------------------------------------------------------------------------
+
+
+def test_an_identity_whose_holder_answers_is_refused_to_another():
+    scene = running(2, names="ab")
+    scene.attend("twin", node_id="b")
+    assert len(scene.all_told("b", Challenge)) == 1
+    scene.wait(0.9)
+    scene.say("b", Answer())
+    assert "'b' belongs to another node" in scene.last("twin", Refused).sentence
+    assert scene.last("twin", Refused).is_displaced, "should it have workers, they are stale"
+    scene.wait(10)
+    assert scene.stops("a") == []
+
+
+def test_an_identity_whose_holder_does_not_answer_is_given_away():
+    scene = running(2, names="ab")
+    scene.attend("twin", node_id="b")
+    scene.wait(0.9)
+    assert scene.stops("a") == []
+    scene.wait(0.1)
+    assert scene.closed == ["b"]
+    assert scene.stops("a") == [0]
+    scene.stopped("a")
+    assert scene.ranks("a", "twin") == [0, 1]
+    assert scene.place("a").restarts == 1
+
+
+def test_a_new_process_ends_the_old_one_at_once_when_that_one_is_away():
+    scene = running(2, names="ab")
+    scene.detach("b")
+    scene.attend("b", incarnation="another")
+    assert scene.stops("a") == [0]
+    scene.stopped("a")
+    assert scene.ranks("a", "b") == [0, 1]
+
+
+def test_a_holder_whose_stream_breaks_instead_of_an_answer_has_lost():
+    scene = running(2, names="ab")
+    scene.attend("twin", node_id="b")
+    scene.detach("b")
+    assert scene.stops("a") == [0]
+
+
+def test_a_rank_that_another_host_has_is_contested_as_well():
+    scene = Scene(2)
+    scene.attend("a", wanted_rank=0)
+    scene.attend("b", wanted_rank=0)
+    assert scene.all_told("a", Challenge)
+    scene.say("a", Answer())
+    assert "--node-rank 0 belongs" in scene.last("b", Refused).sentence
+    scene.attend("c", wanted_rank=0)
+    scene.wait(1)
+    scene.attend("d", wanted_rank=1)
+    assert scene.ranks("c", "d") == [0, 1]
+
+
+def test_a_challenge_that_was_lost_with_its_stream_is_repeated():
+    scene = running(2, names="ab")
+    scene.attend("twin", node_id="b")
+    scene.wait(0.9)
+    scene.attend("b", claim=claim_of(0, 1))
+    assert len(scene.all_told("b", Challenge)) == 2
+    scene.wait(0.9)
+    scene.say("b", Answer())
+    assert scene.all_told("twin", Refused)
+    assert scene.stops("a") == []
+
+
+def test_of_two_newcomers_for_one_identity_the_second_must_ask_the_first():
+    scene = running(2, names="ab")
+    scene.attend("first", node_id="b")
+    scene.attend("second", node_id="b")
+    scene.mute.add("first")
+    scene.wait(1)
+    assert scene.closed == ["b"]
+    assert len(scene.all_told("first", Challenge)) == 1
+    scene.say("first", Answer())
+    assert scene.all_told("second", Refused)
+    scene.stopped("a")
+    assert scene.ranks("a", "first") == [0, 1]
+
+
+def test_a_newcomer_waits_for_a_holder_that_is_leaving():
+    scene = running(2, names="ab")
+    scene.say("b", Leave("SIGTERM"))
+    scene.attend("next", node_id="b")
+    scene.wait(20)
+    assert scene.closed == []
+    assert not scene.all_told("next", Refused)
+    scene.stopped("b", "a")
+    assert scene.ranks("a", "next") == [0, 1]
+    assert scene.place("a").restarts == 0
+
+
+def test_a_holder_that_leaves_while_it_is_asked_does_not_keep_its_identity():
+    scene = running(2, names="ab")
+    scene.attend("next", node_id="b")
+    scene.say("b", Leave("SIGTERM"))
+    scene.say("b", Answer())
+    assert not scene.all_told("next", Refused)
+    scene.stopped("b", "a")
+    assert scene.ranks("a", "next") == [0, 1]
+
+
+def test_a_newcomer_who_goes_away_leaves_the_holder_alone():
+    scene = running(2, names="ab")
+    scene.attend("twin", node_id="b")
+    scene.detach("twin")
+    scene.wait(10)
+    assert scene.stops("a") == []
+
+
+def test_a_newcomer_in_a_contest_hears_the_verdict():
+    scene = running(1, names="ab")
+    scene.attend("twin", node_id="b")
+    scene.say("a", Done(0))
+    assert scene.last("twin", Verdict).outcome is Outcome.SUCCEEDED
+    for name in "ab":
+        scene.say(name, Heard())
+    assert scene.finished == []
+    scene.say("twin", Heard())
+    assert len(scene.finished) == 1
+
+
+def test_a_newcomer_is_told_what_it_waits_for():
+    scene = Scene(3, 4)
+    scene.attend("a")
+    waiting = scene.last("a", Waiting)
+    assert (waiting.joined, waiting.min_nodes, waiting.max_nodes) == (1, 3, 4)
+    assert waiting.timeout_s == 600.0
+    assert not waiting.spare

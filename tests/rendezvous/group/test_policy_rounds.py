@@ -1,0 +1,620 @@
+"""The failure policy in the life of rounds: actions, window, delays, exclusion, rank 0."""
+
+from typing import Any
+
+import pytest
+from ft_run import exit_codes
+from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.group.events import Received
+from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.messages import (
+    Attend,
+    Challenge,
+    ClaimState,
+    Excluded,
+    Failed,
+    JobSpec,
+    Leave,
+    NodeFailures,
+    NodeSpec,
+    Outcome,
+    Past,
+    PolicySpec,
+    Refused,
+    Start,
+    Stop,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.transport.codec import encode_master
+from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running, worker_failure
+
+
+def rules(*texts: str, **more: Any) -> PolicySpec:
+    return PolicySpec(rules=texts, **more)
+
+
+def fail_and_stop(
+    scene: Scene, name: str, failure: Failure | None = None, others: str = ""
+) -> None:
+    scene.fail(name, failure)
+    scene.stopped(name, *others)
+
+
+# --- actions ---------------------------------------------------------------------------------
+
+
+def test_fail_ends_the_job_with_its_own_status_and_sentence() -> None:
+    scene = running(2, policy=rules("exit:3=fail"))
+    fail_and_stop(scene, "a", worker_failure(0, code=3), "b")
+    for name in "ab":
+        verdict = scene.last(name, Verdict)
+        assert verdict.outcome is Outcome.POLICY_ENDED
+        assert verdict.exit_code == exit_codes.POLICY_ENDED_JOB == 3
+        assert verdict.cause == worker_failure(0, code=3)
+        assert verdict.sentence == (
+            "the failure policy ended the job: rank 0 on node 0 (host-0) exited with 3 "
+            "(rule exit:3=fail; 0 of 3 restarts used)"
+        )
+
+
+def test_a_restart_says_which_rule_decided_unless_it_was_the_default() -> None:
+    scene = running(2, policy=rules("exit:3=restart"))
+    fail_and_stop(scene, "a", worker_failure(0, code=3), "b")
+    assert scene.place("b").decision == "rule exit:3=restart"
+    fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
+    place = scene.place("b")
+    assert (place.decision, place.is_free, place.restarts) == ("", False, 2)
+
+
+def test_a_free_restart_is_not_counted_but_spaced() -> None:
+    scene = running(1, names="a", restarts=0, policy=rules("exit:75=restart-free"))
+    for delay in (0, 1, 2):
+        fail_and_stop(scene, "a", worker_failure(0, code=75))
+        if delay:
+            assert scene.group.phase is GroupPhase.GATHERING
+            assert scene.last("a", Waiting).backoff_s == delay
+            scene.wait(delay)
+        place = scene.place("a")
+        assert (place.restarts, place.is_free) == (0, True)
+    assert scene.rounds("a") == [0, 1, 2, 3]
+    fail_and_stop(scene, "a", worker_failure(0, code=1))
+    assert scene.last("a", Verdict).exit_code == exit_codes.WORKERS_FAILED
+
+
+def test_replace_node_excludes_the_node_of_the_root_cause_and_a_spare_comes() -> None:
+    scene = running(2, names="abc", policy=rules("oom=replace-node"))
+    oom = worker_failure(1, code=-9, out_of_memory=True)
+    scene.fail("a", worker_failure(0, message="Connection reset by peer"))
+    scene.fail("b", oom)
+    scene.stopped("a", "b")
+    told = scene.last("b", Excluded)
+    assert "the node 'b' is excluded from this job and may not rejoin it: rank 1" in told.sentence
+    assert "OOM killer" in told.sentence
+    assert "b" in scene.closed
+    assert scene.ranks("a", "c") == [0, 1]
+    assert scene.place("a").restarts == 1
+    assert scene.place("a").decision == "rule oom=replace-node; node b is excluded"
+    assert scene.place("a").past == Past(excluded=("b",))
+
+
+def test_an_excluded_node_may_not_rejoin_under_any_incarnation() -> None:
+    scene = running(2, names="abc", policy=rules("exit:1=replace-node"))
+    fail_and_stop(scene, "b", None, "a")
+    for name, incarnation in (("b1", "b"), ("b2", "other")):
+        scene.attend(name, node_id="b", incarnation=incarnation)
+        assert scene.last(name, Excluded)
+        assert name in scene.closed
+    assert scene.group.roster.get("b") is None
+    assert not scene.all_told("b2", Refused)
+
+
+def test_an_excluded_node_does_not_contest_the_rank_of_its_replacement() -> None:
+    scene = Scene(2, policy=rules("exit:1=replace-node"))
+    for rank, name in enumerate("ab"):
+        scene.attend(name, wanted_rank=rank)
+    fail_and_stop(scene, "b", None, "a")
+    scene.attend("c", wanted_rank=1)
+    assert scene.ranks("a", "c") == [0, 1]
+    scene.attend("b2", node_id="b", wanted_rank=1)
+    assert scene.last("b2", Excluded)
+    assert not scene.all_told("c", Challenge)
+
+
+def test_a_process_that_waits_for_the_identity_of_a_node_is_excluded_with_it() -> None:
+    scene = running(2, names="abc", policy=rules("exit:1=replace-node"))
+    scene.attend("b2", node_id="b", incarnation="other")
+    assert scene.last("b", Challenge)
+    fail_and_stop(scene, "b", None, "a")
+    scene.wait(0)
+    assert scene.last("b2", Excluded)
+    assert scene.group.roster.get("b") is None
+
+
+def test_without_a_spare_a_replacement_is_waited_for() -> None:
+    scene = running(2, policy=rules("exit:1=replace-node"), join_timeout_s=100)
+    fail_and_stop(scene, "b", None, "a")
+    assert scene.group.phase is GroupPhase.GATHERING
+    assert scene.last("a", Waiting).missing == ()
+    scene.wait(99)
+    scene.attend("new")
+    assert scene.ranks("a", "new") == [0, 1]
+
+
+def test_without_a_replacement_the_job_ends_in_time() -> None:
+    scene = running(2, policy=rules("exit:1=replace-node"), join_timeout_s=100)
+    fail_and_stop(scene, "b", None, "a")
+    scene.wait(100)
+    assert scene.last("a", Verdict).outcome is Outcome.RENDEZVOUS_FAILED
+
+
+def test_a_lost_node_can_be_replaced_for_good() -> None:
+    scene = running(2, names="abc", policy=rules("node-lost=replace-node"))
+    scene.detach("b")
+    scene.wait(1)
+    scene.stopped("a")
+    assert scene.ranks("a", "c") == [0, 1]
+    scene.attend("b", incarnation="again")
+    assert scene.last("b", Excluded)
+
+
+def test_replacing_a_node_costs_a_restart() -> None:
+    scene = running(2, names="abc", restarts=0, policy=rules("exit:1=replace-node"))
+    fail_and_stop(scene, "b", None, "a")
+    assert scene.last("c", Verdict).exit_code == exit_codes.WORKERS_FAILED
+    assert not scene.all_told("b", Excluded)
+
+
+def test_a_preempted_node_costs_nothing_unless_a_rule_says_so() -> None:
+    for policy, restarts in ((None, 0), (rules("preempted=restart"), 1)):
+        scene = running(2, names="abc", policy=policy)
+        scene.say("b", Leave("SIGTERM"))
+        scene.stopped("a", "b")
+        place = scene.place("c")
+        assert place.restarts == restarts
+        assert (place.cause is not None) == bool(restarts)
+        assert place.reason == "node 1 (b) leaves: SIGTERM"
+    scene = running(2, names="abc", policy=rules("preempted=fail"))
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped("a", "b")
+    verdict = scene.last("a", Verdict)
+    assert verdict.cause is not None
+    assert verdict.cause.kind is FailureKind.PREEMPTED
+    assert "the failure policy ended the job: node 1 (b) leaves: SIGTERM" in verdict.sentence
+
+
+def test_a_failure_while_a_node_leaves_costs_nothing() -> None:
+    scene = running(2, names="abc")
+    scene.say("b", Leave("SIGTERM"))
+    scene.fail("a", worker_failure(0, code=7))
+    scene.stopped("a", "b")
+    assert (scene.place("c").restarts, scene.place("c").cause) == (0, None)
+
+
+def test_a_usage_error_twice_running_ends_the_job_though_restarts_are_left() -> None:
+    scene = running(2, restarts=9)
+    fail_and_stop(scene, "b", worker_failure(1, code=2), "a")  # after a minute, no typo
+    for pid in (2, 3):
+        assert scene.group.verdict is None
+        scene.wait(9)
+        fail_and_stop(scene, "b", worker_failure(1, code=2, pid=pid), "a")
+    verdict = scene.last("a", Verdict)
+    assert verdict.outcome is Outcome.POLICY_ENDED
+    assert "(default rule repeated usage or import error=fail; 2 of 9 restarts" in verdict.sentence
+
+
+def test_a_round_that_ran_well_lies_between_two_usage_errors() -> None:
+    scene = running(2, 3, names="ab", restarts=9)
+    fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
+    scene.wait(3)
+    fail_and_stop(scene, "b", worker_failure(1, code=2, pid=2), "a")
+    if scene.group.verdict is None:
+        scene.attend("c")
+        scene.wait(3600)
+        scene.stopped("a", "b")  # the world grows
+        scene.wait(3)
+        fail_and_stop(scene, "b", worker_failure(1, code=2, pid=3), "ac")
+    assert scene.group.verdict is None
+
+
+def test_a_usage_error_later_or_of_another_kind_is_a_fault_like_any_other() -> None:
+    scene = running(2, restarts=9)
+    fail_and_stop(scene, "b", worker_failure(1, code=1), "a")
+    fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
+    scene.wait(10)
+    fail_and_stop(scene, "b", worker_failure(1, code=2), "a")
+    fail_and_stop(scene, "b", worker_failure(1, code=2, message="other words"), "a")
+    fail_and_stop(scene, "b", worker_failure(1, code=127), "a")
+    assert scene.group.restarts == 5
+    assert scene.group.verdict is None
+
+
+def test_a_usage_error_ends_the_job_whichever_rank_is_heard_first() -> None:
+    scene = running(2, restarts=9)
+    fail_and_stop(scene, "b", worker_failure(1, code=7), "a")  # after a minute
+    for name, rank in (("a", 0), ("b", 1)):
+        assert scene.group.verdict is None
+        fail_and_stop(scene, name, worker_failure(rank, code=2), "b" if rank == 0 else "a")
+    assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
+
+
+# --- the budget ------------------------------------------------------------------------------
+
+
+def test_restarts_outside_the_window_do_not_count() -> None:
+    scene = running(1, names="a", restarts=1, policy=PolicySpec(restart_window_s=100.0))
+    fail_and_stop(scene, "a")
+    for total in (2, 3):
+        scene.wait(100)
+        fail_and_stop(scene, "a")
+        place = scene.place("a")
+        assert (place.restarts, place.restarts_in_window) == (total, 1)
+        assert place.past == Past((0,), failures=(NodeFailures("a", (0,)),))
+    scene.wait(99)
+    fail_and_stop(scene, "a")
+    verdict = scene.last("a", Verdict)
+    assert verdict.exit_code == exit_codes.WORKERS_FAILED
+    assert "(1 of 1 restarts used within 100 s)" in verdict.sentence
+    assert verdict.restarts == 3
+
+
+def test_restarts_are_spaced_and_the_wait_for_nodes_begins_after_that() -> None:
+    policy = PolicySpec(backoff_first_s=5.0, backoff_max_s=60.0)
+    scene = running(2, policy=policy, join_timeout_s=20)
+    fail_and_stop(scene, "a", None, "b")
+    assert scene.rounds("a") == [0]
+    assert scene.last("b", Waiting).backoff_s == 5
+    scene.wait(4.9)
+    assert scene.rounds("a") == [0]
+    scene.detach("b")
+    scene.wait(20)
+    assert scene.group.verdict is None
+    scene.wait(0.1)
+    assert scene.last("a", Verdict).outcome is Outcome.RENDEZVOUS_FAILED
+
+
+def test_a_regroup_is_not_delayed() -> None:
+    policy = PolicySpec(backoff_first_s=5.0, backoff_max_s=60.0)
+    scene = running(2, names="abc", policy=policy)
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped("a", "b")
+    assert scene.rounds("c") == [1]
+
+
+# --- nodes that fail often -------------------------------------------------------------------
+
+
+def test_a_node_that_fails_often_is_excluded_where_a_spare_can_stand_in() -> None:
+    scene = running(2, names="abc", restarts=9)
+    for _ in range(2):
+        fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
+        assert scene.rounds("c") == []
+    fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
+    assert "it was the root cause of 3 restarts, at last: rank 1" in (
+        scene.last("b", Excluded).sentence
+    )
+    assert scene.ranks("a", "c") == [0, 1]
+    assert (
+        scene.place("a").decision == "node b is excluded after 3 failures (--max-node-failures 3)"
+    )
+
+
+def test_no_node_is_excluded_for_failing_often_where_the_world_would_shrink() -> None:
+    scene = running(1, 2, names="ab", restarts=9)
+    for _ in range(5):
+        fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
+    assert scene.group.restarts == 5
+    assert not scene.all_told("b", Excluded)
+
+
+def test_a_node_that_only_lost_its_peer_is_not_blamed_for_it() -> None:
+    scene = running(2, names="abc", restarts=9)
+    for _ in range(5):
+        reset = worker_failure(1, message="RuntimeError: Connection reset by peer")
+        fail_and_stop(scene, "b", reset, "a")
+    assert scene.group.restarts == 5
+    assert not scene.all_told("b", Excluded)
+
+
+def test_failures_of_nodes_are_counted_within_the_window_and_never_means_never() -> None:
+    for policy, restarts in (
+        (PolicySpec(restart_window_s=100.0, max_node_failures=2), 1),
+        (PolicySpec(max_node_failures=0), 9),
+    ):
+        scene = running(2, names="abc", restarts=restarts, policy=policy)
+        for _ in range(4):
+            fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
+            scene.wait(100)
+        assert not scene.all_told("b", Excluded)
+
+
+# --- rank 0 ----------------------------------------------------------------------------------
+
+RANK0 = PolicySpec(rank0_decides=True)
+
+
+def test_the_success_of_rank_0_is_that_of_the_job() -> None:
+    scene = running(2, policy=RANK0)
+    scene.done("b")
+    assert scene.group.verdict is None
+    scene.done("a")
+    verdict = scene.last("b", Verdict)
+    assert verdict.outcome is Outcome.SUCCEEDED
+    assert verdict.sentence == "rank 0 succeeded (0 of 3 restarts used)"
+
+
+def test_a_peer_that_misses_rank_0_changes_nothing_though_it_is_heard_first() -> None:
+    scene = running(3, names="abc", policy=RANK0)
+    scene.fail("b", worker_failure(1, message="Connection reset by peer"))
+    scene.done("a")
+    assert scene.last("c", Verdict).outcome is Outcome.SUCCEEDED
+
+
+def test_a_node_that_is_lost_after_the_success_of_rank_0_changes_nothing() -> None:
+    scene = running(2, policy=RANK0)
+    scene.done("a")
+    scene.detach("b")
+    scene.wait(5)
+    assert [verdict.outcome for verdict in scene.finished] == [Outcome.SUCCEEDED]
+
+
+def test_without_the_policy_others_are_waited_for() -> None:
+    scene = running(2)
+    scene.done("a")
+    assert scene.group.verdict is None
+
+
+def test_a_later_master_learns_that_rank_0_has_succeeded() -> None:
+    scene = Scene(2, policy=RANK0)
+    failures = (worker_failure(1, message="Connection reset by peer"),)
+    scene.attend("b", claim=claim_of(4, 1, failures=failures))
+    scene.attend("a", claim=claim_of(4, 0, state=ClaimState.DONE))
+    assert scene.last("b", Verdict).outcome is Outcome.SUCCEEDED
+
+
+# --- later masters, and nodes that differ ----------------------------------------------------
+
+
+def test_a_later_master_knows_what_counts_within_the_window() -> None:
+    scene = Scene(2, restarts=2, policy=PolicySpec(restart_window_s=100.0))
+    past = Past(restart_ages_s=(80, 10), since_s=15)
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(5, rank, restarts=7, past=past))
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert scene.group.restarts_in_budget == 2
+    scene.wait(5)  # the older one is 100 s old now
+    scene.say("a", Failed(5, worker_failure(0)))
+    scene.stopped("a", "b")
+    assert (scene.place("a").restarts, scene.place("a").restarts_in_window) == (8, 2)
+    assert scene.place("a").past == Past((30, 0), failures=(NodeFailures("a", (0,)),))
+
+
+def test_a_later_master_knows_who_is_excluded_whoever_comes_first() -> None:
+    scene = Scene(2)
+    scene.attend("x")
+    past = Past(excluded=("x",))
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(5, rank, past=past))
+    assert "an earlier master of this job excluded it" in scene.last("x", Excluded).sentence
+    assert scene.group.roster.get("x") is None
+    assert scene.group.phase is GroupPhase.RUNNING
+    assert scene.rounds("x") == []
+
+
+def test_a_later_master_knows_which_nodes_have_failed() -> None:
+    past = Past(failures=(NodeFailures("b", (40, 5)), NodeFailures("a", (7,))), since_s=50)
+    for window_s, is_excluded in ((0.0, True), (100.0, True), (90.0, False)):
+        scene = Scene(2, restarts=9, policy=PolicySpec(restart_window_s=window_s))
+        for rank, name in enumerate("ab"):
+            scene.attend(name, claim=claim_of(5, rank, restarts=3, past=past))
+        scene.attend("s", claim=SPARE)
+        scene.say("b", Failed(5, worker_failure(1, code=7)))
+        scene.stopped("a", "b")
+        assert bool(scene.all_told("b", Excluded)) is is_excluded, window_s
+        assert bool(scene.rounds("s")) is is_excluded
+        assert scene.group.roster.get("a") is not None
+
+
+def test_failures_of_nodes_are_told_the_last_first_and_no_more_than_it_takes() -> None:
+    scene = running(2, restarts=9)
+    for name in "abbbb":  # without a spare nobody is excluded
+        scene.wait(10)
+        fail_and_stop(scene, name, worker_failure("ab".index(name), code=7), "ba"["ab".index(name)])
+    told = scene.place("a").past
+    assert told == Past(failures=(NodeFailures("b", (20, 10, 0)), NodeFailures("a", (40,))))
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped("a", "b")
+    past, later = Past(failures=told.failures), scene.group.round + 1
+    scene.attend("c", claim=claim_of(later, 0, state=ClaimState.STOPPED, past=past))
+    assert scene.group._aftermath.ledger.failures(9, 0.0, scene.now)[0] == NodeFailures(
+        "b", (30, 20, 10, 0)
+    )
+
+
+def test_where_failures_of_nodes_never_count_none_are_told() -> None:
+    scene = running(2, policy=PolicySpec(max_node_failures=0))
+    fail_and_stop(scene, "a", None, "b")
+    assert scene.place("a").past is None
+
+
+def test_a_job_without_a_past_tells_none() -> None:
+    scene = running(2, names="abc")
+    assert scene.place("a").past is None
+    scene.say("b", Leave("SIGTERM"))
+    scene.stopped("a", "b")
+    assert scene.place("a").past is None
+
+
+def test_a_later_master_can_replace_a_node_that_does_not_come_back_to_it() -> None:
+    scene = Scene(2, policy=rules("node-lost=replace-node"))
+    scene.attend("a", claim=claim_of(5, 0, successor="b"))
+    scene.attend("s", claim=SPARE)
+    scene.wait(10)
+    scene.stopped("a")
+    assert scene.ranks("a", "s") == [0, 1]
+    assert scene.place("s").past == Past(excluded=("b",))
+    scene.attend("b", claim=claim_of(5, 1))
+    assert scene.last("b", Excluded)
+
+
+def test_a_later_master_replaces_who_is_away_and_not_who_was_started_again() -> None:
+    scene = Scene(3, 4, policy=rules("node-lost=replace-node"))
+    scene.attend("a", claim=claim_of(5, 0, nodes=4, successor="b"))
+    scene.attend("c", claim=claim_of(5, 2, nodes=4, successor="d"))
+    scene.attend("b", incarnation="again")
+    scene.wait(10)
+    scene.stopped("a", "c")
+    place = scene.place("b")
+    assert place.past == Past(excluded=("d",))
+    assert place.reason == (
+        "node 3 (d) was lost: it did not come back to the new master with its workers of "
+        "round 5 within 10 s"
+    )
+
+
+def refused(job: JobSpec) -> str:
+    scene = running(1, names="a", policy=rules("exit:3=fail"))
+    scene.attend("b", job=job)
+    return scene.last("b", Refused).sentence
+
+
+def test_another_policy_on_one_node_is_refused_by_name() -> None:
+    assert refused(JobSpec("job", 1, 1, 1, 3)) == (
+        "this node's options differ from the job's: the list of --on-failure rules is empty here "
+        "and 'exit:3=fail' there."
+    )
+    other = rules("exit:3=fail", restart_window_s=60.0, max_node_failures=5, rank0_decides=True)
+    assert refused(JobSpec("job", 1, 1, 1, 3, other)) == (
+        "this node's options differ from the job's: --restart-window in seconds is 60 here and 0 "
+        "there, --max-node-failures is 5 here and 3 there, --success-policy rank0 is on here and "
+        "off there."
+    )
+
+
+def test_a_rule_that_makes_no_sense_here_is_refused() -> None:
+    scene = Scene(1)
+    spec = NodeSpec("a", "a", "a", "address", "r", 1, None)
+    job = JobSpec("job", 1, 1, 1, 3, rules("future:7=fail"))
+    scene.links["a"], scene._names[1] = 1, "a"
+    scene.handle(Received(1, Attend(1, "1", job, spec, scene.offer("a"), None)))
+    assert "a rule of --on-failure makes no sense" in scene.last("a", Refused).sentence
+
+
+def test_there_may_be_a_hundred_rules() -> None:
+    hundred = ["exit:3=fail"] * 100
+    scene = Scene(1, policy=rules(*hundred, "oom=fail"))
+    scene.attend("a")
+    assert scene.last("a", Refused).sentence == (
+        "101 rules of --on-failure are too many; right would be at most 100."
+    )
+    scene = Scene(1, policy=rules(*hundred))
+    scene.attend("a")
+    assert not scene.all_told("a", Refused)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "words"), [("other", "is another job than 'job'"), ("job", "options differ")]
+)
+def test_the_rules_of_who_does_not_belong_to_the_job_are_not_read(job_id: str, words: str) -> None:
+    scene = running(1, names="a")
+    job = JobSpec(job_id, 1, 1, 1, 3, rules("future:7=fail"))
+    scene.attend("b", job=job)
+    assert words in scene.last("b", Refused).sentence
+
+
+# --- root causes -----------------------------------------------------------------------------
+
+
+def lost_in_the_end(scene: Scene) -> int | None:
+    """The rank of the node whose loss ended the job."""
+    cause = scene.last("a", Verdict).cause
+    assert cause is not None
+    assert cause.kind is FailureKind.NODE_LOST
+    return cause.node_rank
+
+
+def test_a_node_that_died_first_is_the_cause_though_its_peers_say_nothing_of_why() -> None:
+    """A killed agent: its stream breaks at once, its loss is certain a second later."""
+    scene = running(3, names="abc", restarts=0)
+    scene.detach("b")
+    scene.fail("a", worker_failure(0))
+    scene.fail("c", worker_failure(2))
+    scene.stopped("a", "c")
+    scene.wait(1)
+    assert lost_in_the_end(scene) == 1
+
+
+def test_a_node_whose_stream_broke_first_is_the_cause_of_errors_that_name_no_peer() -> None:
+    scene = running(2, names="ab", restarts=0)
+    scene.detach("b")
+    scene.fail("a", worker_failure(0, message="ValueError: no batch"))
+    scene.stopped("a")
+    scene.wait(1)
+    assert lost_in_the_end(scene) == 1
+
+
+def test_a_cut_node_is_the_cause_though_its_peers_fail_long_before_it_is_noticed() -> None:
+    scene = running(2, names="ab", restarts=0)
+    scene.fail("a", worker_failure(0))
+    scene.stopped("a")
+    scene.wait(4)
+    scene.detach("b")
+    scene.wait(1)
+    assert lost_in_the_end(scene) == 1
+
+
+def test_a_node_that_came_back_is_no_suspect() -> None:
+    scene = running(2, names="ab", restarts=0)
+    scene.detach("b")
+    scene.attend("b", claim=claim_of(0, 1))
+    own = worker_failure(0, message="ValueError: no")
+    scene.fail("a", own)
+    scene.detach("b")
+    scene.stopped("a")
+    scene.wait(1)
+    assert scene.last("a", Verdict).cause == own
+
+
+def test_workers_are_let_settle_where_the_cause_may_be_another() -> None:
+    for failure, lets_settle in (
+        (worker_failure(0), True),
+        (worker_failure(0, message="Connection reset by peer"), True),
+        (worker_failure(0, code=-9), False),
+        (worker_failure(0, code=3), False),
+        (worker_failure(0, message="ValueError: no"), False),
+    ):
+        scene = running(2)
+        scene.fail("a", failure)
+        assert scene.last("b", Stop).lets_settle == lets_settle, failure
+
+
+def test_the_cause_is_found_however_many_peers_are_heard_before_it() -> None:
+    names = [f"n{i:03}" for i in range(300)]
+    scene = Scene(300, restarts=0)
+    for name in names:
+        scene.attend(name)
+    for name in names[:-1]:
+        rank = scene.place(name).node_rank
+        reset = worker_failure(rank, message="Connection reset by peer")
+        scene.say(name, Failed(0, reset))
+    own = worker_failure(299, message="ValueError: no")
+    scene.say(names[-1], Failed(0, own))
+    scene.stopped(*names)
+    verdict = scene.last("n000", Verdict)
+    assert verdict.cause == own
+    assert verdict.failure_count == 300
+    assert scene.all_told("n000", Start)
+
+
+def test_a_job_without_rules_pays_nothing_on_the_wire() -> None:
+    scene = running(2)
+    fail_and_stop(scene, "a", worker_failure(0, code=-9), "b")
+    ours = {"decision", "is_free", "restarts_in_window", "lets_settle", "backoff_s"}
+    assert scene.place("a").past == Past(failures=(NodeFailures("a", (0,)),))  # some bytes
+    for message in scene.told["a"]:
+        told = pb.MasterMessage.FromString(encode_master(message))
+        (body,) = [value for _, value in told.ListFields()]
+        parts = [body, body.place] if isinstance(body, pb.Start) else [body]
+        said = {field.name for part in parts for field, _ in part.ListFields()}
+        assert not said & ours, message

@@ -1,0 +1,170 @@
+"""Rules of the failure policy: what matches, what is decided, what is no rule."""
+
+import time
+from typing import Any
+
+import pytest
+from ft_run.rendezvous.policy.rules import (
+    DEFAULT_PREEMPTED,
+    DEFAULT_REST,
+    DEFAULT_SLIP,
+    Action,
+    BadRule,
+    Context,
+    Rule,
+    decide,
+)
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost, preempted
+from ft_run.tests.harness.scene import worker_failure
+
+LOST = node_lost(1, "h", "", "its connection was gone for 1 s")
+GONE = preempted(1, "h", "", "SIGTERM")
+OOM = worker_failure(0, code=-9, out_of_memory=True)
+
+
+def recorded(message: str, **more: Any) -> Failure:
+    return worker_failure(0, message=message, error_json="{}", **more)
+
+
+def matches(match: str, failure: Failure) -> bool:
+    return Rule.parse(f"{match}=fail").match.look(failure).matches
+
+
+@pytest.mark.parametrize(
+    ("match", "hits", "misses"),
+    [
+        ("exit:3", [worker_failure(0, code=3)], [worker_failure(0, code=4), OOM, LOST, GONE]),
+        ("exit:64-79", [worker_failure(0, code=c) for c in (64, 79)],
+         [worker_failure(0, code=c) for c in (63, 80)]),
+        # As a shell or Kubernetes counts, whoever killed it.
+        ("exit:137", [worker_failure(0, code=-9), worker_failure(0, code=137)], [LOST]),
+        ("signal:SIGKILL", [worker_failure(0, code=-9), worker_failure(0, code=137)],
+         [worker_failure(0, code=-11), worker_failure(0, code=9), LOST]),
+        ("signal:segv", [worker_failure(0, code=-11)], [OOM]),
+        ("oom", [OOM], [worker_failure(0, code=-9), LOST]),
+        ("node-lost", [LOST], [GONE, OOM]),
+        ("preempted", [GONE], [LOST, OOM]),
+        ("error:CUDA.*memory",
+         [recorded("RuntimeError: CUDA out of memory"),
+          worker_failure(0, stderr_tail="a\nCUDA: no memory\nb\n"),
+          worker_failure(0, message="CUDA memory")],
+         [recorded("ValueError: no"), worker_failure(0), LOST,
+          recorded("ValueError: no", stderr_tail="CUDA memory"),  # a warning, survived
+          recorded("CUDA\nmemory")]),
+        ("error:a=b", [recorded("a=b")], [recorded("a")]),
+        ("exit:127", [worker_failure(0, code=127, kind=FailureKind.START)], [LOST]),
+    ],
+)  # fmt: skip
+def test_what_a_match_looks_at(match: str, hits: list[Failure], misses: list[Failure]) -> None:
+    for failure in hits:
+        assert matches(match, failure), failure
+    for failure in misses:
+        assert not matches(match, failure), failure
+
+
+@pytest.mark.parametrize(
+    "text", ["exit:3=fail", "exit:64-79=restart-free", "signal:SIGKILL=restart", "oom=replace-node",
+             "error:a=b.*c=fail", "node-lost=restart", "preempted=fail"],
+)  # fmt: skip
+def test_a_rule_is_written_as_it_was_read(text: str) -> None:
+    rule = Rule.parse(text)
+    assert rule.text == text
+    assert Rule.parse(f"  {text.replace('=fail', '= fail')} ") == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "right"),
+    [
+        ("exit:3", "it is not MATCH=ACTION", "exit:3=fail"),
+        ("=fail", "it is not MATCH=ACTION", "exit:3=fail"),
+        ("exit:3=die", "there is no action 'die'", "restart, restart-free, fail or replace-node"),
+        ("exit:=fail", "'' is no exit status", "exit:N or exit:A-B"),
+        ("exit:x=fail", "'x' is no exit status", "exit:N or exit:A-B"),
+        ("exit:0=fail", "no range of exit statuses of failures", "from 1 to 255"),
+        ("exit:9-3=fail", "no range of exit statuses", "the lower one first"),
+        ("exit:1-256=fail", "no range of exit statuses", "from 1 to 255"),
+        ("signal:SIGNONE=fail", "there is no signal 'SIGNONE'", "signal:SIGKILL"),
+        ("oops=fail", "there is no match 'oops'", "exit:N, exit:A-B, signal:NAME"),
+        ("hang=restart", "hang cannot be matched, since nothing produces it yet", "exit:N"),
+        ("check=fail", "check cannot be matched, since it is no failure of a round", "exit:N"),
+        ("error:=fail", "the regular expression is empty", "error:CUDA"),
+        ("error:(=fail", "is no regular expression", "of Python"),
+        ("error:a{99999999999}=fail", "is no regular expression", "of Python"),
+        (r"error:(a)\1=fail", r"'(a)\\1' has a look back at a group", "without that"),
+        ("error:a(?!b)=fail", "has a look ahead or behind", "rules that come before it"),
+        ("error:(?<=a)b=fail", "has a look ahead or behind", "without that"),
+        ("error:(a{40}){40}=fail", "is too large with its repetitions written out", "without that"),
+        ("error:" + "a" * 600 + "=fail", "too long", "500"),
+    ],
+)
+def test_what_is_no_rule(text: str, why: str, right: str) -> None:
+    with pytest.raises(BadRule) as bad:
+        Rule.parse(text)
+    assert why in bad.value.why
+    assert right in bad.value.right
+
+
+def test_an_expression_costs_little_however_long_the_text() -> None:
+    rule = Rule.parse("error:.*a.*b.*c$=fail")
+    began = time.process_time()
+    assert not rule.match.look(recorded("ab" * 100_000)).matches
+    assert rule.match.look(recorded("x" * 1000 + "\nabc")).matches
+    # Not a matter of the machine's speed: unbounded, this would take days.
+    assert time.process_time() - began < 60
+
+
+def test_the_first_rule_that_matches_decides_and_the_others_are_named() -> None:
+    rules = [Rule.parse(text) for text in ("exit:3=fail", "oom=replace-node", "exit:137=fail")]
+    decision = decide(rules, OOM, Context())
+    assert (decision.action, decision.rule) == (Action.REPLACE_NODE, "oom=replace-node")
+    assert not decision.is_default
+    assert [(over.rule, over.reason) for over in decision.passed_over] == [
+        ("exit:3=fail", "the exit status 137 is not 3")
+    ]
+    assert decision.words() == "rule oom=replace-node"
+
+
+def test_defaults_come_after_the_users_rules_in_their_order() -> None:
+    slip = recorded("ModuleNotFoundError: No module named 'torhc'")
+    twice = Context(seconds_after_start=2.0, previous=slip)
+    assert decide([], slip, twice).rule == DEFAULT_SLIP
+    assert decide([], slip, twice).action is Action.FAIL
+    assert decide([Rule.parse("exit:1=restart")], slip, twice).rule == "exit:1=restart"
+    assert decide([], GONE, Context()).rule == DEFAULT_PREEMPTED
+    assert decide([], GONE, Context()).action is Action.RESTART_FREE
+    assert decide([Rule.parse("preempted=fail")], GONE, Context()).action is Action.FAIL
+    for failure in (LOST, OOM, worker_failure(0, code=2), recorded("ValueError: no")):
+        decision = decide([], failure, Context())
+        assert (decision.rule, decision.action) == (DEFAULT_REST, Action.RESTART)
+
+
+@pytest.mark.parametrize(
+    ("failure", "previous", "after", "action"),
+    [
+        (worker_failure(0, code=2), worker_failure(0, code=2, pid=7), 9.9, Action.FAIL),
+        (worker_failure(0, code=2), worker_failure(0, code=2), 10.0, Action.RESTART),
+        (worker_failure(0, code=2), worker_failure(0, code=2), None, Action.RESTART),
+        (worker_failure(0, code=2), worker_failure(1, code=2), 1.0, Action.FAIL),
+        (worker_failure(0, message="[rank0]: NameError: x"),
+         worker_failure(3, message="[rank3]: NameError: x"), 1.0, Action.FAIL),
+        (worker_failure(0, code=2, message="a"), worker_failure(0, code=2, message="b"), 1.0,
+         Action.RESTART),
+        (worker_failure(0, code=2), worker_failure(0, code=127), 1.0, Action.RESTART),
+        (worker_failure(0, code=2), None, 1.0, Action.RESTART),
+        (worker_failure(0, code=1), worker_failure(0, code=1), 1.0, Action.RESTART),
+        (recorded("ImportError: a"), recorded("ImportError: a"), 1.0, Action.FAIL),
+        (recorded("ImportError: a"), recorded("ImportError: b"), 1.0, Action.RESTART),
+        (recorded("x.y.ImportError: a"), recorded("x.y.ImportError: a"), 1.0, Action.FAIL),
+        (recorded("ValueError: ImportError"), recorded("ValueError: ImportError"), 1.0,
+         Action.RESTART),
+        (worker_failure(0, code=127, kind=FailureKind.START),
+         worker_failure(0, code=127, kind=FailureKind.START), 0.1, Action.FAIL),
+        (worker_failure(0, code=75, kind=FailureKind.START),
+         worker_failure(0, code=75, kind=FailureKind.START), 0.1, Action.RESTART),
+        (LOST, LOST, 0.1, Action.RESTART),
+    ],
+)  # fmt: skip
+def test_a_usage_or_import_error_twice_running_is_a_typo(
+    failure: Failure, previous: Failure | None, after: float | None, action: Action
+) -> None:
+    assert decide([], failure, Context(after, previous)).action is action

@@ -1,0 +1,273 @@
+"""Tests of the link across the network, with a real master at its other end."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    Done,
+    Heard,
+    JobSpec,
+    NodeSpec,
+    Refused,
+    Start,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.client import GrpcLink, in_words, is_foreign
+from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp
+from ft_run.rendezvous.transport.master import Master
+from ft_run.rendezvous.transport.server import MasterServer
+from ft_run.tests.harness import ports
+
+TIMEOUT_S = 60.0
+SETTINGS = GroupSettings(node_grace_s=3600.0, verdict_grace_s=3600.0)
+
+
+def attend(nodes: int = 1) -> Attend:
+    return Attend(
+        protocol=PROTOCOL_VERSION,
+        version="1",
+        job=JobSpec("j", nodes, nodes, 1, 0),
+        node=NodeSpec("h/0", "i0", "h", "127.0.0.1", "r", 1, None),
+        offer=Offer("127.0.0.1", 1000),
+        claim=None,
+    )
+
+
+class Node:
+    """An agent's end of a link."""
+
+    def __init__(self, endpoint: Endpoint, first: Callable[[], Attend], **options: Any) -> None:
+        self.events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        times = {"silence_s": 5.0, "connect_timeout_s": 60.0, "master_timeout_s": 60.0}
+        self.link = GrpcLink(endpoint, first, self.events.put_nowait, **{**times, **options})
+
+    async def next(self, kind: type) -> Any:
+        """Return the next event of a kind; others are passed over."""
+        while True:
+            event = await self.events.get()
+            if isinstance(event, kind):
+                return event
+
+
+async def serve(port: int = 0) -> tuple[Master, MasterServer, Endpoint]:
+    master = Master(SETTINGS, lambda _: None)
+    server = MasterServer(master, "1", 5.0)
+    port = await server.start(Endpoint("127.0.0.1", port))
+    return master, server, Endpoint("127.0.0.1", port)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+@pytest.fixture
+def nowhere(free_port: int) -> Endpoint:
+    return Endpoint("127.0.0.1", free_port)
+
+
+@pytest.fixture
+def free_port() -> int:
+    return ports.free_port()
+
+
+def test_a_job_from_the_first_word_to_the_last() -> None:
+    async def test() -> None:
+        master, server, endpoint = await serve()
+        node = Node(endpoint, attend)
+        assert await node.events.get() == LinkUp(again=False)
+        assert (await node.next(Start)).place.world_size == 1
+        node.link.send(Done(0))
+        verdict = await node.next(Verdict)
+        node.link.send(Heard())
+        await node.link.close()  # delivers what was sent
+        assert await master.finished() == verdict
+        await server.stop()
+
+    run(test)
+
+
+def test_a_master_that_comes_later_is_found(free_port: int) -> None:
+    async def test() -> None:
+        node = Node(Endpoint("127.0.0.1", free_port), attend)
+        assert await node.next(LinkDown) == LinkDown("connection refused")
+        _, server, _ = await serve(free_port)
+        assert await node.next(LinkUp) == LinkUp(again=False)
+        await node.next(Start)
+        await node.link.close()
+        await server.stop()
+
+    run(test)
+
+
+def test_the_link_mends_itself_and_attends_as_of_then(free_port: int) -> None:
+    async def test() -> None:
+        first = attend(nodes=2)
+        _, server, endpoint = await serve(free_port)
+        node = Node(endpoint, lambda: first)
+        await node.next(Waiting)
+        await server.stop()
+        await node.next(LinkDown)
+        node.link.send(Done(7))  # nobody is there: Attend will tell all
+        first = dataclasses.replace(first, offer=Offer("127.0.0.1", 2000))
+        master, server, _ = await serve(free_port)
+        assert await node.next(LinkUp) == LinkUp(again=True)
+        await node.next(Waiting)
+        assert [n.offer.port for n in master.group.roster] == [2000]
+        await node.link.close()
+        await server.stop()
+
+    run(test)
+
+
+def test_nobody_at_the_endpoint(nowhere: Endpoint) -> None:
+    async def test() -> None:
+        node = Node(nowhere, attend, connect_timeout_s=0.0)
+        lost = await node.next(LinkLost)
+        assert lost.sentence.startswith(f"no master at {nowhere} within 0 s (connection refused)")
+        await node.link.close()
+        node = Node(nowhere, attend, connect_timeout_s=0.0, port_is_taken=True)
+        lost = await node.next(LinkLost)
+        assert lost.sentence.startswith(f"port {nowhere.port} of this host is in use by something")
+        await node.link.close()
+
+    run(test)
+
+
+def test_a_master_that_stays_away() -> None:
+    async def test() -> None:
+        _, server, endpoint = await serve()
+        node = Node(endpoint, attend, master_timeout_s=0.0, connect_timeout_s=3600.0)
+        await node.next(Start)
+        await server.stop()
+        lost = await node.next(LinkLost)
+        assert lost.sentence.startswith(f"the master at {endpoint} stayed away for 0 s")
+        await node.link.close()
+
+    run(test)
+
+
+async def foreign_server(port: int = 0) -> tuple[grpc.aio.Server, Endpoint]:
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, Endpoint("127.0.0.1", port)
+
+
+def test_another_server_is_no_master() -> None:
+    async def test() -> None:
+        server, endpoint = await foreign_server()
+        node = Node(endpoint, attend)
+        event = await node.events.get()
+        assert isinstance(event, LinkLost)
+        assert f"what listens at {endpoint} is not an ft-run master" in event.sentence
+        await node.link.close()
+        await server.stop(None)
+
+    run(test)
+
+
+def test_another_server_in_place_of_a_master_is_no_reason_to_give_up(free_port: int) -> None:
+    # A proxy in front of the master answers in its own way while the master is away.
+    async def test() -> None:
+        _, server, endpoint = await serve(free_port)
+        node = Node(endpoint, attend)
+        await node.next(Start)
+        await server.stop()
+        await node.next(LinkDown)
+        other, _ = await foreign_server(free_port)
+        while await node.next(LinkDown) != LinkDown("something else answers there"):
+            pass
+        await other.stop(None)
+        _, server, _ = await serve(free_port)
+        assert await node.next(LinkUp) == LinkUp(again=True)
+        await node.link.close()
+        await server.stop()
+
+    run(test)
+
+
+def test_a_refusal_is_final() -> None:
+    async def test() -> None:
+        _, server, endpoint = await serve()
+        first = Node(endpoint, lambda: attend(nodes=2))
+        await first.next(Waiting)
+        other = dataclasses.replace(
+            attend(nodes=3), node=NodeSpec("h/1", "i", "h", "", "", 1, None)
+        )
+        node = Node(endpoint, lambda: other)
+        refused = await node.next(Refused)
+        assert "--nnodes is 3 here and 2 there" in refused.sentence
+        await asyncio.wait([node.link._task])  # it ends by itself and says no more
+        assert node.events.empty()
+        await node.link.close()
+        await first.link.close()
+        await server.stop()
+
+    run(test)
+
+
+def test_an_error_of_ours_is_not_a_silent_wait() -> None:
+    async def test() -> None:
+        def broken() -> Attend:
+            raise ZeroDivisionError
+
+        _, server, endpoint = await serve()
+        node = Node(endpoint, broken)
+        lost = await node.next(LinkLost)
+        assert "which is a bug of ft-run: ZeroDivisionError()" in lost.sentence
+        with pytest.raises(ZeroDivisionError):
+            await node.link.close()
+        await server.stop()
+
+    run(test)
+
+
+def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+CONNECT = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: "
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "foreign", "words"),
+    [
+        # As said by grpcio 1.62 and 1.85.
+        (UNAVAILABLE, CONNECT + "Failed to connect to remote host: Connection refused", False,
+         "connection refused"),
+        (UNAVAILABLE, "DNS resolution failed for x:1: C-ares status is not ARES_SUCCESS", False,
+         "the name does not resolve"),
+        (UNAVAILABLE, "errors resolving x:1: [field:hostname lookup error:address lookup failed]",
+         False, "the name does not resolve"),
+        (UNAVAILABLE, CONNECT + "connection attempt timed out before receiving SETTINGS frame",
+         False, "it accepts connections but does not answer"),
+        (UNAVAILABLE, CONNECT + "tcp handshaker shutdown", False, "no answer"),  # a cut link
+        (UNAVAILABLE, "Received http2 header with status: 502", False,
+         "Received http2 header with status: 502"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", False, "no answer"),
+        (UNAVAILABLE, CONNECT + "Trying to connect an http1.x server", True, None),
+        (UNAVAILABLE, CONNECT + "Failed parsing HTTP/2 (Expected SETTINGS frame as the first "
+         "frame, got frame type 79)", True, None),
+        (grpc.StatusCode.UNIMPLEMENTED, "Received http2 header with status: 404", True, None),
+        (grpc.StatusCode.PERMISSION_DENIED, "Received http2 header with status: 403", True, None),
+        (UNAVAILABLE, "", False, "unavailable"),
+    ],
+)  # fmt: skip
+def test_what_grpc_says_in_words(
+    code: grpc.StatusCode, details: str, foreign: bool, words: str | None
+) -> None:
+    error = rpc_error(code, details)
+    assert is_foreign(error) is foreign
+    if words is not None:
+        assert in_words(error) == words

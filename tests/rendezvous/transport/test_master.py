@@ -1,0 +1,188 @@
+"""Tests of the master's clock and streams; the rules have their own (``test_group``)."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    Done,
+    Heard,
+    JobSpec,
+    MasterMessage,
+    NodeSpec,
+    Outcome,
+    Refused,
+    Start,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.link import LinkEvent, LocalLink
+from ft_run.rendezvous.transport.master import Master
+
+PATIENT = GroupSettings(join_timeout_s=3600.0, node_grace_s=3600.0)
+TIMEOUT_S = 60.0
+
+
+def attend(number: int, nodes: int = 2, job: str = "j") -> Attend:
+    return Attend(
+        protocol=PROTOCOL_VERSION,
+        version="1",
+        job=JobSpec(job, nodes, nodes, 1, 0),
+        node=NodeSpec(f"h/{number}", f"i{number}", "h", "127.0.0.1", "r", 1, number),
+        offer=Offer("127.0.0.1", 1000 + number),
+        claim=None,
+    )
+
+
+class Node:
+    """An agent's end of a local link."""
+
+    def __init__(self, master: Master, first: Attend) -> None:
+        self.events: asyncio.Queue[LinkEvent] = asyncio.Queue()
+        self.link = LocalLink(master, lambda: first, self.events.put_nowait)
+
+    async def next(self, kind: type) -> Any:
+        """Return the next message of a kind; others are passed over."""
+        while True:
+            event = await self.events.get()
+            if isinstance(event, kind):
+                return event
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+def test_nodes_form_a_world_and_the_master_ends_when_all_have_heard() -> None:
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        nodes = [Node(master, attend(0)), Node(master, attend(1))]
+        places = [(await node.next(Start)).place for node in nodes]
+        assert [(p.round, p.node_rank, p.nodes, p.master_port) for p in places] == [
+            (0, 0, 2, 1000),
+            (0, 1, 2, 1000),
+        ]
+        for node in nodes:
+            node.link.send(Done(0))
+        verdicts = [await node.next(Verdict) for node in nodes]
+        assert verdicts[0] == verdicts[1]
+        assert verdicts[0].outcome is Outcome.SUCCEEDED
+        finished = asyncio.create_task(master.finished())
+        nodes[0].link.send(Heard())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not finished.done()
+        nodes[1].link.send(Heard())
+        assert await finished == verdicts[0]
+        assert await master.finished() == verdicts[0]  # whoever asks later hears it too
+        master.close()
+
+    run(test)
+
+
+def test_a_local_link_never_answers_before_its_caller_has_finished() -> None:
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        node = Node(master, attend(0, nodes=1))
+        assert node.events.empty()
+        assert len(master.group.roster) == 0
+        await node.next(Start)
+        master.close()
+
+    run(test)
+
+
+def test_time_passes_without_messages() -> None:
+    async def test() -> None:
+        settings = GroupSettings(join_timeout_s=0.01)
+        master = Master(settings, lambda _: None)
+        node = Node(master, attend(0))
+        assert (await node.next(Waiting)).joined == 1
+        verdict = await node.next(Verdict)
+        assert verdict.outcome is Outcome.RENDEZVOUS_FAILED
+        await node.link.close()
+        assert await master.finished() == verdict
+        master.close()
+
+    run(test)
+
+
+def test_a_closed_link_is_a_lost_node_when_its_grace_is_over() -> None:
+    async def test() -> None:
+        notes: asyncio.Queue[str] = asyncio.Queue()
+        master = Master(GroupSettings(node_grace_s=0.01), notes.put_nowait)
+        nodes = [Node(master, attend(0)), Node(master, attend(1))]
+        for node in nodes:
+            await node.next(Start)
+        await nodes[0].link.close()
+        while "node h/0 is lost" not in await notes.get():
+            pass
+        assert [n.spec.node_id for n in master.group.roster] == ["h/1"]
+        master.close()
+
+    run(test)
+
+
+def test_a_refused_stream_is_ended_after_the_reason() -> None:
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        first = Node(master, attend(0))
+        await first.next(Waiting)
+        said: list[MasterMessage | None] = []
+        link = master.attach(said.append)
+        master.receive(link, attend(1, job="other"))
+        assert [type(message) for message in said] == [Refused, type(None)]
+        # What still comes from it is nobody's.
+        master.receive(link, Done(0))
+        master.detach(link)
+        assert len(master.group.roster) == 1
+        master.close()
+
+    run(test)
+
+
+def test_closing_ends_all_streams() -> None:
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        said: list[MasterMessage | None] = []
+        links = [master.attach(said.append) for _ in range(3)]
+        master.close()
+        assert said == [None] * 3
+        master.receive(links[0], attend(0))
+        assert len(master.group.roster) == 0
+        assert len(asyncio.all_tasks()) == 2  # this one and its time limit
+
+    run(test)
+
+
+def test_the_uptimes_are_those_of_the_clock() -> None:
+    async def test() -> None:
+        now = 100.0
+        master = Master(PATIENT, lambda _: None, lambda: now)
+        assert master.uptime_s() == (0.0, 0.0)
+        now = 107.0
+        node = Node(master, attend(0, nodes=1))
+        await node.next(Start)
+        now = 110.0
+        assert master.uptime_s() == (10.0, 3.0)
+        master.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_streams_have_numbers_of_their_own(count: int) -> None:
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        first = [master.attach(lambda _: None) for _ in range(count)]
+        for link in first:
+            master.detach(link)
+        assert master.attach(lambda _: None) not in first
+        master.close()
+
+    run(test)
