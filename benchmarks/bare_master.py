@@ -72,15 +72,15 @@ class BareMaster:
         if self._ready < self._agents:
             return
         self._ready = 0
-        for outbox, place in zip(self._outboxes, self._places(), strict=True):
-            outbox.put_nowait(place)
+        for outbox, assignment in zip(self._outboxes, self._places(), strict=True):
+            outbox.put_nowait(assignment)
         self._round += 1
 
     def _places(self) -> Iterator[bytes]:
         return (
             pb.MasterMessage(
                 start=pb.Start(
-                    place=pb.Place(
+                    assignment=pb.Assignment(
                         round=self._round,
                         restarts=self._round,
                         node_rank=rank,

@@ -134,7 +134,7 @@ class _Node:
             message = parse(data)
             body = message.WhichOneof("body")
             if body == "start":
-                swarm.started(message.start.place)
+                swarm.started(message.start.assignment)
             elif body == "stop":
                 await self.send(self.stopped)
             elif body == "verdict":
@@ -194,12 +194,16 @@ class Swarm:
         """An agent was told that it waits for others: the next one may come."""
         self._opening.release()
 
-    def started(self, place: Any) -> None:
+    def started(self, assignment: Any) -> None:
         """An agent was told its place in a world."""
         size = len(self._nodes)
-        if (place.round, place.nodes, place.world_size) != (self._round, size, size * WORKERS):
-            raise RuntimeError(f"an unexpected place in round {self._round}: {place}")
-        self._ranks.add(place.node_rank)
+        if (assignment.round, assignment.nodes, assignment.world_size) != (
+            self._round,
+            size,
+            size * WORKERS,
+        ):
+            raise RuntimeError(f"an unexpected place in round {self._round}: {assignment}")
+        self._ranks.add(assignment.node_rank)
         if len(self._ranks) == size:
             self._complete.set()
 

@@ -25,7 +25,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FactFinding:
     """A fact that speaks against the node."""
 
     severity: Severity
@@ -190,13 +190,13 @@ RULES: Final = (
 """Every fact that can speak against a node, and how."""
 
 
-def findings(facts: Mapping[str, Fact]) -> tuple[Finding, ...]:
+def findings(facts: Mapping[str, Fact]) -> tuple[FactFinding, ...]:
     """Return what speaks against a node, in the order of the table."""
-    found: list[Finding] = []
+    found: list[FactFinding] = []
     for rule in RULES:
         for name, value in facts.items():
             match = re.fullmatch(rule.name, name)
             if match and rule.is_bad(value, facts):
                 text = rule.text.format(*match.groups(), value=value, facts=facts)
-                found.append(Finding(rule.severity, text))
+                found.append(FactFinding(rule.severity, text))
     return tuple(found)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from .. import defaults, exit_codes
-from ..rendezvous.group.examination import CheckStep, Conclusion, Finding
+from ..rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import COMPARED_FACTS
 from .measure import needed_s
@@ -164,7 +164,7 @@ class Ladder:
         lenient = not self._spec.is_binding and not self._spec.only
         links = () if lenient else verdicts.bad_links
         findings = {
-            found.node: Finding(
+            found.node: NodeFinding(
                 exit_code=0 if lenient else self._exit_code(found),
                 sentence=_sentence(found),
                 has_met=bool(self._results.passed[found.node]),

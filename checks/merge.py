@@ -24,7 +24,7 @@ class Blame(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What became of an order in one worker."""
 
     local_rank: int
@@ -44,7 +44,7 @@ class Answer:
         return Blame.PEER if lost_peer else Blame.OWN
 
 
-def merge(node: str, phase: Phase, answers: list[Answer], workers: int) -> Record:
+def merge(node: str, phase: Phase, answers: list[WorkerAnswer], workers: int) -> Record:
     """Return the node's record.
 
     Its metrics are those of its slowest worker; its failure is the most telling one.
@@ -68,6 +68,6 @@ def merge(node: str, phase: Phase, answers: list[Answer], workers: int) -> Recor
     return Record(node, phase, failure=failure, metrics=Metrics(**metrics), facts=facts)
 
 
-def _worst(name: str, answers: list[Answer]) -> float | None:
+def _worst(name: str, answers: list[WorkerAnswer]) -> float | None:
     values = [value for a in answers if (value := getattr(a.metrics, name)) is not None]
     return _WORST.get(name, min)(values) if values else None

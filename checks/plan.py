@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import combinations
 
 from .records import Phase
-from .results import SOLO_METRICS, Meeting, Outcome, Results, Step
+from .results import SOLO_METRICS, Meeting, MeetingOutcome, Results, Step
 
 MAX_ROUNDS = 4
 """Rounds of meetings of two."""
@@ -62,7 +62,7 @@ def just_failed(results: Results) -> set[str]:
     return {
         node
         for meeting in last.step.meetings
-        if len(meeting) > 1 and results.outcome(last, meeting) is not Outcome.PASSED
+        if len(meeting) > 1 and results.outcome(last, meeting) is not MeetingOutcome.PASSED
         for node in meeting
     }
 
@@ -139,7 +139,7 @@ def _first_pairs(results: Results) -> tuple[Meeting, ...]:
 
 def _second_meetings(results: Results) -> Iterator[Meeting]:
     """Let everybody who is not yet judged meet somebody else."""
-    order = {node: place for place, node in enumerate(results.sound)}
+    order = {node: assignment for assignment, node in enumerate(results.sound)}
     needy = [node for node in results.sound if _needs_partner(results, node)]
     fast = results.trusted - results.slow_in_meetings
     # Who has a partner is taken out: thousands are not gone through for each of thousands.
@@ -172,8 +172,8 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
         yield from meet(node, free)
     if _slow_ones_could_hide(results):
         alike = [node for node in results.sound if results.passed[node]]
-        for place, node in enumerate(alike):
-            yield from meet(node, (*alike[place + 1 : place + 2], *alike[:1], *alike))
+        for assignment, node in enumerate(alike):
+            yield from meet(node, (*alike[assignment + 1 : assignment + 2], *alike[:1], *alike))
     if results.rounds < MAX_ROUNDS - 1:  # the last one is for links that only all together show
         for node in results.sound:
             if node in results.slow_in_meetings and _could_be_fast(results, node):
@@ -207,7 +207,7 @@ def _slow_ones_could_hide(results: Results) -> bool:
     nodes = [node for node in results.sound if results.passed[node]]
     if results.slow_in_meetings or not 3 <= len(nodes) <= 2 * FAULTS + 1 or results.vouched:
         return False
-    pairs = [set(m) for m, outcome, _ in results.meetings if outcome is Outcome.PASSED]
+    pairs = [set(m) for m, outcome, _ in results.meetings if outcome is MeetingOutcome.PASSED]
     return any(
         all(pair & set(slow) for pair in pairs)
         for slow in combinations(nodes, (len(nodes) - 1) // 2)
@@ -304,9 +304,9 @@ def _next_for_all(results: Results, rounds: int) -> Step | None:
     last = done[-1]
     (meeting,) = last.step.meetings
     outcome = results.outcome(last, meeting)
-    if outcome is Outcome.PASSED or len(done) >= _ALL_STEPS + len(results.lost):
+    if outcome is MeetingOutcome.PASSED or len(done) >= _ALL_STEPS + len(results.lost):
         return None
-    if outcome is Outcome.UNKNOWN or meeting != everybody:
+    if outcome is MeetingOutcome.UNKNOWN or meeting != everybody:
         return Step(Phase.ALL, (everybody,))
     # Pairs that have not met yet may show the link that breaks it.
     hunt = tuple(_unmet_pairs(results, everybody)) if results.rounds < rounds else ()
@@ -332,7 +332,7 @@ def together(results: Results) -> tuple[str, ...]:
     Of two ends the one that has not passed before stays out, then the one with more bad links,
     then the one that comes later in the order.
     """
-    order = {node: place for place, node in enumerate(results.nodes)}
+    order = {node: assignment for assignment, node in enumerate(results.nodes)}
     linked: dict[str, set[str]] = {}
     for one, other in results.bad_links:
         linked.setdefault(one, set()).add(other)

@@ -52,19 +52,19 @@ def _cut(entries: list[dict[str, Any]], frame: dict[str, Any], most_bytes: int) 
     is_plain = [e["verdict"] == _PASSED and not e["remarks"] for e in entries]
     last_first = range(len(entries) - 1, -1, -1)
     without_facts = set()
-    for place in last_first:
-        if excess > 0 and is_plain[place] and entries[place]["facts"]:
-            saved = len(_dump(entries[place]["facts"])) - len(_dump({}))
-            entries[place]["facts"] = {}
-            without_facts.add(place)
-            sizes[place] -= saved
+    for assignment in last_first:
+        if excess > 0 and is_plain[assignment] and entries[assignment]["facts"]:
+            saved = len(_dump(entries[assignment]["facts"])) - len(_dump({}))
+            entries[assignment]["facts"] = {}
+            without_facts.add(assignment)
+            sizes[assignment] -= saved
             excess -= saved
-    for place in sorted(last_first, key=lambda place: not is_plain[place]):
+    for assignment in sorted(last_first, key=lambda assignment: not is_plain[assignment]):
         if excess > 0:
-            entries[place].clear()
-            without_facts.discard(place)
+            entries[assignment].clear()
+            without_facts.discard(assignment)
             frame["nodes_left_out"] += 1
-            excess -= sizes[place]
+            excess -= sizes[assignment]
     frame["facts_left_out"] = len(without_facts)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from .. import defaults
-from .post import NO_ANSWER, NOT_CARRIED_OUT
 from .records import Fact, Metrics, Phase, Record
+from .worker_config import NO_ANSWER, NOT_CARRIED_OUT
 
 Meeting = tuple[str, ...]
 
@@ -56,7 +56,7 @@ class Answered:
     records: Mapping[str, Record]
 
 
-class Outcome(enum.Enum):
+class MeetingOutcome(enum.Enum):
     """What a meeting shows."""
 
     PASSED = 1
@@ -147,13 +147,13 @@ class Results:
         values = self._sound_values[metric]
         count = len(values)
         own = self.best[metric].get(node)
-        place = count
+        assignment = count
         if own is not None and node not in self.lost and node not in self.solo_failures:
-            place, count = bisect_left(values, own), count - 1
+            assignment, count = bisect_left(values, own), count - 1
         if not count:
             return None
         low, high = ((count - 1) // 2, count // 2)
-        return (values[low + (low >= place)] + values[high + (high >= place)]) / 2
+        return (values[low + (low >= assignment)] + values[high + (high >= assignment)]) / 2
 
     def measured(self, node: str, metric: str) -> list[float]:
         """Return all values of a solo metric of a node."""
@@ -171,13 +171,13 @@ class Results:
 
     # --- meetings ----------------------------------------------------------------------------
 
-    def outcome(self, answered: Answered, meeting: Meeting) -> Outcome:
+    def outcome(self, answered: Answered, meeting: Meeting) -> MeetingOutcome:
         """Return what a meeting shows."""
         records = [answered.records.get(node) for node in meeting]
         if any(record is None or NOT_CARRIED_OUT in record.failure for record in records):
-            return Outcome.UNKNOWN
+            return MeetingOutcome.UNKNOWN
         failed = any(record is not None and record.failure for record in records)
-        return Outcome.FAILED if failed else Outcome.PASSED
+        return MeetingOutcome.FAILED if failed else MeetingOutcome.PASSED
 
     def reason(self, answered: Answered, meeting: Meeting) -> str:
         """Return why a meeting failed, in the words of the first node that says it."""
@@ -185,7 +185,7 @@ class Results:
         return next((words for words in said if words), "")
 
     @cached_property
-    def meetings(self) -> tuple[tuple[Meeting, Outcome, str], ...]:
+    def meetings(self) -> tuple[tuple[Meeting, MeetingOutcome, str], ...]:
         """All meetings of two nodes with their outcomes and reasons of failure."""
         return tuple(
             (meeting, self.outcome(answered, meeting), self.reason(answered, meeting))
@@ -197,7 +197,7 @@ class Results:
     @cached_property
     def failures(self) -> dict[Meeting, str]:
         """The meetings of two nodes that failed, in their order, and why."""
-        return {m: words for m, outcome, words in self.meetings if outcome is Outcome.FAILED}
+        return {m: words for m, outcome, words in self.meetings if outcome is MeetingOutcome.FAILED}
 
     @cached_property
     def last_failure(self) -> dict[str, str]:
@@ -212,14 +212,14 @@ class Results:
     @cached_property
     def passed(self) -> dict[str, set[str]]:
         """With whom each node has passed."""
-        return self._partners(Outcome.PASSED)
+        return self._partners(MeetingOutcome.PASSED)
 
     @cached_property
     def failed(self) -> dict[str, set[str]]:
         """With whom each node has failed."""
-        return self._partners(Outcome.FAILED)
+        return self._partners(MeetingOutcome.FAILED)
 
-    def _partners(self, which: Outcome) -> dict[str, set[str]]:
+    def _partners(self, which: MeetingOutcome) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {node: set() for node in self.nodes}
         for (one, other), outcome, _ in self.meetings:
             if outcome is which:
@@ -272,7 +272,7 @@ class Results:
             if answered.step.phase not in (Phase.PAIR, Phase.SUSPECTS):
                 continue
             for meeting in answered.step.meetings:
-                if self.outcome(answered, meeting) is not Outcome.PASSED:
+                if self.outcome(answered, meeting) is not MeetingOutcome.PASSED:
                     continue
                 for node in meeting:
                     _keep_best(found, node, answered.records[node].metrics)

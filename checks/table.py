@@ -82,7 +82,7 @@ def table_text(verdicts: Verdicts, width: int, *, colour: bool) -> str:
     return file.getvalue()
 
 
-def the_telling(verdicts: Verdicts) -> Verdicts:
+def noteworthy_nodes(verdicts: Verdicts) -> Verdicts:
     """Return the verdicts without the nodes that have nothing to tell, where there are many."""
     if len(verdicts.nodes) <= _MANY:
         return verdicts

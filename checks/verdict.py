@@ -18,7 +18,7 @@ from .results import (
     METRIC_WORDS,
     SOLO_METRICS,
     Answered,
-    Outcome,
+    MeetingOutcome,
     Results,
     metric_names,
 )
@@ -189,9 +189,9 @@ def _failure_of_all(results: Results) -> str:
     last: Answered = steps[-1]
     (meeting,) = last.step.meetings
     outcome = results.outcome(last, meeting)
-    if outcome is Outcome.PASSED and set(meeting) >= set(everybody):
+    if outcome is MeetingOutcome.PASSED and set(meeting) >= set(everybody):
         return ""
-    if outcome is Outcome.FAILED:
+    if outcome is MeetingOutcome.FAILED:
         return f"all {len(meeting)} together fail, though they pass in pairs: " + results.reason(
             last, meeting
         )

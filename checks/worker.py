@@ -20,8 +20,17 @@ from . import fact_rules
 from .facts import FactSources, collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
 from .measure import BUDGETS, QuotaWatch
-from .post import ANSWER, FAREWELL, IMPORTING, LARGE, MEETING, SMALL, STAGE, Post
 from .records import Metrics, Order, Phase, Record, order_from_json, record_to_json
+from .worker_config import (
+    ANSWER,
+    FAREWELL,
+    IMPORTING,
+    LARGE,
+    MEETING,
+    SMALL,
+    STAGE,
+    CheckWorkerConfig,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +52,7 @@ class CheckError(Exception):
 class CheckWorker:
     """Carries out orders, one after the other."""
 
-    def __init__(self, post: Post, orders_fd: int, answers_fd: int) -> None:
+    def __init__(self, post: CheckWorkerConfig, orders_fd: int, answers_fd: int) -> None:
         self._post = post
         self._orders = os.fdopen(orders_fd, "rb", buffering=0)
         self._answers_fd = answers_fd
@@ -234,7 +243,7 @@ def bind_gloo(interface: str) -> None:
         os.environ.pop(_GLOO_INTERFACE, None)
 
 
-def _environ_of_node(post: Post) -> Mapping[str, str]:
+def _environ_of_node(post: CheckWorkerConfig) -> Mapping[str, str]:
     """Return the environment in which the GPUs of all workers of the node can be seen."""
     if post.devices is None:
         return os.environ
@@ -251,7 +260,7 @@ class Gpus(Protocol):
         """Return how many it can see."""
 
 
-def has_gpu(post: Post, gpus: Gpus, built_for: str | None) -> bool:
+def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
     """Return whether a worker checks its GPU; else it checks a CPU.
 
     Args:
@@ -306,6 +315,6 @@ def main() -> NoReturn:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    CheckWorker(Post.from_json(sys.argv[1]), orders, answers).run()
+    CheckWorker(CheckWorkerConfig.from_json(sys.argv[1]), orders, answers).run()
     # A communicator that has lost its peers could wait for them in a destructor.
     os._exit(0)

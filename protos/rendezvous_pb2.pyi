@@ -261,7 +261,7 @@ class Leave(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
-class Answer(_message.Message):
+class ChallengeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -280,13 +280,13 @@ class CheckResult(_message.Message):
     def __init__(self, number: _Optional[int] = ..., report: _Optional[str] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "answer", "heard", "checkresult")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
-    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGEREPLY_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
     CHECKRESULT_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
@@ -294,10 +294,10 @@ class NodeMessage(_message.Message):
     done: Done
     stopped: Stopped
     leave: Leave
-    answer: Answer
+    challengereply: ChallengeReply
     heard: Heard
     checkresult: CheckResult
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -317,7 +317,7 @@ class Waiting(_message.Message):
     backoff_s: float
     def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ..., backoff_s: _Optional[float] = ...) -> None: ...
 
-class Place(_message.Message):
+class Assignment(_message.Message):
     __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -358,10 +358,10 @@ class Place(_message.Message):
     def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., successor: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("place",)
-    PLACE_FIELD_NUMBER: _ClassVar[int]
-    place: Place
-    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
+    __slots__ = ("assignment",)
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("round", "reason", "lets_settle", "is_stale")

@@ -192,7 +192,7 @@ BREAKS = (
     Break(
         "who leaves while a round is taken over is not missed",
         "group/rounds",
-        "self._adoption.gone_by_name(node.spec.node_id)",
+        "self._adoption.node_removed(node.spec.node_id)",
         "self._adoption.forget(node.spec.node_id)",
     ),
     Break(
@@ -246,7 +246,7 @@ BREAKS = (
     Break(
         "a lost start is repeated",
         "group/joining",
-        "self._send(node, Start(node.place))",
+        "self._send(node, Start(node.assignment))",
         "pass",
     ),
     Break(
@@ -335,7 +335,7 @@ BREAKS = (
     Break(
         "a failure before the takeover counts",
         "group/takeover",
-        "        if world.has_failed:\n            return Finding.FAILED\n",
+        "        if world.has_failed:\n            return TakeoverState.FAILED\n",
         "",
     ),
     Break(

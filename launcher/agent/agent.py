@@ -26,15 +26,15 @@ from ...rendezvous.protocol.check_messages import (
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
-    Answer,
+    Assignment,
     Attend,
     Challenge,
+    ChallengeReply,
     Excluded,
     Heard,
     Leave,
     NodeSpec,
     Outcome,
-    Place,
     Refused,
     Start,
     Stop,
@@ -50,7 +50,7 @@ from ..reporting.event_log import EventLog
 from ..spawner.client import (
     Empty,
     Exited,
-    ImageEvent,
+    ForkServerEvent,
     Spawned,
     SpawnerEvent,
     SpawnerGone,
@@ -63,7 +63,7 @@ from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports, Report
 from .supervisor import Supervisor, TimeOver
-from .worker_group import GroupState
+from .worker_group import WorkerGroupState
 
 _DRAIN_S = 10.0
 """How long what workers have written may take to be shown, before the last word."""
@@ -202,7 +202,7 @@ class Agent:
 
     async def _signalled(self, event: _Signalled) -> None:
         name, group = signal_name(event.number), self._workers.group
-        if not self._end.is_ahead:
+        if not self._end.is_pending:
             if event.number == signal.SIGINT and group is not None:
                 self._event("a second Ctrl-C: killing what is left", logging.WARNING)
                 group.kill()
@@ -235,9 +235,9 @@ class Agent:
 
     async def _handle(self, event: _Event) -> None:
         match event:
-            case Start(place):
+            case Start(assignment):
                 await self._rest_from_checks()
-                self._start(place)
+                self._start(assignment)
             case CheckOrder():
                 self._take_order(event)
             case CheckProgress(text):
@@ -258,7 +258,7 @@ class Agent:
                 self._workers.kill()  # if it has any, it was lost before
                 self._give_up(NodeExcludedError(sentence))
             case Challenge():
-                self._send(Answer())
+                self._send(ChallengeReply())
             case LinkUp(again):
                 self._link_up(again)
             case LinkDown(reason):
@@ -273,7 +273,7 @@ class Agent:
                 self._workers.empty()
             case TimeOver():
                 await self._workers.time_over(event)
-            case ImageEvent():
+            case ForkServerEvent():
                 self._event(*say.image(event, self._options.preload))
             case SpawnerGone():
                 await self._spawner_gone()
@@ -283,11 +283,11 @@ class Agent:
                 self._end.left()
 
     def _take_order(self, order: CheckOrder) -> None:
-        if self._end.is_ahead and self._checks.take(order):
+        if self._end.is_pending and self._checks.take(order):
             self._show_progress(order.progress)
 
     def _show_progress(self, text: str) -> None:
-        if self._end.is_ahead:
+        if self._end.is_pending:
             self.status.checking = text
             self._event(say.checking(text), logging.DEBUG)
 
@@ -331,34 +331,38 @@ class Agent:
         if say.is_news(waiting, before):
             self._event(say.waiting(waiting))
 
-    def _start(self, place: Place) -> None:
-        if not self._end.is_ahead or place.round <= self._started:  # or said twice
+    def _start(self, assignment: Assignment) -> None:
+        if not self._end.is_pending or assignment.round <= self._started:  # or said twice
             return
-        self._started = place.round
-        if place.cause is not None:
-            self._event(say.restart(place, self._options), logging.WARNING)
-        elif place.round > 0:
-            self._event(say.regroup(place))
-        self._claim.started(place)
-        self._workers.start(place)
-        self.status.started(place)
+        self._started = assignment.round
+        if assignment.cause is not None:
+            self._event(say.restart(assignment, self._options), logging.WARNING)
+        elif assignment.round > 0:
+            self._event(say.regroup(assignment))
+        self._claim.started(assignment)
+        self._workers.start(assignment)
+        self.status.started(assignment)
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
         self._reports.told_to_stop(stop.round)
-        if group is None or group.place.round != stop.round:
+        if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
-        if stop.is_stale and group.state is not GroupState.KILLING:
-            self._event(say.stale(group.place, stop.reason, group.alive))
+        if stop.is_stale and group.state is not WorkerGroupState.KILLING:
+            self._event(say.stale(group.assignment, stop.reason, group.alive))
             self._workers.kill()
-        elif group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
-            self._event(say.stopping(group.place, stop.reason, group.alive))
+        elif group.state in (
+            WorkerGroupState.STARTING,
+            WorkerGroupState.RUNNING,
+            WorkerGroupState.DONE,
+        ):
+            self._event(say.stopping(group.assignment, stop.reason, group.alive))
             self._workers.stop(lets_settle=stop.lets_settle)
 
     def _take_verdict(self, verdict: Verdict) -> None:
         self._send(Heard())
-        self._end.judged(verdict, self._checks.missed(verdict))
+        self._end.set_verdict(verdict, self._checks.missed(verdict))
         self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
 
     def _give_up(self, error: Exception) -> None:
@@ -399,6 +403,6 @@ class Agent:
         first = self._claim.first_rank
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
-    def _send(self, message: Report | Leave | Answer | Heard | CheckResult) -> None:
+    def _send(self, message: Report | Leave | ChallengeReply | Heard | CheckResult) -> None:
         assert self._link is not None
         self._link.send(message)

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from ...rendezvous.protocol.failure import Failure
-from ...rendezvous.protocol.messages import Claim, ClaimState, Place
+from ...rendezvous.protocol.messages import Assignment, Claim, ClaimState
 
 
 class OwnClaim:
@@ -46,19 +46,19 @@ class OwnClaim:
         """Return whether the node was in no later round."""
         return self._claim is None or self._claim.round <= round_number
 
-    def started(self, place: Place) -> None:
+    def started(self, assignment: Assignment) -> None:
         """The workers of a round are started."""
         self._since = time.monotonic()
         self._claim = Claim(
-            round=place.round,
-            formed_by=place.formed_by,
-            restarts=place.restarts,
-            nodes=place.nodes,
-            node_rank=place.node_rank,
-            rank_offset=place.rank_offset,
-            successor=place.successor,
+            round=assignment.round,
+            formed_by=assignment.formed_by,
+            restarts=assignment.restarts,
+            nodes=assignment.nodes,
+            node_rank=assignment.node_rank,
+            rank_offset=assignment.rank_offset,
+            successor=assignment.successor,
             state=ClaimState.RUNNING,
-            past=place.past,
+            past=assignment.past,
         )
 
     def became_spare(self) -> None:

@@ -30,7 +30,7 @@ class NodeEnd:
         """How the job ended; None while it has not, or where this node left before."""
 
     @property
-    def is_ahead(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether nothing has come yet by which this node leaves or the job is over."""
         return self.signal is None and self._exit_code is None
 
@@ -54,17 +54,17 @@ class NodeEnd:
         so_far_s = time.monotonic() - self._signalled_at
         return max(0.0, min(_FAREWELL_S, self._options.shutdown_timeout_s - so_far_s))
 
-    def judged(self, verdict: Verdict, but: Exception | None = None) -> None:
-        """The job is over; ``but`` is why this node does not end as the job does."""
+    def set_verdict(self, verdict: Verdict, override: Exception | None = None) -> None:
+        """The job is over; ``override`` is why this node does not end as the job does."""
         self.verdict = verdict
-        if but is not None:
-            self.failed(but)
+        if override is not None:
+            self.failed(override)
         elif self.signal is None:
             self._exit_code = self._exit_code_of(verdict)
 
     def failed(self, error: Exception) -> None:
         """This node ends for a reason of its own."""
-        if self.is_ahead:
+        if self.is_pending:
             self._error = error
         else:
             self.left()

@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...rendezvous.protocol.messages import Place
+from ...rendezvous.protocol.messages import Assignment
 
 _MESSAGE_MAX_CHARS = 4096
 _TRACEBACK_MARGIN = 2048
@@ -15,7 +15,7 @@ _TRACEBACK_MARGIN = 2048
 
 
 def worker_failure(
-    place: Place,
+    assignment: Assignment,
     local_rank: int,
     *,
     host: str,
@@ -32,9 +32,9 @@ def worker_failure(
     timestamp = _timestamp(error)
     return Failure(
         kind=FailureKind.WORKER,
-        rank=place.rank_offset + local_rank,
+        rank=assignment.rank_offset + local_rank,
         local_rank=local_rank,
-        node_rank=place.node_rank,
+        node_rank=assignment.node_rank,
         host=host,
         pid=pid,
         exit_code=exit_code,
@@ -56,12 +56,12 @@ SHORTAGE = 75
 
 
 def start_failure(
-    place: Place, local_rank: int, *, host: str, role: str, exit_code: int, why: str
+    assignment: Assignment, local_rank: int, *, host: str, role: str, exit_code: int, why: str
 ) -> Failure:
     """Return the record of a worker that could not be started.
 
     Args:
-        place: of the node.
+        assignment: of the node.
         local_rank: of the worker.
         host: of the node.
         role: of the node.
@@ -70,9 +70,9 @@ def start_failure(
     """
     return Failure(
         kind=FailureKind.START,
-        rank=place.rank_offset + local_rank,
+        rank=assignment.rank_offset + local_rank,
         local_rank=local_rank,
-        node_rank=place.node_rank,
+        node_rank=assignment.node_rank,
         host=host,
         pid=0,
         exit_code=exit_code,
@@ -83,7 +83,7 @@ def start_failure(
 
 
 def store_failure(
-    place: Place,
+    assignment: Assignment,
     *,
     host: str,
     role: str,
@@ -95,7 +95,7 @@ def store_failure(
     """Return the record of a store process that ended while workers needed it.
 
     Args:
-        place: of the node that hosted it.
+        assignment: of the node that hosted it.
         host: of that node.
         role: of that node.
         pid: of the process; 0 if it could not be started.
@@ -107,7 +107,7 @@ def store_failure(
         kind=FailureKind.STORE,
         rank=-1,
         local_rank=-1,
-        node_rank=place.node_rank,
+        node_rank=assignment.node_rank,
         host=host,
         pid=pid,
         exit_code=exit_code,
@@ -119,14 +119,14 @@ def store_failure(
     )
 
 
-def stuck_failure(place: Place, *, host: str, role: str, pids: list[int]) -> Failure:
+def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: list[int]) -> Failure:
     """Return the record of workers that survived SIGKILL."""
     named = ", ".join(map(str, pids)) or "unknown"
     return Failure(
         kind=FailureKind.STUCK,
-        rank=place.rank_offset,
+        rank=assignment.rank_offset,
         local_rank=0,
-        node_rank=place.node_rank,
+        node_rank=assignment.node_rank,
         host=host,
         pid=pids[0] if pids else 0,
         exit_code=0,

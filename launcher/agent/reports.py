@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...rendezvous.protocol.messages import ClaimState, Done, Failed, Place, Stopped
+from ...rendezvous.protocol.messages import Assignment, ClaimState, Done, Failed, Stopped
 from ..machine.network import PortReservation
 from .claim import OwnClaim
 from .ending import NodeEnd
@@ -57,31 +57,31 @@ class NodeReports:
 
     # --- what becomes of the workers ---------------------------------------------------------
 
-    def worker_succeeded(self, place: Place, rank: int) -> None:
+    def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
         """Where rank 0 decides, its success is that of the job."""
         if rank == 0 and self._rank0_decides:
-            self.workers_done(place)
+            self.workers_done(assignment)
 
-    def worker_failed(self, place: Place, failure: Failure) -> None:
+    def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
         """Tell the master of a failed worker, now and in every claim."""
         if self._has_won() and failure.kind is FailureKind.WORKER:
             return  # it misses rank 0, which has succeeded
         self._claim.failed(failure)
-        self._send(Failed(place.round, failure))
+        self._send(Failed(assignment.round, failure))
 
-    def workers_done(self, place: Place) -> None:
+    def workers_done(self, assignment: Assignment) -> None:
         """Tell the master that all workers here have succeeded, or the one that decides."""
         if self._claim.state is not ClaimState.DONE:
             self._claim.done()
-            self._send(Done(place.round))
+            self._send(Done(assignment.round))
 
-    def workers_gone(self, place: Place) -> None:
+    def workers_gone(self, assignment: Assignment) -> None:
         """Tell the master that nothing of the round is left here."""
-        if self._has_won() and self._told_to_stop != place.round and self._end.signal is None:
+        if self._has_won() and self._told_to_stop != assignment.round and self._end.signal is None:
             return  # the verdict is on its way, from this master or a new one
-        self._claim.stopped(place.round)
+        self._claim.stopped(assignment.round)
         if self._end.verdict is None:
-            self._send(Stopped(place.round, self._port.renew()))
+            self._send(Stopped(assignment.round, self._port.renew()))
         self._left()
 
     def _has_won(self) -> bool:

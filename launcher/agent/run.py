@@ -15,7 +15,7 @@ from ..machine.network import PortReservation, advertised_address, is_local_addr
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting import event_lines as say
 from ..reporting.display import Display
-from ..spawner.client import ImageEvent, SpawnerClient
+from ..spawner.client import ForkServerEvent, SpawnerClient
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
@@ -99,12 +99,12 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
     options = parts.options
     assert parts.check_spawner is not None
 
-    def image_changed(event: ImageEvent) -> None:
+    def fork_server_changed(event: ForkServerEvent) -> None:
         text, level = say.image(event, options.preload, "check workers")
         # A preload that fails does so for the workers that train as well: that is said once.
         parts.display.event(text, level if options.only_checks else logging.DEBUG)
 
-    return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), image_changed)
+    return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), fork_server_changed)
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ... import defaults
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
-from ...rendezvous.protocol.messages import NodeSpec, Place
+from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ..machine import shortage
 from ..machine.oom import OomWatch
 from ..reporting import event_lines as say
@@ -28,7 +28,7 @@ from .failure_record import (
     worker_failure,
 )
 from .parts import NodeParts
-from .worker_group import GroupState, WorkerGroup
+from .worker_group import WorkerGroup, WorkerGroupState
 
 STDERR_WAIT_S = 0.2
 """How long the report of a failure waits for the worker's last words."""
@@ -49,22 +49,22 @@ class TimeOver:
     """The time of a group's present state is over."""
 
     group: WorkerGroup
-    state: GroupState
+    state: WorkerGroupState
 
 
 class Listener(Protocol):
     """Who is told what becomes of the workers."""
 
-    def worker_failed(self, place: Place, failure: Failure) -> None:
+    def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
         """A worker of the round failed; the others here are stopped next."""
 
-    def worker_succeeded(self, place: Place, rank: int) -> None:
+    def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
         """A worker of the round, not being stopped, exited with 0."""
 
-    def workers_done(self, place: Place) -> None:
+    def workers_done(self, assignment: Assignment) -> None:
         """All workers of the round exited with 0."""
 
-    def workers_gone(self, place: Place) -> None:
+    def workers_gone(self, assignment: Assignment) -> None:
         """Nothing of the round is left here."""
 
 
@@ -111,7 +111,7 @@ class Supervisor:
     @property
     def group(self) -> WorkerGroup | None:
         """The workers of the present round, or those of the last one while some are left."""
-        if self._group is None or self._group.state is GroupState.GONE:
+        if self._group is None or self._group.state is WorkerGroupState.GONE:
             return None
         return self._group
 
@@ -122,23 +122,23 @@ class Supervisor:
 
     # --- what the agent orders ---------------------------------------------------------------
 
-    def start(self, place: Place) -> None:
+    def start(self, assignment: Assignment) -> None:
         """Start the workers of a round. Those of earlier rounds must be gone."""
         assert self.group is None
-        logs = self._log_dir.attempt(place.restarts, self._node.local_world_size)
+        logs = self._log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
             self._note(logs.warning, logging.WARNING)
         self._oom.has_struck()  # what happened before this round is not of this round
         self._not_started.clear()
         self._is_settling = False
-        self._group = WorkerGroup(place, logs, self._node.role, self._spawner, self._relay)
+        self._group = WorkerGroup(assignment, logs, self._node.role, self._spawner, self._relay)
         try:
             self._programs = self._group.start(self._commands, self._cpus)
         except OSError as error:
             self._failed_to_open(self._group, error)
             return
         if self._spawner.preloading:
-            self._note(say.waiting_for_preload(place), logging.INFO)
+            self._note(say.waiting_for_preload(assignment), logging.INFO)
 
     def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
         """Tell the workers to end, and kill those that have not when their time is over.
@@ -150,7 +150,7 @@ class Supervisor:
         group = self.group
         if group is None:
             return
-        if lets_settle and group.state is GroupState.RUNNING and group.alive:
+        if lets_settle and group.state is WorkerGroupState.RUNNING and group.alive:
             if not self._is_settling:
                 self._is_settling = True
                 self._arm(group, SETTLE_S)
@@ -160,7 +160,7 @@ class Supervisor:
         group.stop(number)
         if group.state is before:
             return  # it is being stopped already, and its time runs
-        if group.state is GroupState.STOPPING:
+        if group.state is WorkerGroupState.STOPPING:
             self._arm(group, self._shutdown_timeout_s)
         else:
             self._arm(group, SURVIVES_KILL_S)
@@ -168,7 +168,7 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the workers without a word, also those that are being stopped."""
         group = self.group
-        if group is None or group.state is GroupState.KILLING:
+        if group is None or group.state is WorkerGroupState.KILLING:
             return
         self._is_settling = False
         group.kill()
@@ -183,7 +183,7 @@ class Supervisor:
         group = self.group
         if group is None:
             return
-        if group.state is GroupState.DONE and gently:
+        if group.state is WorkerGroupState.DONE and gently:
             leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
             if leftovers:
                 self._note(say.leftovers(leftovers), logging.INFO)
@@ -207,13 +207,13 @@ class Supervisor:
     async def spawned(self, event: Spawned) -> None:
         """Take note of the workers' start, and of programs that could not be executed."""
         group = self._group
-        if group is None or group.place.round != event.round:
+        if group is None or group.assignment.round != event.round:
             return
         group.spawned(event)
-        self._event_log.started(group.place, group.pids)
+        self._event_log.started(group.assignment, group.pids)
         reasons = event.why_not(self._programs)
         if not reasons:
-            self._note(say.started(group.place, group.pids, group.store_pid), logging.INFO)
+            self._note(say.started(group.assignment, group.pids, group.store_pid), logging.INFO)
         self._not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
@@ -225,7 +225,7 @@ class Supervisor:
     async def exited(self, event: Exited) -> None:
         """Take note of a worker's exit."""
         group = self._group
-        if group is None or group.place.round != event.round:
+        if group is None or group.assignment.round != event.round:
             return
         if group.is_store(event.local_rank):
             if event.local_rank not in self._not_started:
@@ -236,13 +236,13 @@ class Supervisor:
         self._event_log.exited(event.local_rank, event.exit_code)
         if event.exit_code and event.local_rank not in self._not_started:
             await self._worker_failed(group, event, state)
-        if not event.exit_code and state is GroupState.RUNNING:
-            rank = group.place.rank_offset + event.local_rank
-            self._listener.worker_succeeded(group.place, rank)
-        if group.state is GroupState.DONE:
-            self._note(say.done(group.place, len(group.pids)), logging.INFO)
-            self._listener.workers_done(group.place)
-        elif group.state is GroupState.KILLING:
+        if not event.exit_code and state is WorkerGroupState.RUNNING:
+            rank = group.assignment.rank_offset + event.local_rank
+            self._listener.worker_succeeded(group.assignment, rank)
+        if group.state is WorkerGroupState.DONE:
+            self._note(say.done(group.assignment, len(group.pids)), logging.INFO)
+            self._listener.workers_done(group.assignment)
+        elif group.state is WorkerGroupState.KILLING:
             self._arm(group, SURVIVES_KILL_S)
         if self._is_settling and not group.alive:
             self.stop()  # nothing is left to settle
@@ -256,34 +256,36 @@ class Supervisor:
         self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
-        self._listener.workers_gone(group.place)
+        self._listener.workers_gone(group.assignment)
 
     async def time_over(self, event: TimeOver) -> None:
         """Go on to the next means of ending a group."""
         group = event.group
         if group is not self._group or group.state is not event.state:
             return
-        if event.state is GroupState.RUNNING:
+        if event.state is WorkerGroupState.RUNNING:
             self.stop()  # what was ending has ended
             return
-        if event.state is GroupState.KILLING:
+        if event.state is WorkerGroupState.KILLING:
             pids = self._spawner.left()
             failure = stuck_failure(
-                group.place, host=self._node.host, role=self._node.role, pids=pids
+                group.assignment, host=self._node.host, role=self._node.role, pids=pids
             )
             self._failed(group, failure)
             self.empty()
             return
-        if event.state is GroupState.STOPPING:
-            text = say.killing(group.place, group.alive, self._shutdown_timeout_s)
+        if event.state is WorkerGroupState.STOPPING:
+            text = say.killing(group.assignment, group.alive, self._shutdown_timeout_s)
             self._note(text, logging.WARNING)
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
 
     # --- failures ----------------------------------------------------------------------------
 
-    async def _worker_failed(self, group: WorkerGroup, event: Exited, state: GroupState) -> None:
-        after_stop = state in (GroupState.STOPPING, GroupState.KILLING)
+    async def _worker_failed(
+        self, group: WorkerGroup, event: Exited, state: WorkerGroupState
+    ) -> None:
+        after_stop = state in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING)
         if after_stop and event.exit_code < 0:
             return  # ended by our own signal, or by what that signal led to
         tail = await group.stderr_tail(
@@ -291,7 +293,7 @@ class Supervisor:
         )
         killed = event.exit_code == -signal.SIGKILL
         failure = worker_failure(
-            group.place,
+            group.assignment,
             event.local_rank,
             host=self._node.host,
             role=self._node.role,
@@ -317,18 +319,22 @@ class Supervisor:
     ) -> Failure:
         host, role = self._node.host, self._node.role
         return start_failure(
-            group.place, local_rank, host=host, role=role, exit_code=exit_code, why=why
+            group.assignment, local_rank, host=host, role=role, exit_code=exit_code, why=why
         )
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
-        if group.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
+        if group.state in (
+            WorkerGroupState.STARTING,
+            WorkerGroupState.RUNNING,
+            WorkerGroupState.DONE,
+        ):
             log = group.store_log_tail(defaults.STDERR_TAIL_MAX_BYTES)
             self._store_failed(group, exit_code, log.decode(errors="replace"))
 
     def _store_failed(self, group: WorkerGroup, exit_code: int, log: str) -> None:
         killed = exit_code == -signal.SIGKILL
         failure = store_failure(
-            group.place,
+            group.assignment,
             host=self._node.host,
             role=self._node.role,
             pid=group.store_pid or 0,
@@ -340,9 +346,9 @@ class Supervisor:
 
     def _failed(self, group: WorkerGroup, failure: Failure) -> None:
         if not failure.after_stop:
-            self._note(say.failed(group.place, failure), logging.ERROR)
-        self._listener.worker_failed(group.place, failure)
-        if group.state in (GroupState.STARTING, GroupState.RUNNING):
+            self._note(say.failed(group.assignment, failure), logging.ERROR)
+        self._listener.worker_failed(group.assignment, failure)
+        if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
             # The whole group stops anyway: the workers here need not wait to be told.
             self.stop(lets_settle=evidence(failure) is not Evidence.OWN)
 

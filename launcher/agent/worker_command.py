@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from ...errors import UsageError
-from ...rendezvous.protocol.messages import Place
+from ...rendezvous.protocol.messages import Assignment
 from ..options import LaunchOptions, ScriptMode
 
 _RUN_PATH = (
@@ -84,11 +84,11 @@ class WorkerCommands:
         """Whether the store of a round is a process beside rank 0."""
         return self._options.separate_store
 
-    def store_argv(self, place: Place) -> tuple[str, ...]:
+    def store_argv(self, assignment: Assignment) -> tuple[str, ...]:
         """Return the command line of the store process of a round, for the node of rank 0."""
         python = worker_python(os.environ)
         program = str(Path(__file__).parents[1] / "processes" / "store_process.py")
-        return (python, "-u", program, place.master_addr, str(place.master_port))
+        return (python, "-u", program, assignment.master_addr, str(assignment.master_port))
 
     def job_env(self) -> dict[str, str]:
         """Return what is set for every worker of every round alike."""
@@ -115,19 +115,19 @@ class WorkerCommands:
         """The variables that ``env`` adds to ``job_env``."""
         return (*_OF_WORKER, "CUDA_VISIBLE_DEVICES") if self._devices else _OF_WORKER
 
-    def env(self, place: Place, local_rank: int, error_file: str) -> dict[str, str]:
+    def env(self, assignment: Assignment, local_rank: int, error_file: str) -> dict[str, str]:
         """Return what is set for a worker on top of the agent's own environment."""
         given = {
-            "RANK": place.rank_offset + local_rank,
+            "RANK": assignment.rank_offset + local_rank,
             "LOCAL_RANK": 0 if self._devices else local_rank,
-            "GROUP_RANK": place.node_rank,
-            "ROLE_RANK": place.role_rank_offset + local_rank,
-            "WORLD_SIZE": place.world_size,
-            "GROUP_WORLD_SIZE": place.nodes,
-            "ROLE_WORLD_SIZE": place.role_world_size,
-            "MASTER_ADDR": place.master_addr,
-            "MASTER_PORT": place.master_port,
-            "TORCHELASTIC_RESTART_COUNT": place.restarts,
+            "GROUP_RANK": assignment.node_rank,
+            "ROLE_RANK": assignment.role_rank_offset + local_rank,
+            "WORLD_SIZE": assignment.world_size,
+            "GROUP_WORLD_SIZE": assignment.nodes,
+            "ROLE_WORLD_SIZE": assignment.role_world_size,
+            "MASTER_ADDR": assignment.master_addr,
+            "MASTER_PORT": assignment.master_port,
+            "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
             "TORCHELASTIC_ERROR_FILE": error_file,
         }
         env = self.job_env() | {name: str(value) for name, value in given.items()}

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...rendezvous.protocol.messages import Place
+from ...rendezvous.protocol.messages import Assignment
 from ..logs.log_dir import (
     AttemptLogs,
     Route,
@@ -29,7 +29,7 @@ from ..spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
 from .worker_command import WorkerCommands
 
 
-class GroupState(enum.Enum):
+class WorkerGroupState(enum.Enum):
     """How far the workers of a round are. The legal order is in the module's text."""
 
     STARTING = "starting"
@@ -56,15 +56,15 @@ class WorkerGroup:
 
     def __init__(
         self,
-        place: Place,
+        assignment: Assignment,
         logs: AttemptLogs,
         role: str,
         spawner: SpawnerClient,
         relay: RelayClient | None,
     ) -> None:
-        self.place = place
+        self.assignment = assignment
         self.logs = logs
-        self.state = GroupState.STARTING
+        self.state = WorkerGroupState.STARTING
         self._role = role
         self._spawner = spawner
         self._relay = relay
@@ -89,15 +89,15 @@ class WorkerGroup:
                 requests.append(
                     WorkerCommand(
                         argv=commands.argv(local_rank),
-                        env=commands.env(self.place, local_rank, logs.error_file),
+                        env=commands.env(self.assignment, local_rank, logs.error_file),
                         stdout=self._open(local_rank, Stream.STDOUT, fds),
                         stderr=self._open(local_rank, Stream.STDERR, fds),
                         cpus=cpus[local_rank] if cpus else None,
                     )
                 )
-            if commands.separate_store and self.place.node_rank == 0:
+            if commands.separate_store and self.assignment.node_rank == 0:
                 requests.append(self._store_request(commands, fds))
-            self._spawner.spawn(self.place.round, requests)
+            self._spawner.spawn(self.assignment.round, requests)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -127,18 +127,18 @@ class WorkerGroup:
         started = self._workers if self._store is None else [*self._workers, self._store]
         for worker, pid in zip(started, event.pids, strict=True):
             worker.pid = pid
-        if self.state is GroupState.STARTING:
-            self.state = GroupState.RUNNING
+        if self.state is WorkerGroupState.STARTING:
+            self.state = WorkerGroupState.RUNNING
 
     def exited(self, event: Exited) -> None:
         """Take note of an exit; when it was the last one, the round here is done or is cleared."""
         self._workers[event.local_rank].exit_code = event.exit_code
         if self.alive:
             return
-        if self.state is GroupState.STOPPING:
+        if self.state is WorkerGroupState.STOPPING:
             self.kill()
-        elif self.state is GroupState.RUNNING and not any(w.exit_code for w in self._workers):
-            self.state = GroupState.DONE
+        elif self.state is WorkerGroupState.RUNNING and not any(w.exit_code for w in self._workers):
+            self.state = WorkerGroupState.DONE
 
     def store_log_tail(self, max_bytes: int) -> bytes:
         """Return the last bytes of what the store process wrote."""
@@ -147,8 +147,12 @@ class WorkerGroup:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Tell all workers to end; ``kill`` must follow when their time is over."""
-        if self.state in (GroupState.STARTING, GroupState.RUNNING, GroupState.DONE):
-            self.state = GroupState.STOPPING
+        if self.state in (
+            WorkerGroupState.STARTING,
+            WorkerGroupState.RUNNING,
+            WorkerGroupState.DONE,
+        ):
+            self.state = WorkerGroupState.STOPPING
             if self.alive:
                 self._spawner.stop(number)
             else:
@@ -156,19 +160,19 @@ class WorkerGroup:
 
     def end_leftovers(self) -> None:
         """Tell what workers that succeeded have left running to end; ``gone`` follows."""
-        assert self.state is GroupState.DONE
-        self.state = GroupState.STOPPING
+        assert self.state is WorkerGroupState.DONE
+        self.state = WorkerGroupState.STOPPING
         self._spawner.terminate_all()
 
     def kill(self) -> None:
         """SIGKILL whatever descends from a worker; ``gone`` follows."""
-        if self.state is not GroupState.GONE:
-            self.state = GroupState.KILLING
+        if self.state is not WorkerGroupState.GONE:
+            self.state = WorkerGroupState.KILLING
             self._spawner.kill()
 
     def gone(self) -> None:
         """Nothing is left of the round."""
-        self.state = GroupState.GONE
+        self.state = WorkerGroupState.GONE
 
     async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
         """Return the last bytes of a worker's standard error, where they were captured."""
@@ -195,7 +199,7 @@ class WorkerGroup:
                 output = open_log(self._store_log)
                 fds.append(output)
         return WorkerCommand(
-            argv=commands.store_argv(self.place),
+            argv=commands.store_argv(self.assignment),
             env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             stdout=output,
             stderr=output,
@@ -220,7 +224,7 @@ class WorkerGroup:
 
     def _open_relayed(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int:
         assert self._relay is not None
-        rank = self.place.rank_offset + local_rank
+        rank = self.assignment.rank_offset + local_rank
         template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
         opened = self._relay.add_stream(
             StreamOrder(

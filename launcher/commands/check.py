@@ -13,11 +13,11 @@ from typing import Final
 
 from ... import exit_codes
 from ...checks.plan import plan
-from ...checks.post import NOT_CARRIED_OUT
 from ...checks.records import Level, Metrics, Order, Phase, Record
 from ...checks.report import report_to_json
 from ...checks.results import Answered, Results, Rules
 from ...checks.verdict import NodeVerdict, Standing, Verdicts, verdict
+from ...checks.worker_config import NOT_CARRIED_OUT
 from ...errors import UsageError
 from ...rendezvous.protocol.failure import signal_name
 from .. import startup
@@ -33,7 +33,7 @@ from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
 from ..reporting import event_lines as say
 from ..reporting.display import Display
-from ..spawner.client import ImageEvent, SpawnerClient
+from ..spawner.client import ForkServerEvent, SpawnerClient
 
 _REDRAW_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -116,10 +116,10 @@ async def _check(
 ) -> Verdicts | int:
     """Return the verdict, or the number of the signal that ended the check."""
 
-    def image_changed(event: ImageEvent) -> None:
+    def fork_server_changed(event: ForkServerEvent) -> None:
         display.event(*say.image(event, options.preload, "check workers"))
 
-    crew = CheckCrew(spawner, crew_plan, image_changed)
+    crew = CheckCrew(spawner, crew_plan, fork_server_changed)
     climb = _Climb(options, crew, crew_plan.node, display)
     task = asyncio.create_task(climb.run())
     received: list[int] = []

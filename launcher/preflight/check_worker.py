@@ -7,8 +7,9 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from ...checks.measure import needed_s
-from ...checks.merge import Answer
-from ...checks.post import (
+from ...checks.merge import WorkerAnswer
+from ...checks.records import Order, Record, RecordError, order_to_json, record_from_json
+from ...checks.worker_config import (
     COLLECTIVE_STAGES,
     FAREWELL,
     IDLE,
@@ -19,7 +20,6 @@ from ...checks.post import (
     WAITING,
     no_answer,
 )
-from ...checks.records import Order, Record, RecordError, order_to_json, record_from_json
 from ...rendezvous.protocol.failure import signal_name
 
 _STDERR_TAIL_BYTES: Final = 4096
@@ -116,7 +116,7 @@ class CheckMember:
         last = self._errors.decode(errors="replace").strip().rpartition("\n")[2].strip()
         self._end = self._end or (f"{text}: {last}" if last else text)
 
-    def outcome(self, order: Order, *, was_cut_short: bool) -> Answer:
+    def outcome(self, order: Order, *, was_cut_short: bool) -> WorkerAnswer:
         """Return what became of the order, also when nothing was heard.
 
         Args:
@@ -125,17 +125,17 @@ class CheckMember:
         """
         if self._record is not None:
             record = self._record
-            return Answer(
+            return WorkerAnswer(
                 self.local_rank, record.failure, metrics=record.metrics, facts=record.facts
             )
         if self._end:
-            return Answer(self.local_rank, self._end)
+            return WorkerAnswer(self.local_rank, self._end)
         if was_cut_short:
-            return Answer(self.local_rank, f"not finished ({self._stage})", held_up=True)
+            return WorkerAnswer(self.local_rank, f"not finished ({self._stage})", held_up=True)
         had_s = order.deadline_s - max(self._ready_at - self._asked_at, 0.0)
         needed = needed_s(order.level, order.phase)
         failure = no_answer(self._stage, order.deadline_s, had_s, needed)
-        return Answer(self.local_rank, failure, held_up=self._stage in COLLECTIVE_STAGES)
+        return WorkerAnswer(self.local_rank, failure, held_up=self._stage in COLLECTIVE_STAGES)
 
     def close(self) -> None:
         """Stop listening."""

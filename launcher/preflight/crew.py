@@ -3,7 +3,7 @@
 They are started by a spawner of their own, so that nothing of a check is ever mixed up with the
 workers that train. A crew that missed a deadline or lost a worker cannot be trusted: all of it is
 killed, and another one imports torch while the node waits for its next order. With ``--preload``
-all of them are forked from an image (``spawner.forkserver``), which takes the time of an import once.
+all of them are forked from a fork server (``spawner.forkserver``), which imports it once.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Final
 
 from ...checks.merge import merge
-from ...checks.post import NOT_CARRIED_OUT, STARTING, WAITING, Post
 from ...checks.records import Order, Phase, Record
+from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig
 from ..machine.cgroups import own_directory
 from ..machine.cpu_limit import quota_cpus
 from ..machine.network import PortReservation, interface_towards
 from ..spawner.client import (
     Empty,
     Exited,
-    ImageEvent,
+    ForkServerEvent,
     Spawned,
     SpawnerClient,
     SpawnerEvent,
@@ -87,14 +87,14 @@ class CheckCrew:
         self,
         spawner: SpawnerClient,
         plan: CrewPlan,
-        image_changed: Callable[[ImageEvent], None] = lambda _: None,
+        fork_server_changed: Callable[[ForkServerEvent], None] = lambda _: None,
     ) -> None:
         """Create a crew; no worker is started before the first order.
 
         Args:
             spawner: one of the crew's own; ``close`` ends it.
             plan: what the workers are.
-            image_changed: is called with what becomes of the image.
+            fork_server_changed: is called with what becomes of the image.
         """
         self._spawner = spawner
         self._plan = plan
@@ -107,7 +107,7 @@ class CheckCrew:
         self._closed = False
         self._renewal: asyncio.Task[None] | None = None
         """Ends workers that cannot go on, and starts others."""
-        self._image_changed = image_changed
+        self._fork_server_changed = fork_server_changed
         spawner.listen(self._heard_from_spawner)
         if plan.preload:
             own = ("CUDA_VISIBLE_DEVICES",) if plan.visible_devices else ()
@@ -274,7 +274,7 @@ class CheckCrew:
 
     def _command(self, member: CheckMember) -> WorkerCommand:
         plan, local_rank = self._plan, member.local_rank
-        post = Post(
+        post = CheckWorkerConfig(
             node=plan.node,
             local_rank=local_rank,
             local_world_size=plan.local_world_size,
@@ -315,8 +315,8 @@ class CheckCrew:
                     self._members[local_rank].exited(code)
             case Empty():
                 self._empty = True
-            case ImageEvent():
-                self._image_changed(event)
+            case ForkServerEvent():
+                self._fork_server_changed(event)
             case _:
                 self._spawner_gone = True
         self._changed.set()

@@ -87,9 +87,9 @@ def _print(report: str, display: Display, *, as_json: bool) -> None:
 
 def _show_table(report: str, display: Display) -> None:
     from ...checks.report import report_from_json
-    from ...checks.table import table_text, the_telling
+    from ...checks.table import noteworthy_nodes, table_text
 
-    verdicts = the_telling(report_from_json(report))
+    verdicts = noteworthy_nodes(report_from_json(report))
     display.report(table_text(verdicts, display.columns, colour=display.colour))
 
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...rendezvous.protocol.failure import Failure
-from ...rendezvous.protocol.messages import Outcome, Place, Verdict, Waiting
+from ...rendezvous.protocol.messages import Assignment, Outcome, Verdict, Waiting
 from ..options import LaunchOptions
-from ..spawner.client import ImageEvent, ImageState
+from ..spawner.client import ForkServerEvent, ForkServerState
 
 _PIDS_SHOWN = 8
 _REMINDER_S = 30.0
 
 
-def _at(place: Place) -> str:
-    return f"round={place.round} node={place.node_rank}"
+def _at(assignment: Assignment) -> str:
+    return f"round={assignment.round} node={assignment.node_rank}"
 
 
 def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
@@ -28,14 +28,15 @@ def hello(node_id: str, job_id: str, workers: int, source: str, where: str) -> s
     return f"job={job_id} node={node_id} nproc_per_node={workers} ({source}), {where}"
 
 
-def started(place: Place, pids: Sequence[int], store_pid: int | None) -> str:
+def started(assignment: Assignment, pids: Sequence[int], store_pid: int | None) -> str:
     """Return the line for workers that have been started, and the store process if there is one."""
-    last = place.rank_offset + len(pids) - 1
-    ranks = f"{place.rank_offset}-{last}" if len(pids) > 1 else str(last)
+    last = assignment.rank_offset + len(pids) - 1
+    ranks = f"{assignment.rank_offset}-{last}" if len(pids) > 1 else str(last)
     shown = ",".join(map(str, pids[:_PIDS_SHOWN])) + (",…" if len(pids) > _PIDS_SHOWN else "")
     return (
-        f"{_at(place)} started ranks={ranks} of {place.world_size} on {place.nodes} node(s) "
-        f"pids={shown} store={place.master_addr}:{place.master_port}"
+        f"{_at(assignment)} started ranks={ranks} of {assignment.world_size} "
+        f"on {assignment.nodes} node(s) pids={shown} "
+        f"store={assignment.master_addr}:{assignment.master_port}"
         + (f" in process {store_pid}" if store_pid is not None else "")
     )
 
@@ -71,55 +72,55 @@ def checking(progress: str) -> str:
     return f"checks: {progress}"
 
 
-def failed(place: Place, failure: Failure) -> str:
+def failed(assignment: Assignment, failure: Failure) -> str:
     """Return the line for a failure on this node."""
-    return f"{_at(place)} {failure.summary()}"
+    return f"{_at(assignment)} {failure.summary()}"
 
 
-def stopping(place: Place, reason: str, alive: int) -> str:
+def stopping(assignment: Assignment, reason: str, alive: int) -> str:
     """Return the line for the lockstep stop."""
-    return f"{_at(place)} stopping {alive} worker(s): {reason}"
+    return f"{_at(assignment)} stopping {alive} worker(s): {reason}"
 
 
-def stale(place: Place, reason: str, alive: int) -> str:
+def stale(assignment: Assignment, reason: str, alive: int) -> str:
     """Return the line for workers that the others went on without."""
-    return f"{_at(place)} killing {alive} worker(s) at once: {reason}"
+    return f"{_at(assignment)} killing {alive} worker(s) at once: {reason}"
 
 
-def killing(place: Place, alive: int, timeout_s: float) -> str:
+def killing(assignment: Assignment, alive: int, timeout_s: float) -> str:
     """Return the line for workers that did not end in time."""
     return (
-        f"{_at(place)} {alive} worker(s) still alive after --shutdown-timeout {timeout_s:g} s: "
-        "sending SIGKILL"
+        f"{_at(assignment)} {alive} worker(s) still alive "
+        f"after --shutdown-timeout {timeout_s:g} s: sending SIGKILL"
     )
 
 
-def restarts_used(place: Place, options: LaunchOptions) -> str:
+def restarts_used(assignment: Assignment, options: LaunchOptions) -> str:
     """Return how much of the restart budget is used, as ``1/3``."""
     has_window = options.policy is not None and options.policy.restart_window_s
-    used = place.restarts_in_window if has_window else place.restarts
+    used = assignment.restarts_in_window if has_window else assignment.restarts
     return f"{used}/{options.rendezvous.max_restarts}"
 
 
-def restart(place: Place, options: LaunchOptions) -> str:
+def restart(assignment: Assignment, options: LaunchOptions) -> str:
     """Return the line that opens a round after a failure; the same on every node."""
-    assert place.cause is not None
-    count = restarts_used(place, options)
-    if place.is_free:
+    assert assignment.cause is not None
+    count = restarts_used(assignment, options)
+    if assignment.is_free:
         count = f"without a count ({count} used)"
-    decision = place.decision or "default rule"
-    return f"{_at(place)} restart {count}: {place.cause.summary()} ({decision})"
+    decision = assignment.decision or "default rule"
+    return f"{_at(assignment)} restart {count}: {assignment.cause.summary()} ({decision})"
 
 
-def regroup(place: Place) -> str:
+def regroup(assignment: Assignment) -> str:
     """Return the line that opens a round after a change of members."""
-    return f"{_at(place)} regroup with {place.nodes} node(s): {place.reason}"
+    return f"{_at(assignment)} regroup with {assignment.nodes} node(s): {assignment.reason}"
 
 
-def done(place: Place, workers: int) -> str:
+def done(assignment: Assignment, workers: int) -> str:
     """Return the line for a node whose workers have all succeeded."""
-    others = "; waiting for the other nodes" if place.nodes > 1 else ""
-    return f"{_at(place)} all {workers} worker(s) of this node finished{others}"
+    others = "; waiting for the other nodes" if assignment.nodes > 1 else ""
+    return f"{_at(assignment)} all {workers} worker(s) of this node finished{others}"
 
 
 def leftovers(pids: Sequence[int]) -> str:
@@ -151,24 +152,24 @@ def verdict(message: Verdict) -> str:
     return f"job {word}: {message.sentence}"
 
 
-def image(event: ImageEvent, modules: Sequence[str], who: str = "workers") -> tuple[str, int]:
+def image(event: ForkServerEvent, modules: Sequence[str], who: str = "workers") -> tuple[str, int]:
     """Return the line for the image that ``who`` are forked from, and its level."""
     named = ", ".join(modules)
     match event.state:
-        case ImageState.LOADING:
+        case ForkServerState.LOADING:
             return f"preload: importing {named}", logging.DEBUG
-        case ImageState.READY:
+        case ForkServerState.READY:
             return f"preload: imported {named} in {event.text}", logging.INFO
-        case ImageState.STALE:
+        case ForkServerState.STALE:
             return f"preload: {event.text} has changed on disk; importing again", logging.INFO
-        case ImageState.FAILED:
+        case ForkServerState.FAILED:
             text = f"preload: {event.text}; {who} start the ordinary way"
             return text, logging.WARNING
 
 
-def waiting_for_preload(place: Place) -> str:
+def waiting_for_preload(assignment: Assignment) -> str:
     """Return the line for workers that begin when modules have been imported."""
-    return f"{_at(place)} waits for the preload"
+    return f"{_at(assignment)} waits for the preload"
 
 
 class LiveStatus:
@@ -177,19 +178,19 @@ class LiveStatus:
     def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._since = time.monotonic()
-        self._place: Place | None = None
+        self._place: Assignment | None = None
         self.waiting: Waiting | None = None
         self.connected = True
         self.checking = ""
         """How far the checks are; empty while there are none."""
 
-    def started(self, place: Place) -> None:
+    def started(self, assignment: Assignment) -> None:
         """A round was started here."""
-        self._place, self.waiting = place, None
+        self._place, self.waiting = assignment, None
 
     def text(self) -> str:
         """Return the line as of now."""
-        options, place, waiting_ = self._options.rendezvous, self._place, self.waiting
+        options, assignment, waiting_ = self._options.rendezvous, self._place, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]
         if self.checking:
@@ -200,10 +201,13 @@ class LiveStatus:
                 parts.append("missing " + ", ".join(waiting_.missing))
             if waiting_.spare:
                 parts.append("spare")
-        elif place is not None:
-            parts.append(f"{place.nodes}/{wanted} nodes")
-        if place is not None:
-            parts += [f"round {place.round}", f"restarts {restarts_used(place, self._options)}"]
+        elif assignment is not None:
+            parts.append(f"{assignment.nodes}/{wanted} nodes")
+        if assignment is not None:
+            parts += [
+                f"round {assignment.round}",
+                f"restarts {restarts_used(assignment, self._options)}",
+            ]
         if not self.connected:
             parts.append("master away")
         parts.append("up " + duration(time.monotonic() - self._since))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ...rendezvous.protocol.messages import Outcome, Place, Verdict
+from ...rendezvous.protocol.messages import Assignment, Outcome, Verdict
 from ..options import LaunchOptions
 
 _STDERR = 2
@@ -32,7 +32,7 @@ class EventLog:
         self._host = host
         self._entry_point = os.path.basename(entry_point)
         self._began = self._waits_since = time.monotonic()
-        self._place: Place | None = None
+        self._place: Assignment | None = None
         self._pids: Sequence[int] = ()
         self._exit_codes: dict[int, int] = {}
 
@@ -40,11 +40,11 @@ class EventLog:
         """Note that this node waits for a round from now on."""
         self._waits_since = time.monotonic()
 
-    def started(self, place: Place, pids: Sequence[int]) -> None:
+    def started(self, assignment: Assignment, pids: Sequence[int]) -> None:
         """Write that a round was formed, and that its workers were started here."""
         waited_ms = (time.monotonic() - self._waits_since) * 1000
-        self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=place.restarts)
-        self._place, self._pids = place, pids
+        self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=assignment.restarts)
+        self._place, self._pids = assignment, pids
         self._exit_codes.clear()
         for local_rank in range(len(pids)):
             self._worker("START", local_rank)
@@ -86,15 +86,15 @@ class EventLog:
     def _write(self, state: str, source: str, more: dict[str, object], **fields: object) -> None:
         if not self._wanted:
             return
-        place, rendezvous = self._place, self._options.rendezvous
+        assignment, rendezvous = self._place, self._options.rendezvous
         details = {
-            "group_world_size": place.nodes if place is not None else None,
+            "group_world_size": assignment.nodes if assignment is not None else None,
             "entry_point": self._entry_point,
         }
         metadata: dict[str, object] = {
             "run_id": rendezvous.job_id,
             "global_rank": None,
-            "group_rank": place.node_rank if place is not None else None,
+            "group_rank": assignment.node_rank if assignment is not None else None,
             "worker_id": None,
             "role": self._options.role,
             "hostname": self._host,
@@ -103,7 +103,7 @@ class EventLog:
             "rdzv_backend": "grpc",
             "raw_error": None,
             "metadata": json.dumps(details | more),
-            "agent_restarts": place.restarts if place is not None else 0,
+            "agent_restarts": assignment.restarts if assignment is not None else 0,
             "duration_ms": None,
         }
         event = {

@@ -84,7 +84,7 @@ class SpawnerGone:
     """The spawner died; the kernel has killed the workers with it."""
 
 
-class ImageState(enum.Enum):
+class ForkServerState(enum.Enum):
     """What became of the image that workers are forked from."""
 
     LOADING = "loading"
@@ -96,17 +96,17 @@ class ImageState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageEvent:
+class ForkServerEvent:
     """The image has changed."""
 
-    state: ImageState
+    state: ForkServerState
     pid: int
     """0: there is none at the moment."""
     text: str = ""
     """READY: how long it took. STALE: the file that changed. FAILED: why."""
 
 
-SpawnerEvent = Spawned | Exited | Empty | ImageEvent | SpawnerGone
+SpawnerEvent = Spawned | Exited | Empty | ForkServerEvent | SpawnerGone
 
 
 class SpawnerClient:
@@ -143,7 +143,7 @@ class SpawnerClient:
         theirs.close()
         self._channel = ours
         self._incoming = Incoming(ours)
-        self._image_pid = 0
+        self._fork_server_pid = 0
         self.preloading = False
         """Whether workers wait for modules that are being imported."""
         self._on_event: Callable[[SpawnerEvent], None] | None = None
@@ -168,8 +168,8 @@ class SpawnerClient:
         """Import modules once, and fork from then on every worker that can be forked from there.
 
         Can be forked: ``<the same Python> -u`` with a script, ``-m module`` or ``-c code``.
-        ``ImageEvent`` follows, for as long as the spawner lives. Call it once, before ``listen``
-        or after it.
+        ``ForkServerEvent`` follows, for as long as the spawner lives. Call it once, before
+        ``listen`` or after it.
 
         Args:
             modules: what to import.
@@ -242,7 +242,7 @@ class SpawnerClient:
     def left(self) -> list[int]:
         """Return the living processes that are workers or descend from one."""
         found = descendants(self.pid)
-        image = self._image_pid
+        image = self._fork_server_pid
         spared = {image, *descendants(image)} if image else set()
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
@@ -271,9 +271,9 @@ class SpawnerClient:
             self._on_event(SpawnerGone())
             return
         for event in map(_parse, events):
-            if isinstance(event, ImageEvent):
-                self._image_pid = event.pid
-                self.preloading = event.state in (ImageState.LOADING, ImageState.STALE)
+            if isinstance(event, ForkServerEvent):
+                self._fork_server_pid = event.pid
+                self.preloading = event.state in (ForkServerState.LOADING, ForkServerState.STALE)
             self._on_event(event)
 
 
@@ -288,5 +288,5 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
         case {"event": "empty"}:
             return Empty()
         case {"event": "image", "state": str(state), "pid": int(pid), "text": str(text)}:
-            return ImageEvent(ImageState(state), pid, text)
+            return ForkServerEvent(ForkServerState(state), pid, text)
     raise AssertionError(f"unknown event of the spawner: {event}")

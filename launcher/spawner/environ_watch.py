@@ -19,7 +19,7 @@ _DECOY: Final = "<each worker has a {} of its own>"
 does not go unnoticed."""
 
 
-class _Stranger:
+class _Canary:
     """A variable that is in ``os.environ`` during the preload alone.
 
     Each is of objects of its own: whoever keeps a copy of the environment, or the part with this
@@ -53,7 +53,7 @@ class EnvironmentWatch:
         self._stop: Callable[[], None] = lambda: None
         # First, as what a loop leaves behind in its variables is the last. It has no word in its
         # name that somebody could search for.
-        self._strangers = [_Stranger("_" + secrets.token_hex(8), secrets.token_hex(16))]
+        self._strangers = [_Canary("_" + secrets.token_hex(8), secrets.token_hex(16))]
         self._kept_before: list[list[int]] = []
 
     def start(self, differing: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class EnvironmentWatch:
         content = getattr(environ, "_data", None)
         if not isinstance(content, dict):  # another Python: then the list of names must do
             return
-        self._strangers += [_Stranger(name, _DECOY.format(name)) for name in differing]
+        self._strangers += [_Canary(name, _DECOY.format(name)) for name in differing]
         recording = _Recording(content, self._strangers, self.reads)
         environments: tuple[Any, ...] = (environ, os.environb)
         codecs = environ.encodekey, environ.decodekey, environ.decodevalue
@@ -137,7 +137,7 @@ class _Recording(dict[bytes, bytes]):
     """
 
     def __init__(
-        self, content: dict[bytes, bytes], strangers: list[_Stranger], reads: set[str]
+        self, content: dict[bytes, bytes], strangers: list[_Canary], reads: set[str]
     ) -> None:
         super().__init__({one.raw_name: one.raw_value for one in strangers} | content)
         self._names = {id(one.raw_value): one.raw_name for one in strangers}

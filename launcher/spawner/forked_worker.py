@@ -122,22 +122,22 @@ def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) ->
     return path0
 
 
-def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
+def become(assignment: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
     """Turn a forked process into a worker; return what it has to run.
 
     Args:
-        place: what it becomes.
+        assignment: what it becomes.
         environ: the variables that the preload found; what it made of them stays.
         path0: the head of ``sys.path`` in the image.
 
     Raises:
         OSError: the kernel refused what the worker needs.
     """
-    worker = place.worker
+    worker = assignment.worker
     argv: list[str] = worker["argv"]
-    die_with_parent(place.parent)
-    set_up(worker, place.streams)
-    for fd in place.close[2:]:
+    die_with_parent(assignment.parent)
+    set_up(worker, assignment.streams)
+    for fd in assignment.close[2:]:
         os.close(fd)
     for name, value in worker["env"].items():
         if environ.get(name) != value:
@@ -152,7 +152,7 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
         if hasattr(finder, "invalidate_caches"):
             finder.invalidate_caches()
     program = _program(argv)
-    for fd in place.close[:2]:
+    for fd in assignment.close[:2]:
         os.close(fd)
     return program
 

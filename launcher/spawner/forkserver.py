@@ -237,8 +237,8 @@ class Image:
             os.setsid()
             if not os.read(go, 1):
                 os._exit(128 + signal.SIGKILL)
-            place = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
-            return forked_worker.become(place, self._environ, self._path0)
+            assignment = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
+            return forked_worker.become(assignment, self._environ, self._path0)
         except OSError as error:
             code = error.errno or errno.EIO
         except BaseException:

@@ -26,7 +26,7 @@ _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_mai
 Request = dict[str, Any]
 
 
-class ImageState(enum.Enum):
+class ForkServerState(enum.Enum):
     """How far the image is."""
 
     LOADING = "loading"
@@ -50,7 +50,7 @@ class Owner(Protocol):
         """Tell the agent."""
 
 
-class ImageHost:
+class ForkServerHost:
     """The image process, seen from the spawner."""
 
     def __init__(self, order: Request, owner: Owner) -> None:
@@ -69,7 +69,7 @@ class ImageHost:
         self._given_up = False
         self._go: int | None = None
         self._errors: int | None = None
-        self.state = ImageState.GONE
+        self.state = ForkServerState.GONE
         self.pid = 0
         self.channel: socket.socket | None = None
         self._start()
@@ -80,7 +80,7 @@ class ImageHost:
         While it forks, what descends from it may be a worker, and none is spared. Else it is the
         image and what the modules start while they are imported, such as a compiler.
         """
-        if self.state is ImageState.FORKING or not self.pid:
+        if self.state is ForkServerState.FORKING or not self.pid:
             return set()
         return {self.pid, *descendants(self.pid)}
 
@@ -95,7 +95,7 @@ class ImageHost:
         """Have workers forked as soon as the image is ready; the owner hears of it."""
         assert self._waiting is None
         self._waiting = request, fds
-        if self.state is ImageState.READY:
+        if self.state is ForkServerState.READY:
             self._fork()
 
     def cancel(self) -> Request | None:
@@ -128,11 +128,11 @@ class ImageHost:
         state = self.state
         self._hang_up()
         self._forget()
-        self.state = ImageState.GONE
+        self.state = ForkServerState.GONE
         if self._given_up:
             return
         wanted = self._waiting is not None
-        if state is ImageState.LOADING or (state is ImageState.FORKING and wanted):
+        if state is ForkServerState.LOADING or (state is ForkServerState.FORKING and wanted):
             end = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
             self._give_up(f"the process that imports {', '.join(self._order['modules'])} {end}")
         else:
@@ -154,7 +154,7 @@ class ImageHost:
             self._give_up(no_process(error))
             return
         self._incoming = Incoming(self.channel)
-        self.state = ImageState.LOADING
+        self.state = ForkServerState.LOADING
         self._tell("loading")
         keys = ("modules", "argv", "secluded", "differing")
         self._send({"do": "preload", **{key: self._order[key] for key in keys}})
@@ -165,7 +165,7 @@ class ImageHost:
         argv = [self._python, "-u", _MAIN, str(theirs.fileno())]
         process = {**self._order, "argv": argv, "cpus": None}
         try:
-            self.pid, errors_from = self._fork_image(process, theirs.fileno())
+            self.pid, errors_from = self._start_fork_server(process, theirs.fileno())
         except OSError:
             ours.close()
             raise
@@ -174,7 +174,7 @@ class ImageHost:
         os.close(errors_from)  # what cannot be executed exits, and that is noticed
         return ours
 
-    def _fork_image(self, process: Request, keep: int) -> tuple[int, int]:
+    def _start_fork_server(self, process: Request, keep: int) -> tuple[int, int]:
         if not self._order["secluded"]:
             return fork_worker({**process, "targets": []}, (), keep=(keep,))
         with open(os.devnull, "r+b", buffering=0) as nothing:
@@ -193,7 +193,7 @@ class ImageHost:
     def _take(self, message: dict[str, Any]) -> None:
         match message:
             case {"ready": _}:
-                self.state = ImageState.READY
+                self.state = ForkServerState.READY
                 self._tell("ready", f"{time.monotonic() - self._started:.1f} s")
                 if self._waiting is not None:
                     self._fork()
@@ -201,7 +201,7 @@ class ImageHost:
                 self._release(pids)
             case {"stale": str(path)}:
                 self._forget()
-                self.state = ImageState.GONE  # it exits, and a fresh one is started
+                self.state = ForkServerState.GONE  # it exits, and a fresh one is started
                 self._tell("stale", path)
             case {"failed": str(reason)} | {"cold": str(reason)}:
                 self._give_up(reason)
@@ -214,7 +214,7 @@ class ImageHost:
         except OSError as error:
             self._give_up(no_process(error))
             return
-        self.state = ImageState.FORKING
+        self.state = ForkServerState.FORKING
         self._send({"do": "fork", "workers": request["workers"]}, [go_from, errors_to, *fds])
         os.close(go_from)
         os.close(errors_to)
@@ -238,7 +238,7 @@ class ImageHost:
             self._waiting = None
             self._owner.spawned(request, pids, errors, fds)
         self._forget()
-        self.state = ImageState.READY
+        self.state = ForkServerState.READY
 
     def _forget(self) -> None:
         """Workers that were forked and not released find that they are not wanted, and exit."""
@@ -249,7 +249,7 @@ class ImageHost:
         self._given_up = True
         self._forget()
         self._hang_up()
-        self.state = ImageState.GONE
+        self.state = ForkServerState.GONE
         self._tell("failed", reason)
         if self._waiting is not None:
             request, fds = self._waiting

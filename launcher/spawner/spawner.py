@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants, is_zombie, kill_all, signal_session
 from ..processes.worker_exec import Started, start_workers
-from .forkserver_host import ImageHost
+from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
 """While killed processes are still going away, how often their number is looked at."""
@@ -56,7 +56,7 @@ class Spawner:
         """Process id → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
         """Those of them that only ``terminate`` and ``kill`` are meant for."""
-        self._image: ImageHost | None = None
+        self._fork_server: ForkServerHost | None = None
         self._beside = Started()
         """The services of workers that wait for the image."""
         self._killing = False
@@ -75,14 +75,14 @@ class Spawner:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             # Before the dead are reaped: a fresh image may get the number of an old one's socket.
-            if self._image is not None and self._image.says_something(ready):
-                self._image.receive()
+            if self._fork_server is not None and self._fork_server.says_something(ready):
+                self._fork_server.receive()
             self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
             if self._watching:
                 self._clear()
-        self._image = None
+        self._fork_server = None
         self._end_orphans()
 
     def _wait(self) -> set[int]:
@@ -90,8 +90,8 @@ class Spawner:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        if self._image is not None and self._image.channel is not None:
-            poll.register(self._image.channel, select.POLLIN)
+        if self._fork_server is not None and self._fork_server.channel is not None:
+            poll.register(self._fork_server.channel, select.POLLIN)
         return {fd for fd, _ in poll.poll(_KILL_AGAIN_MS if self._killing else None)}
 
     # --- the agent ---------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Spawner:
     def _do(self, request: dict[str, Any]) -> None:
         match request["do"]:
             case "preload":
-                self._image = ImageHost(request, self)
+                self._fork_server = ForkServerHost(request, self)
             case "spawn":
                 self._spawn(request)
             case "signal":
@@ -143,10 +143,10 @@ class Spawner:
         services = all_workers[len(workers) :]
         of_workers = {"round": number, "workers": workers}
         count = sum(worker["fds"] for worker in workers)
-        if self._image is not None and self._image.takes(of_workers):
+        if self._fork_server is not None and self._fork_server.takes(of_workers):
             # A service is as it is with or without an image, and need not wait for one.
             self._beside = self._start(number, services, fds[count:])
-            self._image.spawn(of_workers, fds[:count])
+            self._fork_server.spawn(of_workers, fds[:count])
         else:
             self.spawn_cold(request, fds)
 
@@ -194,7 +194,7 @@ class Spawner:
 
     def _cancel(self, number: int) -> None:
         """Workers that have not begun end as if the signal had met them then."""
-        request = self._image.cancel() if self._image is not None else None
+        request = self._fork_server.cancel() if self._fork_server is not None else None
         if request is not None:
             for worker in request["workers"]:
                 self._send_exit(request["round"], worker["index"], -number)
@@ -215,14 +215,14 @@ class Spawner:
             if pid in self._workers:
                 self._services.discard(pid)
                 self._send_exit(*self._workers.pop(pid), code)
-            elif self._image is not None and pid == self._image.pid:
-                self._image.reaped(code)
+            elif self._fork_server is not None and pid == self._fork_server.pid:
+                self._fork_server.reaped(code)
 
     def _left(self) -> list[int]:
         """Return what descends from workers, or is one."""
         found = descendants(os.getpid())
         # Asked after that, so that what the image has just started is known to be its own.
-        spared = self._image.spared() if self._image is not None else ()
+        spared = self._fork_server.spared() if self._fork_server is not None else ()
         return [pid for pid in found if pid not in spared]
 
     def _clear(self) -> None:

@@ -22,7 +22,7 @@ class CheckStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NodeFinding:
     """What an examination found of one node."""
 
     exit_code: int
@@ -37,7 +37,7 @@ class Finding:
 class Conclusion:
     """What an examination found of all nodes."""
 
-    findings: Mapping[str, Finding]
+    findings: Mapping[str, NodeFinding]
     """By identity."""
     bad_links: tuple[tuple[str, str], ...]
     """Nodes that stay, but cannot be in one world together."""

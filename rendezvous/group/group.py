@@ -12,9 +12,9 @@ nodes come); here are events, time and the taking over from an earlier master.
 from ..protocol.check_messages import CheckResult
 from ..protocol.failure import Failure, node_lost
 from ..protocol.messages import (
-    Answer,
     Attend,
     Challenge,
+    ChallengeReply,
     ClaimState,
     Done,
     Failed,
@@ -31,7 +31,7 @@ from .roster import NodePhase
 from .rounds import IN_ROUND, stale_stop
 from .silence import Judgement
 from .state import GroupPhase
-from .takeover import Adoption, Finding
+from .takeover import Adoption, TakeoverState
 
 __all__ = ["Group", "GroupPhase"]
 
@@ -143,7 +143,7 @@ class Group(Joining):
             case Leave(reason):
                 self._rival_leaves(node)
                 self._leave(node, reason)
-            case Answer():
+            case ChallengeReply():
                 self._answered(node)
             case CheckResult():
                 self._check_result(node, message, now)
@@ -231,7 +231,7 @@ class Group(Joining):
 
     def _try_adopt(self, adoption: Adoption, now: float) -> None:
         finding = adoption.judge(len(self.roster), now, self._is_there)
-        if finding is Finding.INCOMPLETE:
+        if finding is TakeoverState.INCOMPLETE:
             for node_id, round_number in adoption.take_stops().items():
                 node = self.roster.get(node_id)
                 assert node is not None
@@ -245,7 +245,7 @@ class Group(Joining):
         for node in self.roster.in_phase(NodePhase.READY):
             self._wait(node, now)
 
-    def _adopt(self, adoption: Adoption, finding: Finding) -> None:
+    def _adopt(self, adoption: Adoption, finding: TakeoverState) -> None:
         """Take over the nodes of the highest round as if it were our own."""
         self._adoption = None
         self._formed_before = True
@@ -332,10 +332,10 @@ class Group(Joining):
     def _is_there(self, node_id: str) -> bool:
         return self.roster.get(node_id) is not None
 
-    def _judge_adopted(self, finding: Finding, adoption: Adoption) -> None:
+    def _judge_adopted(self, finding: TakeoverState, adoption: Adoption) -> None:
         if self._rank0_is_done:
             pass  # the job has succeeded, whatever became of the others
-        elif finding is Finding.FAILED:
+        elif finding is TakeoverState.FAILED:
             lost = self._not_back(adoption)
             if lost is not None:
                 # Nobody knows when: it goes before what may follow from it, and before no other.
@@ -343,11 +343,11 @@ class Group(Joining):
             foremost = self._postmortem.foremost
             assert foremost is not None
             self._break(foremost.summary(), counted=True)
-        elif finding is Finding.REGROUP:
+        elif finding is TakeoverState.REGROUP:
             departure = adoption.departure
             reason = departure.summary() if departure else self._who_returned(adoption)
             self._break(reason, counted=False, departure=departure)
-        elif finding is Finding.BROKEN:
+        elif finding is TakeoverState.BROKEN:
             self._break(finding.value, counted=False)
         else:
             leavers = [node for node in self.roster.in_phase(NodePhase.RUNNING) if node.leaving]

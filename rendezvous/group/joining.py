@@ -247,8 +247,9 @@ class Joining(Checking):
             if node.phase in IN_ROUND and claim.formed_by != self.formed_by:
                 self._was_taken(node, claim)
             self._catch_up(node, claim, attend, now)
-        elif node.phase is NodePhase.RUNNING and node.place is not None:
-            self._send(node, Start(node.place))  # the stream broke before it heard of its round
+        elif node.phase is NodePhase.RUNNING and node.assignment is not None:
+            # The stream broke before it heard of its round.
+            self._send(node, Start(node.assignment))
         if was_told and node.phase in _TO_STOP:
             # Also to one that seems not to have heard of its round: the start may lie before it.
             if node.phase is NodePhase.STALE:

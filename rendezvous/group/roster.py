@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..protocol.messages import NodeSpec, Place
+from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
 
 
@@ -53,7 +53,7 @@ class Node:
     rank: int | None = None
     """Its node rank in the last world it was in."""
     rank_offset: int = -1
-    place: Place | None = None
+    assignment: Assignment | None = None
     """What it was last told to start, to repeat it when the message was lost."""
     leaving: str = ""
     """Why it asked to go away; empty when it did not."""

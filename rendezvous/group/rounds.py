@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..policy.postmortem import Postmortem
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import ClaimState, Excluded, Outcome, Past, Place, Start, Stop
+from ..protocol.messages import Assignment, ClaimState, Excluded, Outcome, Past, Start, Stop
 from ..protocol.offer import Offer
 from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Close, Send
@@ -104,7 +104,7 @@ class Rounds(GroupState):
         if node.rank is not None:
             self._former_ranks[node.spec.node_id] = node.rank
         if self._adoption is not None:
-            self._adoption.gone_by_name(node.spec.node_id)
+            self._adoption.node_removed(node.spec.node_id)
         self.roster.remove(node)
 
     # --- the end of a round ------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Rounds(GroupState):
             self._send(spare, waiting)
 
     def _start(self, world: World, reason: str, cause: Failure | None) -> None:
-        base = Place(
+        base = Assignment(
             round=world.round,
             formed_by=self.formed_by,
             restarts=self.restarts,
@@ -301,7 +301,7 @@ class Rounds(GroupState):
         for member in world.members:
             node = self.roster.get(member.node_id)
             assert node is not None
-            node.place = replace(
+            node.assignment = replace(
                 base,
                 node_rank=member.node_rank,
                 rank_offset=member.rank_offset,
@@ -312,7 +312,7 @@ class Rounds(GroupState):
             node.round, node.rank = world.round, member.node_rank
             node.rank_offset = member.rank_offset
             self.roster.move(node, NodePhase.RUNNING)
-            self._send(node, Start(node.place))
+            self._send(node, Start(node.assignment))
 
     def _past(self) -> Past | None:
         ages = self._aftermath.budget.ages_s(self.policy, self._now)

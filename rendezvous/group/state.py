@@ -3,7 +3,7 @@
 import enum
 from dataclasses import replace
 
-from ..policy.decision import Aftermath, Answer
+from ..policy.decision import Aftermath, RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol.messages import JobSpec, MasterMessage, PolicySpec, Verdict, Waiting
 from .ending import Ending
@@ -65,7 +65,7 @@ class GroupState:
         self._formed_at: float | None = None
         """When the round was formed; None when an earlier master did it."""
         self._aftermath = Aftermath()
-        self._answer = Answer()
+        self._answer = RoundDecision()
         """To the end of the last round."""
         self._not_before = 0.0
         """When the next round may be formed: ``--restart-backoff``."""

@@ -14,7 +14,7 @@ from ..protocol.failure import Evidence, Failure, evidence, preempted
 from ..protocol.messages import Claim, ClaimState
 
 
-class Finding(enum.Enum):
+class TakeoverState(enum.Enum):
     """What the claims amount to."""
 
     INCOMPLETE = "members are missing"
@@ -166,7 +166,7 @@ class Adoption:
         if claim is not None and not is_spare(claim):
             self._departures[node_id] = preempted(claim.node_rank, host, role, reason)
 
-    def gone_by_name(self, node_id: str) -> None:
+    def node_removed(self, node_id: str) -> None:
         """Who has asked to go is gone: nobody waits for it, and it has no workers any more."""
         claim = self._claims.get(node_id)
         if claim is None or node_id not in self._departures:
@@ -239,7 +239,7 @@ class Adoption:
         unclaimed = nodes - sum(map(is_there, self._claims)) - len(named - self._claims.keys())
         return max(0, world.missing - len(named) - others - unclaimed)
 
-    def judge(self, nodes: int, now: float, is_there: Callable[[str], bool]) -> Finding:
+    def judge(self, nodes: int, now: float, is_there: Callable[[str], bool]) -> TakeoverState:
         """Return what the claims amount to.
 
         Args:
@@ -251,19 +251,19 @@ class Adoption:
         members, missing = world.members, world.missing
         is_clear = not missing or _are_replaced(world, nodes, is_there)
         if now < self.until and not (members and is_clear):
-            return Finding.INCOMPLETE
+            return TakeoverState.INCOMPLETE
         if not members:
-            return Finding.BROKEN
+            return TakeoverState.BROKEN
         gone = self.gone(nodes, is_there)
         is_short = missing or self.departure is not None
         if is_short and not gone and not _has_own_failure(world):
             # What the others say of their lost connections follows from that.
-            return Finding.REGROUP
+            return TakeoverState.REGROUP
         if world.has_failed:
-            return Finding.FAILED
+            return TakeoverState.FAILED
         if any(claim.state is ClaimState.STOPPED for claim in members.values()):
-            return Finding.BROKEN
-        return Finding.FAILED if gone else Finding.COMPLETE
+            return TakeoverState.BROKEN
+        return TakeoverState.FAILED if gone else TakeoverState.COMPLETE
 
 
 def _are_replaced(world: _World, nodes: int, is_there: Callable[[str], bool]) -> bool:

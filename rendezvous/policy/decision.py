@@ -13,7 +13,7 @@ _DEFAULTS = PolicySpec()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RoundDecision:
     """How the end of a round is answered. Without any of these: a regroup."""
 
     outcome: Outcome | None = None
@@ -47,7 +47,7 @@ class Aftermath:
         suspect: str | None,
         has_stand_in: bool,
         now: float,
-    ) -> Answer:
+    ) -> RoundDecision:
         """Return what follows from the end of a round.
 
         Args:
@@ -61,18 +61,18 @@ class Aftermath:
         """
         policy = job.policy or _DEFAULTS
         if postmortem.stuck is not None:
-            return Answer(outcome=Outcome.WORKERS_FAILED)
+            return RoundDecision(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
         decision = self._decision(policy, postmortem, failure, ran_s)
         if decision is None:
-            return Answer()
+            return RoundDecision()
         is_news = not decision.is_default or decision.action is Action.FAIL
         words = decision.words() if is_news else ""
         if decision.action is Action.FAIL:
-            return Answer(outcome=Outcome.POLICY_ENDED, words=words)
+            return RoundDecision(outcome=Outcome.POLICY_ENDED, words=words)
         is_counted = decision.action.is_counted
         if is_counted and self.budget.used(restarts, policy, now) >= job.max_restarts:
-            return Answer(outcome=Outcome.WORKERS_FAILED, words=words)
+            return RoundDecision(outcome=Outcome.WORKERS_FAILED, words=words)
         excluded = None
         if suspect is not None and failure is not None:
             excluded, why = self._exclusion(
@@ -81,7 +81,7 @@ class Aftermath:
             words = "; ".join(part for part in (words, why) if part)
         if is_counted:
             self.budget.count(policy, now)
-        return Answer(
+        return RoundDecision(
             is_counted=is_counted,
             words=words,
             excluded=excluded,

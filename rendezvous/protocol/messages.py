@@ -117,7 +117,7 @@ class Claim:
     rank_offset: int
     """Rank of this node's local rank 0."""
     successor: str
-    """As in ``Place``: so a new master knows by name who has not come back."""
+    """As in ``Assignment``: so a new master knows by name who has not come back."""
     state: ClaimState
     failures: tuple[Failure, ...] = ()
     """Failures of this node's workers in that round."""
@@ -174,7 +174,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChallengeReply:
     """I am here: the reply to ``Challenge``."""
 
 
@@ -183,7 +183,7 @@ class Heard:
     """The verdict has arrived."""
 
 
-NodeMessage = Attend | Failed | Done | Stopped | Leave | Answer | Heard | CheckResult
+NodeMessage = Attend | Failed | Done | Stopped | Leave | ChallengeReply | Heard | CheckResult
 
 
 # --- master → node ---------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Assignment:
     """One node's share of a world, and why the round before it ended."""
 
     round: int
@@ -243,7 +243,7 @@ class Place:
 class Start:
     """Start the workers of a round."""
 
-    place: Place
+    assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)

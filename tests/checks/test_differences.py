@@ -4,10 +4,10 @@ import time
 
 import pytest
 from ft_run.checks.differences import COMPARED_FACTS
-from ft_run.checks.post import NOT_CARRIED_OUT
 from ft_run.checks.records import Phase, Record
 from ft_run.checks.results import Answered, Results, Step
 from ft_run.checks.verdict import verdict
+from ft_run.checks.worker_config import NOT_CARRIED_OUT
 
 
 def answered(facts):

@@ -19,10 +19,10 @@ from ft_run.checks.plan import (
     bad_links,
     plan,
 )
-from ft_run.checks.post import NO_ANSWER, NOT_CARRIED_OUT
 from ft_run.checks.records import Level, Metrics, Phase, Record
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Standing, Verdicts, verdict
+from ft_run.checks.worker_config import NO_ANSWER, NOT_CARRIED_OUT
 from ft_run.tests.harness import ladder_world
 from ft_run.tests.harness.ladder_world import Clock, Pace, World, climb, names
 

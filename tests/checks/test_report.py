@@ -18,13 +18,13 @@ import pytest
 from ft_run import defaults
 from ft_run.checks.gpu_facts import collect_gpu_facts
 from ft_run.checks.report import report_from_json, report_to_json
-from ft_run.checks.table import the_telling
+from ft_run.checks.table import noteworthy_nodes
 from ft_run.checks.verdict import NodeVerdict, Standing, Verdicts
 from ft_run.launcher.options import LadderOptions
 from ft_run.launcher.preflight.show import show_finding
 from ft_run.launcher.reporting.display import Display
 from ft_run.rendezvous.group.events import GroupSettings
-from ft_run.rendezvous.group.examination import CheckStep, Conclusion, Finding
+from ft_run.rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ft_run.rendezvous.protocol.check_messages import CheckSpec, CheckVerdict
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, NodeSpec
@@ -150,7 +150,7 @@ class OneStep:
         return ""
 
     def conclude(self) -> Conclusion:
-        return Conclusion({"h/0": Finding(0, "")}, (), "fine", self._report)
+        return Conclusion({"h/0": NodeFinding(0, "")}, (), "fine", self._report)
 
 
 def test_the_longest_report_arrives() -> None:
@@ -250,8 +250,8 @@ def test_a_wide_terminal_has_them_in_it(variables: dict[str, str]) -> None:
 
 def test_of_many_nodes_only_those_with_something_to_tell_are_shown() -> None:
     few = large(32, 3)
-    assert the_telling(few) == few
-    shortened = the_telling(large(1000, 3, 500))
+    assert noteworthy_nodes(few) == few
+    shortened = noteworthy_nodes(large(1000, 3, 500))
     assert [node.standing for node in shortened.nodes] == [Standing.FAULTY] * 2
     assert shortened.left_out == 998
 

@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 
 import pytest
-from ft_run.checks.post import Post
 from ft_run.checks.records import Level, Metrics, Order, Phase, order_to_json, record_from_json
 from ft_run.checks.worker import (
     CheckError,
@@ -13,6 +12,7 @@ from ft_run.checks.worker import (
     has_gpu,
     plausible,
 )
+from ft_run.checks.worker_config import CheckWorkerConfig
 
 
 class SeenGpus:
@@ -33,11 +33,11 @@ def facts_order(number, unix_time_s=0.0):
 
 
 def test_a_post_survives_the_command_line():
-    post = Post(
+    post = CheckWorkerConfig(
         *("n0", 1, 2, 0, "auto", "--nproc-per-node=gpu", {"nvidia.com/gpu": "by NVML: 2"}, "0,1"),
         *("/logs", None, ("/cpu", "/"), 0.25, ("/memory",), "0.1"),
     )
-    assert Post.from_json(post.to_json()) == post
+    assert CheckWorkerConfig.from_json(post.to_json()) == post
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def answers():
 
 
 def test_facts_are_answered_and_end_of_file_ends_it(answers, tmp_path):
-    post = Post("n0", 0, 1, 0, "cpu", log_dir=str(tmp_path))
+    post = CheckWorkerConfig("n0", 0, 1, 0, "cpu", log_dir=str(tmp_path))
     first, second = answers(post, facts_order(7), facts_order(8, unix_time_s=1.8e9))
     assert (first[1], second[1]) == ("7", "8")
     record = record_from_json(second[2])
@@ -71,7 +71,9 @@ def test_facts_are_answered_and_end_of_file_ends_it(answers, tmp_path):
 def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
     file = tmp_path / "file"
     file.touch()
-    (answer,) = answers(Post("n0", 0, 1, 0, "cpu", log_dir=f"{file}/logs"), facts_order(1))
+    (answer,) = answers(
+        CheckWorkerConfig("n0", 0, 1, 0, "cpu", log_dir=f"{file}/logs"), facts_order(1)
+    )
     failure = f"the log folder cannot be used: {file} is not writable"
     assert record_from_json(answer[2]).failure == failure
 
@@ -87,7 +89,7 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
     ],
 )
 def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer):
-    post = Post("n0", local_rank, 2, local_rank, accelerator)
+    post = CheckWorkerConfig("n0", local_rank, 2, local_rank, accelerator)
     assert has_gpu(post, SeenGpus(seen), "nvidia.com/gpu") is answer
 
 
@@ -98,14 +100,14 @@ def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer)
 )
 def test_a_gpu_that_was_asked_for_is_not_replaced_by_a_cpu(option, built_for, why):
     with pytest.raises(CheckError) as error:
-        has_gpu(Post("n0", 0, 1, 0, gpus_asked_by=option), SeenGpus(0), built_for)
+        has_gpu(CheckWorkerConfig("n0", 0, 1, 0, gpus_asked_by=option), SeenGpus(0), built_for)
     assert str(error.value) == (
         f"{option} asks for GPUs, and this torch {why} (--accelerator=cpu checks CPUs)"
     )
 
 
 def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
-    post = Post("n0", 0, 1, 0, gpus_shown={"nvidia.com/gpu": "NVIDIA GPUs by NVML: 8"})
+    post = CheckWorkerConfig("n0", 0, 1, 0, gpus_shown={"nvidia.com/gpu": "NVIDIA GPUs by NVML: 8"})
     with pytest.raises(CheckError) as error:
         has_gpu(post, SeenGpus(0), "nvidia.com/gpu")
     assert str(error.value) == (
@@ -120,7 +122,7 @@ def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
 
 def test_fewer_gpus_than_workers():
     with pytest.raises(CheckError, match="there is no GPU for local rank 1: 1 can be seen"):
-        has_gpu(Post("n0", 1, 2, 1), SeenGpus(1), "nvidia.com/gpu")
+        has_gpu(CheckWorkerConfig("n0", 1, 2, 1), SeenGpus(1), "nvidia.com/gpu")
 
 
 def test_gloo_keeps_no_interface_of_an_order_before(monkeypatch):

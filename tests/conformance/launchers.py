@@ -164,11 +164,11 @@ class Torchrun(Launcher):
 
     def __init__(self, folder: Path, image: "TorchrunImage") -> None:
         super().__init__(folder)
-        self._image = image
+        self._fork_server = image
 
     def again(self, folder: Path) -> "Torchrun":
         """Return another one, with a folder of its own."""
-        return Torchrun(folder, self._image)
+        return Torchrun(folder, self._fork_server)
 
     def _launch(
         self, args: Sequence[str], env: dict[str, str], surroundings: Surroundings, stdin: str
@@ -191,7 +191,7 @@ class Torchrun(Launcher):
             "prelude": prelude,
         }
         # It has what a Command uses of a Popen.
-        return Command(cast("Popen", self._image.fork(request, stdin)))
+        return Command(cast("Popen", self._fork_server.fork(request, stdin)))
 
 
 class Forked:

@@ -267,7 +267,7 @@ def test_who_cannot_take_leave_leaves_and_meets_again(ft):
 TOGETHER = """
 import os, sys
 import torch, torch.distributed as dist
-from ft_run.checks.post import Post
+from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.checks.records import Level, Order, Phase, order_to_json
 from ft_run.checks.worker import CheckWorker
 
@@ -283,7 +283,7 @@ order = Order(1, Phase(sys.argv[1]), Level.LIGHT, rank, 2, "127.0.0.1", int(sys.
 os.write(to, order_to_json(order).encode() + b"\\n")
 os.close(to)
 answers, answers_to = os.pipe()
-CheckWorker(Post(f"n{rank}", 0, 1, 0, "cpu"), orders, answers_to).run()
+CheckWorker(CheckWorkerConfig(f"n{rank}", 0, 1, 0, "cpu"), orders, answers_to).run()
 os.close(answers_to)
 with open(answers) as lines:
     (answer,) = (line for line in lines if line.startswith("answer"))

@@ -14,7 +14,7 @@ def children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def is_image(pid):
+def is_fork_server(pid):
     return b"forkserver_main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
@@ -29,7 +29,7 @@ def image_of(ft, command):
 
     def there_is() -> bool:
         spawners = children(command.pid)
-        found[:] = [pid for spawner in spawners for pid in children(spawner) if is_image(pid)]
+        found[:] = [pid for spawner in spawners for pid in children(spawner) if is_fork_server(pid)]
         return bool(found)
 
     ft.wait_until(there_is, "there is an image")

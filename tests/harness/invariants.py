@@ -28,6 +28,7 @@ from ft_run.rendezvous.group.world import usable_size
 from ft_run.rendezvous.protocol.check_messages import CheckVerdict
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
+    Assignment,
     Attend,
     Claim,
     ClaimState,
@@ -37,7 +38,6 @@ from ft_run.rendezvous.protocol.messages import (
     Leave,
     NodeSpec,
     Outcome,
-    Place,
     Refused,
     Start,
     Stop,
@@ -104,7 +104,7 @@ class Invariants:
         """By incarnation: who has been in the job."""
         self._of_the_next_job: dict[int, str] = {}
         """Who came to a job that was over and had never been in it: incarnations by stream."""
-        self._worlds: dict[int, dict[str, Place]] = {}
+        self._worlds: dict[int, dict[str, Assignment]] = {}
         self._heard_of = -1
         self._restarts_heard_of = 0
         self._waiting: dict[int, Attend] = {}
@@ -224,7 +224,7 @@ class Invariants:
         if was_live and group.phase not in (GroupPhase.RUNNING, GroupPhase.ADOPTING):
             self._policy.broken(now)
         sent = [command.message for command in commands if isinstance(command, Send)]
-        starts = {message.place.round for message in sent if isinstance(message, Start)}
+        starts = {message.assignment.round for message in sent if isinstance(message, Start)}
         is_at_once = was_live and bool(starts - self._worlds.keys())
         if is_at_once:
             self._policy.broken(now)
@@ -306,49 +306,53 @@ class Invariants:
 
     def started(self, agent: Agent) -> None:
         """Workers have started on a node."""
-        place = agent.place
-        assert place is not None
+        assignment = agent.assignment
+        assert assignment is not None
         # A start that was on its way when this node was given up: it is stopped when it attends.
-        is_late = place.round <= self._given_up.get(agent.spec.incarnation, -1)
+        is_late = assignment.round <= self._given_up.get(agent.spec.incarnation, -1)
         for other in () if is_late else self._agents:
-            if other.live is None or other.live > place.round or _shares_world(other, place):
+            if (
+                other.live is None
+                or other.live > assignment.round
+                or _shares_world(other, assignment)
+            ):
                 continue
             if other.live > self._given_up.get(other.spec.incarnation, -1):
                 raise InvariantError(
-                    f"I1: {agent.name} starts round {place.round} while {other.name} has workers "
-                    f"of round {other.live}"
+                    f"I1: {agent.name} starts round {assignment.round} while {other.name} has "
+                    f"workers of round {other.live}"
                 )
-        if place.node_rank == 0 and (place.master_addr, place.master_port) != (
+        if assignment.node_rank == 0 and (assignment.master_addr, assignment.master_port) != (
             agent.offer.address,
             agent.offer.port,
         ):
-            raise InvariantError(f"I2: {agent.name} does not host {place.master_port}")
+            raise InvariantError(f"I2: {agent.name} does not host {assignment.master_port}")
 
     def done(self, agent: Agent) -> None:
         """The workers of a node have exited 0."""
-        assert agent.place is not None
-        done = self._done[_world_of(agent.place)]
+        assert agent.assignment is not None
+        done = self._done[_world_of(agent.assignment)]
         done.add(agent.spec.incarnation)
 
     # --- I2, I3, I5: what was sent -----------------------------------------------------------
 
     def _what_was_sent(self, group: Group, commands: Sequence[Command], now: float) -> None:
-        new: dict[int, dict[str, Place]] = defaultdict(dict)
+        new: dict[int, dict[str, Assignment]] = defaultdict(dict)
         incarnations = {n.link: n.spec.incarnation for n in group.roster if n.link is not None}
         identities = {n.spec.incarnation: n.spec.node_id for n in group.roster}
         for command in commands:
             if not isinstance(command, Send):
                 continue
             match command.message:
-                case Start(place):
+                case Start(assignment):
                     incarnation = incarnations[command.link]
-                    if place.round in self._worlds:
-                        if self._worlds[place.round].get(incarnation) != place:
+                    if assignment.round in self._worlds:
+                        if self._worlds[assignment.round].get(incarnation) != assignment:
                             raise InvariantError("I2: another place in the same round")
                     else:
-                        new[place.round][incarnation] = place
-                        self._takeover.started(incarnation, identities[incarnation], place)
-                        self._in_world[incarnation] = _world_of(place)
+                        new[assignment.round][incarnation] = assignment
+                        self._takeover.started(incarnation, identities[incarnation], assignment)
+                        self._in_world[incarnation] = _world_of(assignment)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
                 case CheckVerdict(exit_code, report=report):
@@ -369,14 +373,14 @@ class Invariants:
         return node.spec if node is not None else next(iter(known), None)
 
     def _agreed(
-        self, group: Group, round_number: int, places: dict[str, Place], now: float
+        self, group: Group, round_number: int, places: dict[str, Assignment], now: float
     ) -> None:
         job = self._job
-        ordered = sorted(places.values(), key=lambda place: place.node_rank)
+        ordered = sorted(places.values(), key=lambda assignment: assignment.node_rank)
         first = ordered[0]
         specs = {n.spec.incarnation: n.spec for n in group.roster}
-        nodes = {place.node_rank: specs[name] for name, place in places.items()}
-        if [place.node_rank for place in ordered] != list(range(first.nodes)):
+        nodes = {assignment.node_rank: specs[name] for name, assignment in places.items()}
+        if [assignment.node_rank for assignment in ordered] != list(range(first.nodes)):
             raise InvariantError(
                 f"I2: node ranks {[p.node_rank for p in ordered]} of {first.nodes}"
             )
@@ -384,20 +388,26 @@ class Invariants:
             raise InvariantError(f"I2: a world of {first.nodes} nodes")
         offset = 0
         role_offsets: defaultdict[str, int] = defaultdict(int)
-        for place in ordered:
-            spec = nodes[place.node_rank]
-            if place.rank_offset != offset or place.role_rank_offset != role_offsets[spec.role]:
+        for assignment in ordered:
+            spec = nodes[assignment.node_rank]
+            if (
+                assignment.rank_offset != offset
+                or assignment.role_rank_offset != role_offsets[spec.role]
+            ):
                 raise InvariantError("I2: ranks overlap or leave a gap")
             offset += spec.local_world_size
             role_offsets[spec.role] += spec.local_world_size
-        for place in ordered:
-            if place.world_size != offset:
+        for assignment in ordered:
+            if assignment.world_size != offset:
                 raise InvariantError("I2: the world's size is not the sum of its nodes")
-            if place.role_world_size != role_offsets[nodes[place.node_rank].role]:
+            if assignment.role_world_size != role_offsets[nodes[assignment.node_rank].role]:
                 raise InvariantError("I2: the role's size is not the sum of its nodes")
-            if (place.master_addr, place.master_port) != (first.master_addr, first.master_port):
+            if (assignment.master_addr, assignment.master_port) != (
+                first.master_addr,
+                first.master_port,
+            ):
                 raise InvariantError("I2: two addresses of rank 0")
-            if (place.restarts, place.nodes) != (first.restarts, first.nodes):
+            if (assignment.restarts, assignment.nodes) != (first.restarts, first.nodes):
                 raise InvariantError("I3: two counts of restarts")
         if self._worlds and round_number <= max(self._worlds):
             raise InvariantError("numbers of rounds must increase")
@@ -524,12 +534,14 @@ class Invariants:
         for agent in self._agents:
             if agent.spec.incarnation in present and agent.live == group.round:
                 raise InvariantError(f"I5: succeeded while {agent.name} has workers")
-        places = [a.place for a in self._agents if a.spec.incarnation in present and a.is_done]
-        for place in places:
-            assert place is not None
-            done = self._done[_world_of(place)]
-            everyone = self._worlds.get(place.round, {})
-            if place.round == group.round and (len(done) < place.nodes or everyone.keys() - done):
+        places = [a.assignment for a in self._agents if a.spec.incarnation in present and a.is_done]
+        for assignment in places:
+            assert assignment is not None
+            done = self._done[_world_of(assignment)]
+            everyone = self._worlds.get(assignment.round, {})
+            if assignment.round == group.round and (
+                len(done) < assignment.nodes or everyone.keys() - done
+            ):
                 raise InvariantError("I5: succeeded, but not all were done")
 
     def _rank0_is_done(self, group: Group) -> bool:
@@ -537,9 +549,11 @@ class Invariants:
         if self._job.policy is None or not self._job.policy.rank0_decides:
             return False
         return any(
-            agent.spec.incarnation in self._done[_world_of(place)]
+            agent.spec.incarnation in self._done[_world_of(assignment)]
             for agent in self._agents
-            if (place := agent.place) and place.round == group.round and place.node_rank == 0
+            if (assignment := agent.assignment)
+            and assignment.round == group.round
+            and assignment.node_rank == 0
         )
 
     # --- I4: lockstep ------------------------------------------------------------------------
@@ -645,7 +659,7 @@ class Invariants:
 def snapshot(group: Group) -> tuple[object, ...]:
     """Return all of a group that a message could change."""
     nodes = tuple(
-        (n.spec, n.offer, n.phase, n.link, n.round, n.rank, n.rank_offset, n.place, n.leaving)
+        (n.spec, n.offer, n.phase, n.link, n.round, n.rank, n.rank_offset, n.assignment, n.leaving)
         for n in group.roster
     )
     return (
@@ -669,18 +683,18 @@ def _who_joined(command: Command) -> str:
     return joined[1] if joined else ""
 
 
-def _world_of(of: Claim | Place) -> _World:
+def _world_of(of: Claim | Assignment) -> _World:
     return (of.round, of.formed_by)
 
 
 def _is_in(agent: Agent, group: Group) -> bool:
     """Whether an agent has workers of the group's present world."""
-    place = agent.place if agent.live is not None else None
-    return place is not None and _world_of(place) == (group.round, group.formed_by)
+    assignment = agent.assignment if agent.live is not None else None
+    return assignment is not None and _world_of(assignment) == (group.round, group.formed_by)
 
 
-def _shares_world(agent: Agent, place: Place) -> bool:
-    return agent.place is not None and _world_of(agent.place) == _world_of(place)
+def _shares_world(agent: Agent, assignment: Assignment) -> bool:
+    return agent.assignment is not None and _world_of(agent.assignment) == _world_of(assignment)
 
 
 def _is_incarnation(incarnation: str) -> Callable[[Agent], bool]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.measure import needed_s
 from ft_run.checks.plan import plan
-from ft_run.checks.post import IMPORTING, SMALL, no_answer
 from ft_run.checks.records import Level, Metrics, Phase, Record, record_to_json
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Verdicts, verdict
+from ft_run.checks.worker_config import IMPORTING, SMALL, no_answer
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 

@@ -9,11 +9,11 @@ from collections import defaultdict
 from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
+    Assignment,
     Claim,
     JobSpec,
     Outcome,
     Past,
-    Place,
     PolicySpec,
     Verdict,
 )
@@ -122,12 +122,12 @@ class PolicyWatch:
         """The checks have ruled a node out."""
         self.excluded.add(node_id)
 
-    def formed(self, place: Place, members: dict[int, str], now: float) -> bool | None:
+    def formed(self, assignment: Assignment, members: dict[int, str], now: float) -> bool | None:
         """A round was formed; return whether the restart is counted, None where that is open."""
-        cause, policy = place.cause, self._policy
+        cause, policy = assignment.cause, self._policy
         is_counted: bool | None = None
         before = self.excluded | self._learned
-        now_excluded = set(place.past.excluded) if place.past else set()
+        now_excluded = set(assignment.past.excluded) if assignment.past else set()
         justified = before | self._rumoured
         if before - now_excluded:
             raise PolicyError(
@@ -137,8 +137,8 @@ class PolicyWatch:
             action = action_for(policy, cause)
             is_counted = action != "restart-free"
             self._may_go_on(action, cause)
-            if place.is_free == is_counted:
-                raise PolicyError(f"a round that is free: {place.is_free}, by {action}")
+            if assignment.is_free == is_counted:
+                raise PolicyError(f"a round that is free: {assignment.is_free}, by {action}")
             if cause.host in self._members.values() or self._formed_at is None:
                 justified |= self._blame(action, cause, cause.host, now_excluded)
         elif self._was_slip:
@@ -148,11 +148,11 @@ class PolicyWatch:
         if now_excluded & set(members.values()):
             raise PolicyError(f"{now_excluded & set(members.values())} is excluded and a member")
         if cause is not None or self._was_counted:
-            self._was_spaced(is_free=place.is_free, now=now)
+            self._was_spaced(is_free=assignment.is_free, now=now)
         least, most = (self._in_window(now, more) for more in (-_ROUNDED_S, _ROUNDED_S))
-        if policy.restart_window_s and not least <= place.restarts_in_window <= most:
+        if policy.restart_window_s and not least <= assignment.restarts_in_window <= most:
             raise PolicyError(
-                f"{place.restarts_in_window} restarts in the window, not {least} to {most}"
+                f"{assignment.restarts_in_window} restarts in the window, not {least} to {most}"
             )
         self.excluded |= now_excluded
         self._members, self._formed_at, self._was_counted = members, now, False

@@ -14,7 +14,7 @@ from typing import Any
 
 from ft_run.launcher.spawner.client import (
     Exited,
-    ImageEvent,
+    ForkServerEvent,
     Spawned,
     SpawnerClient,
     SpawnerEvent,
@@ -41,7 +41,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
             elif isinstance(event, Spawned):
                 for result, pid in zip(results, event.pids, strict=True):
                     result["pid"] = pid
-            elif isinstance(event, ImageEvent):
+            elif isinstance(event, ForkServerEvent):
                 images.append([event.state.value, event.text])
             if all("code" in result for result in results):
                 over.set()

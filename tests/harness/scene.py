@@ -22,9 +22,10 @@ from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
-    Answer,
+    Assignment,
     Attend,
     Challenge,
+    ChallengeReply,
     Claim,
     ClaimState,
     Done,
@@ -34,7 +35,6 @@ from ft_run.rendezvous.protocol.messages import (
     NodeMessage,
     NodeSpec,
     Past,
-    Place,
     PolicySpec,
     Start,
     Stop,
@@ -136,7 +136,7 @@ class Scene:
         if isinstance(event, Tick):  # for a sign of life; who claims an identity has just come
             for link in asked:
                 if self._names[link] not in self.mute:
-                    self.handle(Received(link, Answer()))
+                    self.handle(Received(link, ChallengeReply()))
         return commands
 
     def attend(
@@ -181,7 +181,7 @@ class Scene:
 
     def fail(self, name: str, failure: Failure | None = None) -> None:
         """A worker of a node fails in the present round."""
-        rank = self.place(name).node_rank
+        rank = self.assignment(name).node_rank
         self.say(name, Failed(self.group.round, failure or worker_failure(rank)))
 
     def stopped(self, *names: str) -> None:
@@ -222,13 +222,13 @@ class Scene:
         """The last message of a kind that a node was sent."""
         return self.all_told(name, kind)[-1]
 
-    def place(self, name: str) -> Place:
+    def assignment(self, name: str) -> Assignment:
         """The place that a node was given last."""
-        return self.last(name, Start).place
+        return self.last(name, Start).assignment
 
     def rounds(self, name: str) -> list[int]:
         """The rounds that a node was told to start."""
-        return [start.place.round for start in self.all_told(name, Start)]
+        return [start.assignment.round for start in self.all_told(name, Start)]
 
     def stops(self, name: str) -> list[int]:
         """The rounds that a node was told to stop."""
@@ -244,7 +244,7 @@ class Scene:
 
     def ranks(self, *names: str) -> list[int]:
         """The node ranks that nodes were given last."""
-        return [self.place(name).node_rank for name in names]
+        return [self.assignment(name).node_rank for name in names]
 
 
 def running(low: int = 2, high: int | None = None, names: str = "ab", **more: Any) -> Scene:

@@ -13,9 +13,10 @@ from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, C
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
-    Answer,
+    Assignment,
     Attend,
     Challenge,
+    ChallengeReply,
     Claim,
     ClaimState,
     Done,
@@ -27,7 +28,6 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
-    Place,
     Refused,
     Start,
     Stop,
@@ -121,7 +121,7 @@ class Agent:
         self.live: int | None = None
         """The round whose workers are alive."""
         self.is_stopping = False
-        self.place: Place | None = None
+        self.assignment: Assignment | None = None
         self.order: CheckOrder | None = None
         """What it is checking."""
         self.sent_away = 0
@@ -208,12 +208,12 @@ class Agent:
             case Broken():
                 self.stream = None
                 stream.end_up()
-            case Start(place):
-                return self._start(place)
+            case Start(assignment):
+                return self._start(assignment)
             case Stop(round_number):
                 self._stop(round_number)
             case Challenge():
-                self._send(Answer())
+                self._send(ChallengeReply())
             case Verdict():
                 self.verdict = message
                 self._send(Heard())
@@ -267,25 +267,25 @@ class Agent:
 
     # --- rounds ------------------------------------------------------------------------------
 
-    def _start(self, place: Place) -> bool:
-        if self.is_leaving or (self._claim is not None and place.round <= self._claim.round):
+    def _start(self, assignment: Assignment) -> bool:
+        if self.is_leaving or (self._claim is not None and assignment.round <= self._claim.round):
             return False
         assert self.live is None, f"{self.name} told to start over live workers"
         self._claim = Claim(
-            round=place.round,
-            formed_by=place.formed_by,
-            restarts=place.restarts,
-            nodes=place.nodes,
-            node_rank=place.node_rank,
-            rank_offset=place.rank_offset,
-            successor=place.successor,
+            round=assignment.round,
+            formed_by=assignment.formed_by,
+            restarts=assignment.restarts,
+            nodes=assignment.nodes,
+            node_rank=assignment.node_rank,
+            rank_offset=assignment.rank_offset,
+            successor=assignment.successor,
             state=ClaimState.RUNNING,
-            past=place.past,
+            past=assignment.past,
         )
         self._started_at = self._clock()
-        self.live, self.place, self._is_spare = place.round, place, False
+        self.live, self.assignment, self._is_spare = assignment.round, assignment, False
         self.order = None
-        self.starts.append(place.round)
+        self.starts.append(assignment.round)
         return True
 
     def _stop(self, round_number: int) -> None:
@@ -324,12 +324,12 @@ class Agent:
         assert self._claim is not None
         if self.is_done and kind is FailureKind.WORKER:
             return  # rank 0 has succeeded
-        assert self.place is not None
+        assert self.assignment is not None
         failure = Failure(
             kind=kind,
-            rank=self.place.rank_offset,
+            rank=self.assignment.rank_offset,
             local_rank=0,
-            node_rank=self.place.node_rank,
+            node_rank=self.assignment.node_rank,
             host=self.spec.host,
             pid=self._new_port(),
             exit_code=exit_code,

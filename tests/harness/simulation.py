@@ -440,7 +440,9 @@ class Simulation:
 
     def _finish_rank0(self, who: int) -> None:
         decides = self.setup.job.policy is not None and self.setup.job.policy.rank0_decides
-        agents = [a for a in self._working() if a.place is not None and a.place.node_rank == 0]
+        agents = [
+            a for a in self._working() if a.assignment is not None and a.assignment.node_rank == 0
+        ]
         if decides and (agent := _pick(agents, who)):
             self._log(f"rank 0 of {agent.name} is done")
             agent.finish_rank0()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.group.state import GroupPhase
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
-from ft_run.rendezvous.protocol.messages import Attend, Claim, Place
+from ft_run.rendezvous.protocol.messages import Assignment, Attend, Claim
 
 _World = tuple[int, str]
 
@@ -60,10 +60,10 @@ class TakeoverWatch:
 
     # --- what is seen ------------------------------------------------------------------------
 
-    def started(self, incarnation: str, node_id: str, place: Place) -> None:
+    def started(self, incarnation: str, node_id: str, assignment: Assignment) -> None:
         """A node was told to start the workers of a round, whether it hears of it or not."""
-        self._rounds[place.round, place.formed_by].places[incarnation] = node_id
-        self._highest = max(self._highest, place.round)
+        self._rounds[assignment.round, assignment.formed_by].places[incarnation] = node_id
+        self._highest = max(self._highest, assignment.round)
 
     def failed(self, incarnation: str, world: _World, failure: Failure) -> None:
         """A master was told of a failure."""
@@ -113,19 +113,19 @@ class TakeoverWatch:
 
     # --- what follows ------------------------------------------------------------------------
 
-    def formed(self, place: Place) -> None:
+    def formed(self, assignment: Assignment) -> None:
         """A master has formed a round; the first after a takeover answers what was taken over."""
         judged, self._judged = self._judged, None
-        cause = place.cause
+        cause = assignment.cause
         if cause is not None and cause.kind is FailureKind.WORKER:
             self._happened(cause)
-        if judged is None or place.round <= judged.world[0]:
+        if judged is None or assignment.round <= judged.world[0]:
             return
         taken = self._rounds[judged.world]
         if cause is not None and "did not come back" in cause.message:
             self._was_away(taken, judged, cause)
-        if place.restarts > judged.restarts + 1:
-            raise TakeoverError(f"{place.restarts} restarts after {judged.restarts}")
+        if assignment.restarts > judged.restarts + 1:
+            raise TakeoverError(f"{assignment.restarts} restarts after {judged.restarts}")
         if judged.failures and cause is None and not taken.is_free:
             raise TakeoverError(f"{judged.world} was taken over as if not: {judged.failures}")
 

@@ -158,9 +158,9 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
         await next_of(events, LinkUp)
         old.send(Heard())
         await last.stop(wait=True)  # which waits for nobody else
-        place = (await next_of(events, Start)).place
+        assignment = (await next_of(events, Start)).assignment
         assert coming.serves_others
-        assert place.formed_by != ""
+        assert assignment.formed_by != ""
         link.send(Done(0))
         await next_of(events, Verdict)
         link.send(Heard())

@@ -11,17 +11,17 @@ from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
+    Assignment,
     ClaimState,
     Done,
     Failed,
     Outcome,
-    Place,
     Stopped,
     Verdict,
 )
 from ft_run.tests.harness.scene import worker_failure
 
-PLACE = Place(3, "m", 0, 0, 2, 0, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
+PLACE = Assignment(3, "m", 0, 0, 2, 0, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
 FAILURE = worker_failure(1)
 
 
@@ -94,7 +94,7 @@ def test_who_has_stopped_offers_another_port(node: Node) -> None:
 
 
 def test_after_the_verdict_nobody_is_told_of_the_end_of_workers(node: Node) -> None:
-    node.end.judged(Verdict(Outcome.SUCCEEDED, 0, "", 0, 4, None, (), 0))
+    node.end.set_verdict(Verdict(Outcome.SUCCEEDED, 0, "", 0, 4, None, (), 0))
     node.reports.workers_gone(PLACE)
     assert (node.sent, node.times_left) == ([], 1)
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 from ft_run.launcher.agent.parts import NodeParts
 from ft_run.launcher.agent.supervisor import Listener, Supervisor, TimeOver
 from ft_run.launcher.agent.worker_command import WorkerCommands
-from ft_run.launcher.agent.worker_group import GroupState
+from ft_run.launcher.agent.worker_group import WorkerGroupState
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.worker_count import WorkerCount
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.reporting.event_log import EventLog
 from ft_run.launcher.spawner.client import Spawned, SpawnerClient, WorkerCommand
-from ft_run.rendezvous.protocol.messages import NodeSpec, Place
+from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
 
 SHUTDOWN_S = 30.0
 
@@ -84,8 +84,8 @@ class Node:
         )
 
     def start(self) -> None:
-        place = Place(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
-        self.supervisor.start(place)
+        assignment = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
+        self.supervisor.start(assignment)
         self._do(self.supervisor.spawned(Spawned(0, (101, 102))))
 
     def take_what_is_over(self) -> None:
@@ -140,7 +140,7 @@ def test_a_second_stop_gives_them_no_more_time(capfd) -> None:
         node.clock.pass_to(SHUTDOWN_S - 1)
         node.stop()
         assert node.supervisor.group is not None
-        assert node.supervisor.group.state is GroupState.STOPPING
+        assert node.supervisor.group.state is WorkerGroupState.STOPPING
         node.clock.pass_to(SHUTDOWN_S + 1)
         node.take_what_is_over()
         assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
@@ -163,6 +163,6 @@ def test_stale_workers_that_are_being_stopped_get_no_more_time(capfd) -> None:
         node.kill()
         assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
         assert node.supervisor.group is not None
-        assert node.supervisor.group.state is GroupState.KILLING
+        assert node.supervisor.group.state is WorkerGroupState.KILLING
 
     with_node(test)

@@ -330,14 +330,14 @@ def plant(root: Path, tree: Tree) -> None:
     noise = ["22 1 8:1 / / rw - ext4 /dev/sda1 rw", f"31 23 0:28 / {CG} rw - tmpfs tmpfs rw"]
     (proc / "mountinfo").write_text("\n".join([*noise, *tree.mounts, ""]))
     for directory, text in tree.files.items():
-        place = root / directory.lstrip("/")
-        place.mkdir(parents=True, exist_ok=True)
+        assignment = root / directory.lstrip("/")
+        assignment.mkdir(parents=True, exist_ok=True)
         quota, slash, period = text.partition("/")
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if slash else ("cpu.max",)
         for name, value in zip(names, (quota, period), strict=False):
-            (place / name).write_text(value)
-        (place / "cpu.shares").write_text("1024\n")
-        (place / "cpu.weight").write_text("1\n")
+            (assignment / name).write_text(value)
+        (assignment / "cpu.shares").write_text("1024\n")
+        (assignment / "cpu.weight").write_text("1\n")
 
 
 @pytest.mark.parametrize("tree", TREES, ids=[tree.id for tree in TREES])
@@ -416,9 +416,9 @@ def test_undecodable_cgroup_name(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
     (tmp_path / "proc/self/mountinfo").write_text(v2())
-    place = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
-    place.mkdir(parents=True)
-    (place / "cpu.max").write_text("200000 100000")
+    assignment = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
+    assignment.mkdir(parents=True)
+    (assignment / "cpu.max").write_text("200000 100000")
     limit = read_cpu_limit(tmp_path, affinity=frozenset(range(8)), machine_cpus=8)
     assert limit == CpuLimit(2, r"cgroup v2 cpu.max 200000/100000 at /\xff")
 

@@ -16,7 +16,7 @@ from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli.values import BadValue, modules
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner import forkserver, imported_files
-from ft_run.rendezvous.protocol.messages import Place
+from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness import preload_probes as probes
 
 DRIVER = Path(__file__).parents[2] / "harness" / "preload_driver.py"
@@ -153,7 +153,7 @@ class TestTorch:
             assert len({throw[key] for throw in dice}) == len(dice), f"{key} is not fresh"
 
 
-class TestAnImage:
+class TestAForkServer:
     """When it is of no use, workers start the ordinary way, and one sentence says why."""
 
     @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def load(path: Path) -> Any:
 def test_the_variables_that_each_worker_has_are_known(virtual: bool) -> None:
     options = LaunchOptions("", RendezvousOptions("job", 1, 1), virtual_local_rank=virtual)
     commands = WorkerCommands(options, 2, {})
-    place = Place(
+    assignment = Assignment(
         round=0,
         formed_by="",
         restarts=0,
@@ -445,7 +445,7 @@ def test_the_variables_that_each_worker_has_are_known(virtual: bool) -> None:
         reason="",
         cause=None,
     )
-    own = commands.env(place, 0, "").keys() - commands.job_env().keys()
+    own = commands.env(assignment, 0, "").keys() - commands.job_env().keys()
     assert sorted(commands.own_variables) == sorted(own)
 
 

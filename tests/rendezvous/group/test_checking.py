@@ -175,7 +175,7 @@ def test_too_few_are_left_and_everybody_hears_what_is_missing():
 def test_the_unit_is_kept_after_the_checks():
     scene = checked("abcd", 2, 4, unit=2, world=bad("b"))
     scene.check_all()
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_a_spare_takes_the_place_of_a_faulty_node():
@@ -207,7 +207,7 @@ def test_a_newcomer_that_fails_with_the_only_node_leaves_and_that_node_goes_on()
     scene.check_all()
     assert scene.verdict_on("b").exit_code == 20
     assert scene.group.round == 1
-    assert scene.place("a").nodes == 1
+    assert scene.assignment("a").nodes == 1
 
 
 def test_one_end_of_a_bad_link_stays_out_until_the_other_is_gone():
@@ -222,7 +222,7 @@ def test_one_end_of_a_bad_link_stays_out_until_the_other_is_gone():
     scene.say("a", Leave("SIGTERM"))
     scene.stopped("a", "b", "c")
     assert scene.group.round == 1
-    assert scene.place("d").nodes == 3
+    assert scene.assignment("d").nodes == 3
     assert scene.open_orders() == {}  # it had passed
 
 
@@ -270,12 +270,12 @@ def test_a_straggler_stays_unless_it_is_to_be_excluded():
     world = World((), slow_compute=frozenset("c"))
     scene = checked("abc", 2, 3, world=world)
     scene.check_all()
-    assert scene.place("c").nodes == 3
+    assert scene.assignment("c").nodes == 3
     assert "4.0 times worse than the median" in scene.verdict_on("c").sentence
     scene = checked("abc", 2, 3, world=world, spec={"exclude_straggler": True})
     scene.check_all()
     assert scene.verdict_on("c").exit_code == 30
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_a_link_below_the_floors_is_told_of_and_excluded_if_asked_for():
@@ -287,11 +287,11 @@ def test_a_link_below_the_floors_is_told_of_and_excluded_if_asked_for():
         "inter-node bandwidth 0.25 GB/s, less than the 0.5 asked for"
     )
     assert [scene.verdict_on(name).sentence for name in "ab"] == ["", ""]
-    assert scene.place("c").nodes == 3
+    assert scene.assignment("c").nodes == 3
     scene = checked("abc", 2, 3, world=world, spec={**floors, "exclude_straggler": True})
     scene.check_all()
     assert scene.verdict_on("c").exit_code == 30
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
@@ -344,7 +344,7 @@ def test_who_does_not_answer_in_time_has_failed():
     scene.check_all()
     assert scene.verdict_on("c").exit_code == 30
     assert scene.verdict_on("c").sentence == "facts: no answer within 30 s"
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_the_whole_has_a_limit_and_what_is_not_known_by_then_has_failed():
@@ -443,7 +443,7 @@ def test_a_late_copy_of_an_old_answer_does_not_move_the_store():
     scene.say("a", old)
     scene.carry_out("b")
     assert scene.ranks("a", "b") == [0, 1]
-    assert scene.place("a").master_port != old.offer.port
+    assert scene.assignment("a").master_port != old.offer.port
 
 
 def test_an_answer_to_an_earlier_master_does_not_stand_for_later_ones():
@@ -635,7 +635,7 @@ def test_checks_are_given_up_where_a_round_of_an_earlier_master_runs():
     scene.wait(11)  # the world is to grow
     scene.stopped("c", "d")
     assert scene.check_all() == ["facts", "solo", "pair", "all"]
-    assert scene.place("c").nodes == 4
+    assert scene.assignment("c").nodes == 4
 
 
 # --- later rounds ----------------------------------------------------------------------------
@@ -664,14 +664,14 @@ def test_a_spare_behind_a_bad_link_takes_no_survivors_place():
     for round_number in (1, 2):
         scene.fail("b", worker_failure(1, message="ValueError: no"))
         scene.stopped("b", "c", "a")
-        assert scene.place("a").round == round_number
+        assert scene.assignment("a").round == round_number
         assert scene.rounds("d") == []
 
 
 def fail_thrice(scene: CheckScene, name: str) -> None:
     for _ in range(3):
         assert not scene.all_told(name, Excluded)
-        restart(scene, name, worker_failure(scene.place(name).node_rank, code=7))
+        restart(scene, name, worker_failure(scene.assignment(name).node_rank, code=7))
 
 
 @pytest.mark.parametrize(("name", "is_replaced"), [("b", False), ("a", True)])
@@ -682,7 +682,7 @@ def test_a_spare_behind_a_bad_link_stands_in_only_for_the_other_end(name: str, i
     fail_thrice(scene, name)
     assert bool(scene.all_told(name, Excluded)) is is_replaced
     assert scene.rounds("d") == ([3] if is_replaced else [])
-    assert scene.place("c").nodes == 3
+    assert scene.assignment("c").nodes == 3
 
 
 def test_a_spare_that_has_not_passed_does_not_stand_in():
@@ -690,11 +690,11 @@ def test_a_spare_that_has_not_passed_does_not_stand_in():
     scene.attend("c")
     fail_thrice(scene, "b")
     assert not scene.all_told("b", Excluded)
-    assert scene.place("b").round == 3
+    assert scene.assignment("b").round == 3
     # A restart that casts doubt on a node has all who are there checked.
     restart(scene, "b", worker_failure(1, code=-11))
     assert scene.verdict_on("c").exit_code == 0
-    assert scene.place("b").round == 4
+    assert scene.assignment("b").round == 4
     restart(scene, "b", worker_failure(1, code=7))
     assert scene.all_told("b", Excluded)
     assert scene.rounds("c") == [5]
@@ -709,7 +709,7 @@ def test_an_exception_in_the_script_costs_no_check():
 def test_a_signal_costs_a_check_of_the_node_where_it_struck():
     scene = running("abc", 3)
     before = {name: len(scene.all_told(name, CheckOrder)) for name in "abc"}
-    failure = worker_failure(scene.place("b").node_rank, code=-11)
+    failure = worker_failure(scene.assignment("b").node_rank, code=-11)
     assert restart(scene, "b", failure) == ["facts", "solo", "pair", "all"]
     after = {name: len(scene.all_told(name, CheckOrder)) - before[name] for name in "abc"}
     assert after["b"] == 4
@@ -751,7 +751,7 @@ def test_who_is_checked_again_after_a_failure(
 ):
     scene = running("abc", 3, spec={"on_restart": on_restart})
     before = {name: len(scene.all_told(name, CheckOrder)) for name in "abc"}
-    rank = scene.place("b").node_rank
+    rank = scene.assignment("b").node_rank
     restart(scene, "b", worker_failure(rank, **failure))
     told = [len(scene.all_told(name, CheckOrder)) - before[name] for name in "abc"]
     if on_restart == "always" or orders.count(WHOLE) == 3:
@@ -804,7 +804,7 @@ def test_who_is_checked_again_after_a_lost_node(on_restart: str, survivors: int,
 )
 def test_a_service_of_the_script_that_breaks_costs_nobody_a_check(words: str):
     scene = running("abc", 3)
-    failure = worker_failure(scene.place("b").node_rank, message=words)
+    failure = worker_failure(scene.assignment("b").node_rank, message=words)
     assert restart(scene, "b", failure) == []
     assert scene.group.round == 1
 
@@ -812,10 +812,10 @@ def test_a_service_of_the_script_that_breaks_costs_nobody_a_check(words: str):
 def test_a_node_that_fails_the_second_check_is_sent_away():
     scene = running("abc", 2, 3)
     scene.world = bad("b")
-    failure = worker_failure(scene.place("b").node_rank, code=-7)
+    failure = worker_failure(scene.assignment("b").node_rank, code=-7)
     restart(scene, "b", failure)
     assert scene.verdict_on("b").exit_code == 30
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_a_newcomer_is_checked_before_it_enters():
@@ -827,7 +827,7 @@ def test_a_newcomer_is_checked_before_it_enters():
     scene.check_all()
     assert scene.verdict_on("c").exit_code == 30
     assert scene.group.round == 1
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_a_newcomer_is_compared_with_those_who_have_passed():
@@ -842,7 +842,7 @@ def test_a_newcomer_is_compared_with_those_who_have_passed():
     assert scene.verdict_on("d").sentence == (
         "compute 0.25 TFLOP/s, 4.0 times worse than the median 1 TFLOP/s of its peers"
     )
-    assert scene.place("a").nodes == 3
+    assert scene.assignment("a").nodes == 3
 
 
 def test_a_checked_spare_enters_at_once():
@@ -851,7 +851,7 @@ def test_a_checked_spare_enters_at_once():
     scene.wait(2)
     scene.stopped("b", "c")
     assert scene.open_orders() == {}
-    assert scene.place("b").nodes == 2
+    assert scene.assignment("b").nodes == 2
 
 
 def test_a_lost_node_that_comes_back_has_to_pass_again():
@@ -887,7 +887,7 @@ def test_a_new_master_doubts_the_node_whose_failure_it_hears_of():
     scene.stopped("a")
     assert scene.check_all() == ["facts", "solo", "pair"]
     assert [order.phase for order in scene.all_told("a", CheckOrder)] == ["pair"]
-    assert scene.place("b").cause == failure
+    assert scene.assignment("b").cause == failure
 
 
 # --- the checks alone, and agreement ---------------------------------------------------------
@@ -986,4 +986,4 @@ def test_a_bad_link_between_nodes_with_other_options_keeps_none_out_of_the_runni
         scene.attend(name)
     scene.wait(scene.group.settings.adoption_grace_s)
     scene.stopped("d")
-    assert scene.place("d").round == 5
+    assert scene.assignment("d").round == 5

@@ -30,7 +30,7 @@ def test_a_fixed_number_of_nodes_forms_at_once():
     scene.attend("b")
     assert scene.rounds("a") == scene.rounds("b") == [0]
     assert scene.ranks("a", "b") == [0, 1]
-    assert scene.place("b").master_addr == "store-of-a"
+    assert scene.assignment("b").master_addr == "store-of-a"
     assert scene.group.deadline() is None
 
 
@@ -38,14 +38,14 @@ def test_the_first_world_forms_at_once_with_the_maximum():
     scene = Scene(1, 3)
     for name in "abc":
         scene.attend(name)
-    assert scene.place("c").nodes == 3
+    assert scene.assignment("c").nodes == 3
 
 
 def test_the_maximum_counts_in_units():
     scene = Scene(2, 5, unit=2)
     for name in "abcd":
         scene.attend(name)
-    assert scene.place("d").nodes == 4
+    assert scene.assignment("d").nodes == 4
 
 
 def test_the_last_call_begins_with_the_last_newcomer():
@@ -56,7 +56,7 @@ def test_the_last_call_begins_with_the_last_newcomer():
     scene.wait(29)
     assert not scene.rounds("a")
     scene.wait(1)
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_below_the_minimum_there_is_no_last_call():
@@ -66,7 +66,7 @@ def test_below_the_minimum_there_is_no_last_call():
     assert not scene.rounds("a")
     scene.attend("b")
     scene.wait(1)
-    assert scene.place("a").nodes == 2, "the join timeout ends the last call early"
+    assert scene.assignment("a").nodes == 2, "the join timeout ends the last call early"
 
 
 def test_the_join_timeout_names_who_is_missing():
@@ -106,7 +106,7 @@ def test_a_detached_node_is_waited_for_before_the_last_call_ends_without_a_busy_
     assert deadline is not None
     assert deadline > scene.now
     scene.attend("b")
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 # --- ranks -----------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ def test_offsets_and_roles_reach_the_nodes():
     scene.attend("a", role="trainer", workers=2)
     scene.attend("b", role="reader", workers=1)
     scene.attend("c", role="trainer", workers=4)
-    place = scene.place("c")
-    assert (place.rank_offset, place.world_size) == (3, 7)
-    assert (place.role_rank_offset, place.role_world_size) == (2, 6)
+    assignment = scene.assignment("c")
+    assert (assignment.rank_offset, assignment.world_size) == (3, 7)
+    assert (assignment.role_rank_offset, assignment.role_world_size) == (2, 6)
 
 
 def test_a_spare_takes_the_vacant_rank_and_the_others_keep_theirs():
@@ -143,7 +143,7 @@ def test_a_spare_takes_the_vacant_rank_and_the_others_keep_theirs():
     scene.wait(1)
     scene.stopped("b", "d")
     assert scene.ranks("b", "a", "d") == [0, 1, 2]
-    assert scene.place("b").restarts == 1
+    assert scene.assignment("b").restarts == 1
 
 
 def test_rank_0_moves_only_with_its_node():
@@ -157,7 +157,7 @@ def test_rank_0_moves_only_with_its_node():
     scene.wait(1)
     scene.stopped("c")
     assert scene.ranks("a", "c") == [0, 1]
-    assert scene.place("c").master_addr == "store-of-a"
+    assert scene.assignment("c").master_addr == "store-of-a"
 
 
 def test_a_member_that_comes_back_as_another_process_takes_its_old_rank():
@@ -167,7 +167,7 @@ def test_a_member_that_comes_back_as_another_process_takes_its_old_rank():
     scene.stopped("a", "c")
     scene.attend("b", incarnation="another")
     assert scene.ranks("a", "b", "c") == [0, 1, 2]
-    assert scene.place("a").round == 1
+    assert scene.assignment("a").round == 1
 
 
 def test_a_spare_forgets_the_rank_it_had():
@@ -175,7 +175,7 @@ def test_a_spare_forgets_the_rank_it_had():
     scene.detach("a")
     scene.wait(1)
     scene.stopped("b", "c")
-    assert scene.place("c").nodes == 2
+    assert scene.assignment("c").nodes == 2
     scene.attend("a")
     scene.wait(10)
     scene.stopped("b", "c")
@@ -197,7 +197,7 @@ def test_beyond_the_maximum_a_node_is_a_spare():
 
 def test_a_surplus_below_the_unit_is_spare():
     scene = running(2, 6, names="abc", unit=2)
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
     assert scene.last("c", Waiting).spare
 
 
@@ -210,10 +210,10 @@ def test_the_world_grows_once_for_several_newcomers_and_it_costs_nothing():
     scene.wait(1)
     assert scene.stops("a") == [0]
     scene.stopped("a", "b")
-    place = scene.place("d")
-    assert (place.nodes, place.round, place.restarts) == (4, 1, 0)
-    assert place.cause is None
-    assert "grows from 2 to 4" in place.reason
+    assignment = scene.assignment("d")
+    assert (assignment.nodes, assignment.round, assignment.restarts) == (4, 1, 0)
+    assert assignment.cause is None
+    assert "grows from 2 to 4" in assignment.reason
     scene.wait(1000)
     assert scene.rounds("a") == [0, 1]
 
@@ -244,7 +244,7 @@ def test_without_a_rescale_delay_newcomers_wait_for_the_next_restart():
     assert scene.rounds("b") == []
     scene.fail("a")
     scene.stopped("a")
-    assert scene.place("b").nodes == 2
+    assert scene.assignment("b").nodes == 2
 
 
 def test_the_world_does_not_grow_by_less_than_a_unit():
@@ -288,7 +288,7 @@ def test_a_lost_node_that_comes_back_stops_its_workers_then_makes_the_world_grow
     scene.detach("b")
     scene.wait(1)
     scene.stopped("a")
-    assert scene.place("a").nodes == 1
+    assert scene.assignment("a").nodes == 1
     scene.attend("b", claim=claim_of(0, 1))
     assert scene.stops("b") == [0]
     assert scene.was_killed("b")
@@ -299,8 +299,8 @@ def test_a_lost_node_that_comes_back_stops_its_workers_then_makes_the_world_grow
     assert scene.last("b", Waiting).spare
     scene.wait(10)
     scene.stopped("a")
-    assert scene.place("b").nodes == 2
-    assert scene.place("b").master_addr == "store-of-a"
+    assert scene.assignment("b").nodes == 2
+    assert scene.assignment("b").master_addr == "store-of-a"
 
 
 def test_stale_workers_are_killed_also_if_the_order_is_lost_with_its_stream():
@@ -367,9 +367,9 @@ def test_who_leaves_by_name_is_replaced_at_no_cost():
     scene.stopped("b")
     assert scene.closed == ["b"]
     assert scene.ranks("a", "c") == [0, 1]
-    assert scene.place("a").restarts == 0
-    assert scene.place("a").cause is None
-    assert "leaves: SIGTERM" in scene.place("a").reason
+    assert scene.assignment("a").restarts == 0
+    assert scene.assignment("a").cause is None
+    assert "leaves: SIGTERM" in scene.assignment("a").reason
 
 
 def test_a_spare_or_a_waiting_node_leaves_at_once():
@@ -396,7 +396,7 @@ def test_a_leaver_that_is_lost_while_it_stops_is_no_failure():
     scene.detach("b")
     scene.stopped("a")
     scene.wait(1)
-    assert scene.place("a").restarts == 0
+    assert scene.assignment("a").restarts == 0
 
 
 # --- the verdict -----------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.messages import (
-    Answer,
     Challenge,
+    ChallengeReply,
     Done,
     Heard,
     JobSpec,
@@ -182,7 +182,7 @@ def test_an_identity_whose_holder_answers_is_refused_to_another():
     scene.attend("twin", node_id="b")
     assert len(scene.all_told("b", Challenge)) == 1
     scene.wait(0.9)
-    scene.say("b", Answer())
+    scene.say("b", ChallengeReply())
     assert "'b' belongs to another node" in scene.last("twin", Refused).sentence
     assert scene.last("twin", Refused).is_displaced, "should it have workers, they are stale"
     scene.wait(10)
@@ -199,7 +199,7 @@ def test_an_identity_whose_holder_does_not_answer_is_given_away():
     assert scene.stops("a") == [0]
     scene.stopped("a")
     assert scene.ranks("a", "twin") == [0, 1]
-    assert scene.place("a").restarts == 1
+    assert scene.assignment("a").restarts == 1
 
 
 def test_a_new_process_ends_the_old_one_at_once_when_that_one_is_away():
@@ -223,7 +223,7 @@ def test_a_rank_that_another_host_has_is_contested_as_well():
     scene.attend("a", wanted_rank=0)
     scene.attend("b", wanted_rank=0)
     assert scene.all_told("a", Challenge)
-    scene.say("a", Answer())
+    scene.say("a", ChallengeReply())
     assert "--node-rank 0 belongs" in scene.last("b", Refused).sentence
     scene.attend("c", wanted_rank=0)
     scene.wait(1)
@@ -238,7 +238,7 @@ def test_a_challenge_that_was_lost_with_its_stream_is_repeated():
     scene.attend("b", claim=claim_of(0, 1))
     assert len(scene.all_told("b", Challenge)) == 2
     scene.wait(0.9)
-    scene.say("b", Answer())
+    scene.say("b", ChallengeReply())
     assert scene.all_told("twin", Refused)
     assert scene.stops("a") == []
 
@@ -251,7 +251,7 @@ def test_of_two_newcomers_for_one_identity_the_second_must_ask_the_first():
     scene.wait(1)
     assert scene.closed == ["b"]
     assert len(scene.all_told("first", Challenge)) == 1
-    scene.say("first", Answer())
+    scene.say("first", ChallengeReply())
     assert scene.all_told("second", Refused)
     scene.stopped("a")
     assert scene.ranks("a", "first") == [0, 1]
@@ -266,14 +266,14 @@ def test_a_newcomer_waits_for_a_holder_that_is_leaving():
     assert not scene.all_told("next", Refused)
     scene.stopped("b", "a")
     assert scene.ranks("a", "next") == [0, 1]
-    assert scene.place("a").restarts == 0
+    assert scene.assignment("a").restarts == 0
 
 
 def test_a_holder_that_leaves_while_it_is_asked_does_not_keep_its_identity():
     scene = running(2, names="ab")
     scene.attend("next", node_id="b")
     scene.say("b", Leave("SIGTERM"))
-    scene.say("b", Answer())
+    scene.say("b", ChallengeReply())
     assert not scene.all_told("next", Refused)
     scene.stopped("b", "a")
     assert scene.ranks("a", "next") == [0, 1]

@@ -62,10 +62,10 @@ def test_fail_ends_the_job_with_its_own_status_and_sentence() -> None:
 def test_a_restart_says_which_rule_decided_unless_it_was_the_default() -> None:
     scene = running(2, policy=rules("exit:3=restart"))
     fail_and_stop(scene, "a", worker_failure(0, code=3), "b")
-    assert scene.place("b").decision == "rule exit:3=restart"
+    assert scene.assignment("b").decision == "rule exit:3=restart"
     fail_and_stop(scene, "a", worker_failure(0, code=4), "b")
-    place = scene.place("b")
-    assert (place.decision, place.is_free, place.restarts) == ("", False, 2)
+    assignment = scene.assignment("b")
+    assert (assignment.decision, assignment.is_free, assignment.restarts) == ("", False, 2)
 
 
 def test_a_free_restart_is_not_counted_but_spaced() -> None:
@@ -76,8 +76,8 @@ def test_a_free_restart_is_not_counted_but_spaced() -> None:
             assert scene.group.phase is GroupPhase.GATHERING
             assert scene.last("a", Waiting).backoff_s == delay
             scene.wait(delay)
-        place = scene.place("a")
-        assert (place.restarts, place.is_free) == (0, True)
+        assignment = scene.assignment("a")
+        assert (assignment.restarts, assignment.is_free) == (0, True)
     assert scene.rounds("a") == [0, 1, 2, 3]
     fail_and_stop(scene, "a", worker_failure(0, code=1))
     assert scene.last("a", Verdict).exit_code == exit_codes.WORKERS_FAILED
@@ -94,9 +94,9 @@ def test_replace_node_excludes_the_node_of_the_root_cause_and_a_spare_comes() ->
     assert "OOM killer" in told.sentence
     assert "b" in scene.closed
     assert scene.ranks("a", "c") == [0, 1]
-    assert scene.place("a").restarts == 1
-    assert scene.place("a").decision == "rule oom=replace-node; node b is excluded"
-    assert scene.place("a").past == Past(excluded=("b",))
+    assert scene.assignment("a").restarts == 1
+    assert scene.assignment("a").decision == "rule oom=replace-node; node b is excluded"
+    assert scene.assignment("a").past == Past(excluded=("b",))
 
 
 def test_an_excluded_node_may_not_rejoin_under_any_incarnation() -> None:
@@ -171,10 +171,10 @@ def test_a_preempted_node_costs_nothing_unless_a_rule_says_so() -> None:
         scene = running(2, names="abc", policy=policy)
         scene.say("b", Leave("SIGTERM"))
         scene.stopped("a", "b")
-        place = scene.place("c")
-        assert place.restarts == restarts
-        assert (place.cause is not None) == bool(restarts)
-        assert place.reason == "node 1 (b) leaves: SIGTERM"
+        assignment = scene.assignment("c")
+        assert assignment.restarts == restarts
+        assert (assignment.cause is not None) == bool(restarts)
+        assert assignment.reason == "node 1 (b) leaves: SIGTERM"
     scene = running(2, names="abc", policy=rules("preempted=fail"))
     scene.say("b", Leave("SIGTERM"))
     scene.stopped("a", "b")
@@ -189,7 +189,7 @@ def test_a_failure_while_a_node_leaves_costs_nothing() -> None:
     scene.say("b", Leave("SIGTERM"))
     scene.fail("a", worker_failure(0, code=7))
     scene.stopped("a", "b")
-    assert (scene.place("c").restarts, scene.place("c").cause) == (0, None)
+    assert (scene.assignment("c").restarts, scene.assignment("c").cause) == (0, None)
 
 
 def test_a_usage_error_twice_running_ends_the_job_though_restarts_are_left() -> None:
@@ -248,9 +248,9 @@ def test_restarts_outside_the_window_do_not_count() -> None:
     for total in (2, 3):
         scene.wait(100)
         fail_and_stop(scene, "a")
-        place = scene.place("a")
-        assert (place.restarts, place.restarts_in_window) == (total, 1)
-        assert place.past == Past((0,), failures=(NodeFailures("a", (0,)),))
+        assignment = scene.assignment("a")
+        assert (assignment.restarts, assignment.restarts_in_window) == (total, 1)
+        assert assignment.past == Past((0,), failures=(NodeFailures("a", (0,)),))
     scene.wait(99)
     fail_and_stop(scene, "a")
     verdict = scene.last("a", Verdict)
@@ -296,7 +296,8 @@ def test_a_node_that_fails_often_is_excluded_where_a_spare_can_stand_in() -> Non
     )
     assert scene.ranks("a", "c") == [0, 1]
     assert (
-        scene.place("a").decision == "node b is excluded after 3 failures (--max-node-failures 3)"
+        scene.assignment("a").decision
+        == "node b is excluded after 3 failures (--max-node-failures 3)"
     )
 
 
@@ -386,8 +387,8 @@ def test_a_later_master_knows_what_counts_within_the_window() -> None:
     scene.wait(5)  # the older one is 100 s old now
     scene.say("a", Failed(5, worker_failure(0)))
     scene.stopped("a", "b")
-    assert (scene.place("a").restarts, scene.place("a").restarts_in_window) == (8, 2)
-    assert scene.place("a").past == Past((30, 0), failures=(NodeFailures("a", (0,)),))
+    assert (scene.assignment("a").restarts, scene.assignment("a").restarts_in_window) == (8, 2)
+    assert scene.assignment("a").past == Past((30, 0), failures=(NodeFailures("a", (0,)),))
 
 
 def test_a_later_master_knows_who_is_excluded_whoever_comes_first() -> None:
@@ -421,7 +422,7 @@ def test_failures_of_nodes_are_told_the_last_first_and_no_more_than_it_takes() -
     for name in "abbbb":  # without a spare nobody is excluded
         scene.wait(10)
         fail_and_stop(scene, name, worker_failure("ab".index(name), code=7), "ba"["ab".index(name)])
-    told = scene.place("a").past
+    told = scene.assignment("a").past
     assert told == Past(failures=(NodeFailures("b", (20, 10, 0)), NodeFailures("a", (40,))))
     scene.say("b", Leave("SIGTERM"))
     scene.stopped("a", "b")
@@ -435,15 +436,15 @@ def test_failures_of_nodes_are_told_the_last_first_and_no_more_than_it_takes() -
 def test_where_failures_of_nodes_never_count_none_are_told() -> None:
     scene = running(2, policy=PolicySpec(max_node_failures=0))
     fail_and_stop(scene, "a", None, "b")
-    assert scene.place("a").past is None
+    assert scene.assignment("a").past is None
 
 
 def test_a_job_without_a_past_tells_none() -> None:
     scene = running(2, names="abc")
-    assert scene.place("a").past is None
+    assert scene.assignment("a").past is None
     scene.say("b", Leave("SIGTERM"))
     scene.stopped("a", "b")
-    assert scene.place("a").past is None
+    assert scene.assignment("a").past is None
 
 
 def test_a_later_master_can_replace_a_node_that_does_not_come_back_to_it() -> None:
@@ -453,7 +454,7 @@ def test_a_later_master_can_replace_a_node_that_does_not_come_back_to_it() -> No
     scene.wait(10)
     scene.stopped("a")
     assert scene.ranks("a", "s") == [0, 1]
-    assert scene.place("s").past == Past(excluded=("b",))
+    assert scene.assignment("s").past == Past(excluded=("b",))
     scene.attend("b", claim=claim_of(5, 1))
     assert scene.last("b", Excluded)
 
@@ -465,9 +466,9 @@ def test_a_later_master_replaces_who_is_away_and_not_who_was_started_again() -> 
     scene.attend("b", incarnation="again")
     scene.wait(10)
     scene.stopped("a", "c")
-    place = scene.place("b")
-    assert place.past == Past(excluded=("d",))
-    assert place.reason == (
+    assignment = scene.assignment("b")
+    assert assignment.past == Past(excluded=("d",))
+    assert assignment.reason == (
         "node 3 (d) was lost: it did not come back to the new master with its workers of "
         "round 5 within 10 s"
     )
@@ -595,7 +596,7 @@ def test_the_cause_is_found_however_many_peers_are_heard_before_it() -> None:
     for name in names:
         scene.attend(name)
     for name in names[:-1]:
-        rank = scene.place(name).node_rank
+        rank = scene.assignment(name).node_rank
         reset = worker_failure(rank, message="Connection reset by peer")
         scene.say(name, Failed(0, reset))
     own = worker_failure(299, message="ValueError: no")
@@ -611,10 +612,10 @@ def test_a_job_without_rules_pays_nothing_on_the_wire() -> None:
     scene = running(2)
     fail_and_stop(scene, "a", worker_failure(0, code=-9), "b")
     ours = {"decision", "is_free", "restarts_in_window", "lets_settle", "backoff_s"}
-    assert scene.place("a").past == Past(failures=(NodeFailures("a", (0,)),))  # some bytes
+    assert scene.assignment("a").past == Past(failures=(NodeFailures("a", (0,)),))  # some bytes
     for message in scene.told["a"]:
         told = pb.MasterMessage.FromString(encode_master(message))
         (body,) = [value for _, value in told.ListFields()]
-        parts = [body, body.place] if isinstance(body, pb.Start) else [body]
+        parts = [body, body.assignment] if isinstance(body, pb.Start) else [body]
         said = {field.name for part in parts for field, _ in part.ListFields()}
         assert not said & ours, message

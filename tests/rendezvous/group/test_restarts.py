@@ -29,12 +29,12 @@ def test_a_failure_stops_every_member_at_once_and_restarts_when_all_are_dead():
     assert scene.rounds("a") == [0]
     scene.stopped("c")
     assert [scene.rounds(name) for name in "abc"] == [[0, 1]] * 3
-    place = scene.place("a")
-    assert place.restarts == 1
-    assert place.cause == worker_failure(1)
-    assert place.reason == worker_failure(1).summary()
-    assert place.master_port == scene.place("c").master_port
-    assert place.master_port != scene.all_told("a", Start)[0].place.master_port
+    assignment = scene.assignment("a")
+    assert assignment.restarts == 1
+    assert assignment.cause == worker_failure(1)
+    assert assignment.reason == worker_failure(1).summary()
+    assert assignment.master_port == scene.assignment("c").master_port
+    assert assignment.master_port != scene.all_told("a", Start)[0].assignment.master_port
 
 
 def test_the_offer_of_the_last_stop_is_used():
@@ -42,7 +42,7 @@ def test_the_offer_of_the_last_stop_is_used():
     scene.fail("a")
     offer = scene.offer("a")
     scene.say("a", Stopped(0, offer))
-    assert (scene.place("a").master_addr, scene.place("a").master_port) == (
+    assert (scene.assignment("a").master_addr, scene.assignment("a").master_port) == (
         offer.address,
         offer.port,
     )
@@ -53,7 +53,7 @@ def test_the_budget_is_the_jobs_and_no_restart_more():
     for name in ("a", "b"):
         scene.fail(name)
         scene.stopped("a", "b")
-    assert scene.place("a").restarts == scene.place("b").restarts == 2
+    assert scene.assignment("a").restarts == scene.assignment("b").restarts == 2
     scene.fail("a", worker_failure(0, message="ValueError: no"))
     assert scene.group.verdict is None
     scene.stopped("a", "b")
@@ -90,8 +90,8 @@ def test_failures_of_the_same_round_are_one_restart_and_the_root_cause_is_named(
     scene.fail("b", own)
     scene.fail("c", worker_failure(2, after_stop=True))
     scene.stopped("a", "b", "c")
-    assert scene.place("c").restarts == 1
-    assert scene.place("c").cause == own
+    assert scene.assignment("c").restarts == 1
+    assert scene.assignment("c").cause == own
     scene.fail("a", collateral)
     scene.fail("b", own)
     scene.fail("b", own)
@@ -130,7 +130,7 @@ def test_a_failure_during_a_regroup_costs_nothing():
     scene.wait(10)
     scene.fail("a", worker_failure(0))
     scene.stopped("a")
-    assert scene.place("b").restarts == 0
+    assert scene.assignment("b").restarts == 0
 
 
 def test_a_worker_that_does_not_die_ends_the_job():
@@ -160,7 +160,7 @@ def test_workers_that_were_stopped_unasked_cost_a_restart():
     scene.stopped("a")
     assert scene.stops("b") == [0]
     scene.stopped("b")
-    assert scene.place("a").restarts == 1
+    assert scene.assignment("a").restarts == 1
 
 
 def test_a_later_world_forms_without_a_last_call_and_may_be_smaller():
@@ -168,7 +168,7 @@ def test_a_later_world_forms_without_a_last_call_and_may_be_smaller():
     scene.detach("c")
     scene.wait(1)
     scene.stopped("a", "b")
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_nobody_alive_is_left_out_because_he_is_slow():
@@ -178,7 +178,7 @@ def test_nobody_alive_is_left_out_because_he_is_slow():
     scene.wait(599)
     assert scene.rounds("a") == [0]
     scene.stopped("b")
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
 
 
 def test_without_a_spare_a_replacement_is_waited_for_by_name():
@@ -213,7 +213,7 @@ def test_a_node_that_never_stops_its_stale_workers_does_not_hold_up_the_others()
     scene.wait(599)
     assert scene.rounds("a") == [0]
     scene.wait(1)
-    assert scene.place("a").nodes == 2
+    assert scene.assignment("a").nodes == 2
     assert scene.closed == ["c"]
 
 
@@ -248,20 +248,20 @@ def test_after_its_grace_a_node_is_lost_and_it_costs_a_restart():
     scene.wait(0.1)
     assert scene.stops("a") == [0]
     scene.stopped("a")
-    assert scene.place("c").restarts == 1
-    cause = scene.place("c").cause
+    assert scene.assignment("c").restarts == 1
+    cause = scene.assignment("c").cause
     assert cause is not None
     assert cause.kind is FailureKind.NODE_LOST
-    assert "(b) was lost" in scene.place("a").reason
+    assert "(b) was lost" in scene.assignment("a").reason
 
 
 def test_a_start_that_was_lost_is_said_again():
     scene = running(2, names="ab")
-    place = scene.place("b")
+    assignment = scene.assignment("b")
     scene.detach("b")
     scene.attend("b", claim=None)
     assert scene.rounds("b") == [0, 0]
-    assert scene.place("b") == place
+    assert scene.assignment("b") == assignment
 
 
 def test_a_stop_that_was_lost_is_said_again():
@@ -293,7 +293,7 @@ def test_a_failure_that_was_lost_comes_with_the_next_stream():
     scene.attend("b", claim=claim_of(0, 1, failures=(worker_failure(1),)))
     assert scene.stops("a") == scene.stops("b") == [0]
     scene.stopped("a", "b")
-    assert scene.place("a").cause == worker_failure(1)
+    assert scene.assignment("a").cause == worker_failure(1)
 
 
 def test_a_stop_that_was_confirmed_into_a_broken_stream_comes_with_the_next():
@@ -320,7 +320,7 @@ def test_a_node_lost_while_it_stops_is_not_waited_for():
     scene.detach("b")
     scene.wait(1)
     assert scene.ranks("a", "c") == [0, 1]
-    assert scene.place("a").restarts == 1
+    assert scene.assignment("a").restarts == 1
 
 
 def test_a_node_that_was_done_may_go_without_harm():

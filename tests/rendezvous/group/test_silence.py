@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
-from ft_run.rendezvous.protocol.messages import Answer, Challenge
+from ft_run.rendezvous.protocol.messages import Challenge, ChallengeReply
 from ft_run.tests.harness.scene import Scene, claim_of, running
 
 
@@ -109,7 +109,7 @@ def test_a_node_is_lost_as_soon_as_another_answers() -> None:
 def test_nobody_is_asked_when_somebody_has_spoken_since() -> None:
     scene = running(2)
     scene.detach("b")
-    scene.say("a", Answer())
+    scene.say("a", ChallengeReply())
     scene.wait(1)
     assert scene.stops("a") == [0]
     assert not scene.all_told("a", Challenge)
@@ -121,7 +121,7 @@ def test_an_answer_that_takes_long_says_that_the_master_is_not_cut_off() -> None
     scene.detach("b")
     scene.wait(20)
     assert scene.stops("a") == []
-    scene.say("a", Answer())
+    scene.say("a", ChallengeReply())
     assert scene.stops("a") == [0]
 
 

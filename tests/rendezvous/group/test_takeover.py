@@ -43,7 +43,7 @@ def test_numbers_restarts_and_ranks_go_on():
     scene.stopped("a", "b")
     assert scene.rounds("a") == [5]
     assert scene.ranks("b", "a") == [0, 1]
-    assert scene.place("a").restarts == 3
+    assert scene.assignment("a").restarts == 3
 
 
 def test_spares_and_new_nodes_do_not_disturb_it():
@@ -96,9 +96,9 @@ def test_members_that_do_not_come_back_in_time_cost_a_restart():
     scene.wait(0.1)
     assert scene.stops("a") == scene.stops("b") == [4]
     scene.stopped("a", "b")
-    place = scene.place("a")
-    assert (place.round, place.restarts, place.nodes) == (5, 1, 2)
-    assert "did not come back" in place.reason
+    assignment = scene.assignment("a")
+    assert (assignment.round, assignment.restarts, assignment.nodes) == (5, 1, 2)
+    assert "did not come back" in assignment.reason
 
 
 def test_a_member_that_comes_back_too_late_stops_and_joins_again():
@@ -136,7 +136,7 @@ def test_a_round_that_not_everybody_heard_of_is_formed_anew_at_no_cost():
     assert scene.stops("a") == [4]
     scene.stopped("a")
     assert scene.rounds("b") == [5]
-    assert scene.place("b").restarts == 0
+    assert scene.assignment("b").restarts == 0
 
 
 def test_a_round_that_was_being_stopped_is_formed_anew_at_no_cost():
@@ -147,7 +147,7 @@ def test_a_round_that_was_being_stopped_is_formed_anew_at_no_cost():
     assert scene.stops("b") == [4]
     scene.stopped("b")
     assert scene.rounds("a") == scene.rounds("b") == [5]
-    assert scene.place("b").restarts == 0
+    assert scene.assignment("b").restarts == 0
 
 
 def test_workers_that_ended_after_the_stop_are_no_failure():
@@ -155,7 +155,7 @@ def test_workers_that_ended_after_the_stop_are_no_failure():
     late = worker_failure(0, after_stop=True)
     scene.attend("a", claim=claim_of(4, 0, state=STOPPED, failures=(late,)))
     scene.attend("b", claim=claim_of(4, 1, state=STOPPED))
-    assert scene.place("a").restarts == 0
+    assert scene.assignment("a").restarts == 0
 
 
 def test_a_failure_while_the_master_was_away_is_handled_when_all_are_back():
@@ -165,8 +165,8 @@ def test_a_failure_while_the_master_was_away_is_handled_when_all_are_back():
     scene.attend("a", claim=claim_of(4, 0))
     assert scene.stops("a") == [4]
     scene.stopped("a")
-    assert scene.place("a").restarts == 1
-    assert scene.place("a").cause == failure
+    assert scene.assignment("a").restarts == 1
+    assert scene.assignment("a").cause == failure
 
 
 def test_who_is_there_is_stopped_at_once_also_while_members_are_missing():
@@ -181,7 +181,7 @@ def test_who_is_there_is_stopped_at_once_also_while_members_are_missing():
     assert scene.stops("c")[0] == 4
     scene.say("c", Stopped(4, scene.offer("c")))
     assert scene.rounds("a") == scene.rounds("c") == [5]
-    assert scene.place("c").restarts == 1
+    assert scene.assignment("c").restarts == 1
 
 
 def test_a_failure_reported_before_the_decision():
@@ -193,7 +193,7 @@ def test_a_failure_reported_before_the_decision():
     scene.attend("b", claim=claim_of(4, 1))
     assert scene.stops("b")[-1] == 4
     scene.stopped("b")
-    assert scene.place("a").cause == worker_failure(0)
+    assert scene.assignment("a").cause == worker_failure(0)
 
 
 def test_a_budget_that_was_spent_before_is_spent():
@@ -257,7 +257,7 @@ def test_numbers_never_repeat_even_when_the_highest_round_comes_last():
     scene.fail("s")
     scene.stopped("s")
     assert scene.rounds("s") == [0, 8]
-    assert scene.place("s").restarts == 3
+    assert scene.assignment("s").restarts == 3
 
 
 def test_claims_of_nodes_that_are_gone_again_still_teach_their_numbers():
@@ -273,7 +273,7 @@ def test_claims_of_nodes_that_are_gone_again_still_teach_their_numbers():
     assert scene.rounds("n") == []
     scene.wait(1)
     assert scene.rounds("n") == [5]
-    assert scene.place("n").restarts == 2
+    assert scene.assignment("n").restarts == 2
 
 
 def test_the_latest_offer_of_a_node_is_used_after_the_takeover():
@@ -285,7 +285,7 @@ def test_the_latest_offer_of_a_node_is_used_after_the_takeover():
     assert node is not None
     offer = node.offer
     scene.attend("b", claim=claim_of(4, 1, state=STOPPED))
-    assert (scene.place("b").master_addr, scene.place("b").master_port) == (
+    assert (scene.assignment("b").master_addr, scene.assignment("b").master_port) == (
         offer.address,
         offer.port,
     )
@@ -301,7 +301,7 @@ def test_who_leaves_during_the_takeover_stops_first():
     scene.stopped("b", "a")
     assert scene.closed == ["a"]
     assert scene.rounds("b") == [5]
-    assert scene.place("b").restarts == 0
+    assert scene.assignment("b").restarts == 0
 
 
 @pytest.mark.parametrize("says", ["with its claim", "after it"])
@@ -316,9 +316,9 @@ def test_who_was_asked_to_go_while_the_master_was_away_leaves_by_name(says):
     scene.attend("b", claim=claim_of(4, 1, nodes=3, state=STOPPED, failures=(reset,)))
     scene.attend("a", claim=claim_of(4, 0, nodes=3))
     scene.stopped("a")
-    place = scene.place("b")
-    assert (place.round, place.restarts, place.cause) == (5, 0, None)
-    assert place.reason == "node 2 (c) leaves: SIGTERM"
+    assignment = scene.assignment("b")
+    assert (assignment.round, assignment.restarts, assignment.cause) == (5, 0, None)
+    assert assignment.reason == "node 2 (c) leaves: SIGTERM"
 
 
 def test_the_failure_of_who_left_counts_all_the_same():
@@ -327,7 +327,7 @@ def test_the_failure_of_who_left_counts_all_the_same():
     scene.attend("b", claim=claim_of(4, 1, state=STOPPED, failures=(own,)), leaving="SIGTERM")
     scene.attend("a", claim=claim_of(4, 0))
     scene.stopped("a")
-    assert (scene.place("a").restarts, scene.place("a").cause) == (1, own)
+    assert (scene.assignment("a").restarts, scene.assignment("a").cause) == (1, own)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -339,9 +339,9 @@ def test_who_was_asked_to_go_while_its_link_was_cut_leaves_by_name(fails):
     scene.attend("b", claim=claim, leaving="SIGTERM")
     assert scene.closed[-1] == "b"
     scene.stopped("a")
-    assert scene.place("a").restarts == fails
+    assert scene.assignment("a").restarts == fails
     if not fails:
-        assert scene.place("a").reason == "node 1 (b) leaves: SIGTERM"
+        assert scene.assignment("a").reason == "node 1 (b) leaves: SIGTERM"
 
 
 def test_a_member_whose_place_another_process_has_is_not_waited_for():
@@ -354,7 +354,7 @@ def test_a_member_whose_place_another_process_has_is_not_waited_for():
     assert scene.stops("b") == scene.stops("c") == [4]
     scene.stopped("b", "c")
     assert scene.ranks("a", "b", "c") == [0, 1, 2]
-    assert scene.place("b").restarts == 0
+    assert scene.assignment("b").restarts == 0
 
 
 def test_a_stranger_does_not_stand_for_a_member_that_is_not_back():
@@ -375,7 +375,7 @@ def test_members_that_do_not_come_back_are_named():
     scene.attend("b", claim=claim_of(4, 1, nodes=4, successor="host-c/0"))
     scene.wait(10)
     scene.stopped("a", "b")
-    assert scene.place("a").reason == (
+    assert scene.assignment("a").reason == (
         "node 2 (host-c) was lost: it did not come back to the new master with its workers of "
         "round 4 within 10 s, nor did 1 other(s)"
     )
@@ -399,9 +399,9 @@ def test_who_lost_a_peer_that_died_with_the_master_is_not_to_blame(words):
     scene.attend("a", incarnation="again")
     of_three(scene, "b", worker_failure(1, message=words))
     of_three(scene, "c", worker_failure(2, message=words))
-    place = scene.place("b")
-    assert (place.round, place.restarts, place.cause) == (5, 0, None)
-    assert place.reason == "node 0 (a) came back anew, without its workers of round 4"
+    assignment = scene.assignment("b")
+    assert (assignment.round, assignment.restarts, assignment.cause) == (5, 0, None)
+    assert assignment.reason == "node 0 (a) came back anew, without its workers of round 4"
     assert scene.ranks("a", "b", "c") == [0, 1, 2]
 
 
@@ -411,8 +411,8 @@ def test_a_failure_of_its_own_counts_whoever_died_with_the_master():
     of_three(scene, "b", worker_failure(1, message=RESET))
     own = worker_failure(2, code=-11)
     of_three(scene, "c", own)
-    place = scene.place("b")
-    assert (place.restarts, place.cause) == (1, own)
+    assignment = scene.assignment("b")
+    assert (assignment.restarts, assignment.cause) == (1, own)
 
 
 def test_a_node_that_stays_away_comes_before_who_lost_it():
@@ -420,10 +420,10 @@ def test_a_node_that_stays_away_comes_before_who_lost_it():
     of_three(scene, "a", worker_failure(0, message=RESET))
     of_three(scene, "b", worker_failure(1, message=RESET))
     scene.wait(10)
-    place = scene.place("a")
-    assert place.restarts == 1
-    assert place.cause is not None
-    assert (place.cause.kind, place.cause.host) == (FailureKind.NODE_LOST, "c")
+    assignment = scene.assignment("a")
+    assert assignment.restarts == 1
+    assert assignment.cause is not None
+    assert (assignment.cause.kind, assignment.cause.host) == (FailureKind.NODE_LOST, "c")
 
 
 def test_a_failure_of_its_own_comes_before_a_node_that_stays_away():
@@ -432,7 +432,7 @@ def test_a_failure_of_its_own_comes_before_a_node_that_stays_away():
     of_three(scene, "a", worker_failure(0, message=RESET))
     of_three(scene, "b", own)
     scene.wait(10)
-    assert (scene.place("a").restarts, scene.place("a").cause) == (1, own)
+    assert (scene.assignment("a").restarts, scene.assignment("a").cause) == (1, own)
 
 
 def test_who_came_back_anew_is_named_where_all_the_others_run():
@@ -441,9 +441,9 @@ def test_who_came_back_anew_is_named_where_all_the_others_run():
     for name in "bc":
         of_three(scene, name, state=ClaimState.RUNNING)
     scene.stopped("b", "c")
-    place = scene.place("b")
-    assert place.reason == "node 0 (a) came back anew, without its workers of round 4"
-    assert place.restarts == 0
+    assignment = scene.assignment("b")
+    assert assignment.reason == "node 0 (a) came back anew, without its workers of round 4"
+    assert assignment.restarts == 0
 
 
 def test_who_had_never_heard_of_the_round_is_named():
@@ -453,7 +453,7 @@ def test_who_had_never_heard_of_the_round_is_named():
     scene.attend("a", claim=claim_of(3, 0, nodes=3, state=STOPPED))
     scene.stopped("b", "c")
     reason = "node 0 (a) had never heard of round 4 when the master was lost"
-    assert scene.place("b").reason == reason
+    assert scene.assignment("b").reason == reason
 
 
 @pytest.mark.parametrize("comes", ["before", "after"])
@@ -486,7 +486,7 @@ def test_members_of_a_round_that_is_being_stopped_are_no_spares():
     assert scene.all_told("b", Waiting) == []
     assert scene.last("n", Waiting).spare
     scene.stopped("a", "c")
-    assert scene.place("b").cause == own
+    assert scene.assignment("b").cause == own
 
 
 def test_a_member_whose_stream_breaks_after_it_has_stopped_is_no_spare():
@@ -500,14 +500,14 @@ def test_a_member_whose_stream_breaks_after_it_has_stopped_is_no_spare():
     scene.attend("b", claim=claim)
     assert len(scene.all_told("b", Waiting)) == before
     scene.stopped("a")
-    assert scene.place("b").restarts == 1
+    assert scene.assignment("b").restarts == 1
 
 
 def test_each_node_of_a_world_knows_the_next():
     scene = Scene(3)
     for name in "abc":
         scene.attend(name)
-    assert [scene.place(name).successor for name in "abc"] == ["b", "c", "a"]
+    assert [scene.assignment(name).successor for name in "abc"] == ["b", "c", "a"]
 
 
 # --- two masters that knew nothing of each other have used one number ----------------------------
@@ -569,7 +569,7 @@ def test_a_node_that_got_its_round_from_another_master_cannot_be_in_ours(state):
     assert scene.stops("a") == [0]
     scene.stopped("a", "b")
     assert scene.rounds("a") == [0, 1]
-    assert scene.place("b").restarts == 0
+    assert scene.assignment("b").restarts == 0
 
 
 def calls_of(nodes: int, *, takes_over: bool) -> int:

@@ -85,7 +85,7 @@ def test_a_job_from_the_first_word_to_the_last() -> None:
         master, server, endpoint = await serve()
         node = Node(endpoint, attend)
         assert await node.events.get() == LinkUp(again=False)
-        assert (await node.next(Start)).place.world_size == 1
+        assert (await node.next(Start)).assignment.world_size == 1
         node.link.send(Done(0))
         verdict = await node.next(Verdict)
         node.link.send(Heard())

@@ -62,7 +62,7 @@ def test_nodes_form_a_world_and_the_master_ends_when_all_have_heard() -> None:
     async def test() -> None:
         master = Master(PATIENT, lambda _: None)
         nodes = [Node(master, attend(0)), Node(master, attend(1))]
-        places = [(await node.next(Start)).place for node in nodes]
+        places = [(await node.next(Start)).assignment for node in nodes]
         assert [(p.round, p.node_rank, p.nodes, p.master_port) for p in places] == [
             (0, 0, 2, 1000),
             (0, 1, 2, 1000),

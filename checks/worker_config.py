@@ -50,7 +50,7 @@ def no_answer(stage: str, limit_s: float, had_s: float, needed_s: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class CheckWorkerConfig:
     """What a check worker is told of its place when it is started."""
 
     node: str
@@ -82,9 +82,9 @@ class Post:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_json(text: str) -> "Post":
+    def from_json(text: str) -> "CheckWorkerConfig":
         """Return the post that an argument stands for."""
         parts = json.loads(text)
         for name in ("cpu_cgroups", "memory_cgroups"):
             parts[name] = tuple(parts[name])
-        return Post(**parts)
+        return CheckWorkerConfig(**parts)
