@@ -240,7 +240,7 @@ def _warm_rows() -> list[Row]:
             (
                 Metric(
                     "uss",
-                    "8 idle workers with torch: memory that they share with nobody",
+                    "8 idle workers with torch: unshared memory",
                     "MiB",
                     Target(0.4, is_ratio=True),
                 ),
