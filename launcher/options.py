@@ -6,12 +6,12 @@
 import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import JobSpec, PolicySpec
+from ..values import dataclass, field
 
 
 class ScriptMode(enum.Enum):

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from ...errors import (
     NodeExcludedError,
@@ -42,6 +41,7 @@ from ...rendezvous.protocol.messages import (
     Waiting,
 )
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
+from ...values import dataclass
 from ..machine.network import PortReservation
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit

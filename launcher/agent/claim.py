@@ -1,10 +1,10 @@
 """What this node claims of its last round: all that a master that knows nothing must be told."""
 
 import time
-from dataclasses import replace
 
 from ...rendezvous.protocol.failure import Failure
 from ...rendezvous.protocol.messages import Assignment, Claim, ClaimState
+from ...values import replace
 
 
 class OwnClaim:

@@ -1,7 +1,6 @@
 """What a node is made of before its event loop: what must be forked, found or read beforehand."""
 
-from dataclasses import dataclass
-
+from ...values import dataclass
 from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
 from ..machine.worker_count import WorkerCount

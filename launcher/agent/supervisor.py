@@ -8,12 +8,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from ... import defaults
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
+from ...values import dataclass
 from ..machine import shortage
 from ..machine.oom import OomWatch
 from ..reporting import event_lines as say

@@ -11,9 +11,9 @@ import enum
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...rendezvous.protocol.messages import Assignment
+from ...values import dataclass
 from ..logs.log_dir import (
     AttemptLogs,
     Route,

@@ -9,11 +9,12 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ... import exit_codes
 from ...errors import FtRunError
+from ...values import replace
 from ..processes.prctl import PR_SET_PDEATHSIG, prctl
 from ..startup import import_asyncio, open_standard_streams
 from .exchange import write_outcome

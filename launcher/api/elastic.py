@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -33,6 +32,7 @@ from ...errors import (
     SpawnerLostError,
     UsageError,
 )
+from ...values import dataclass
 from .config import LaunchConfig, LogsSpecs, command_line
 from .exchange import Call, read_outcome, read_results, write_call
 

@@ -14,8 +14,9 @@ import os
 import pickle
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from ...values import dataclass
 
 _PREPARATION = ("sys_path", "sys_argv", "orig_dir", "dir", "start_method", "log_level",
                 "init_main_from_name", "init_main_from_path")  # fmt: skip

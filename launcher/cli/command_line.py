@@ -1,18 +1,14 @@
-"""The machinery of the command line: click, taught the habits of torchrun's argparse.
+"""The machinery of the command line, with the habits of torchrun's argparse.
 
-click converts the values, knows where each came from, and lays out the help. What it cannot do
-is done before it sees the arguments, driven by the command's own parameters: both spellings of a
-flag, unambiguous prefixes, ``-r=3``, and the end of the options at the script.
+Both spellings of a flag, unambiguous prefixes, ``-r=3``, the end of the options at the script, and
+where each value came from. click lays out the help; a start that shows none does not load it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import click
-from click.core import ParameterSource
-
 from ...errors import UsageError
+from ...values import dataclass
 from .values import BadValue, boolean, nearest, refuse, shown
 
 ENVIRONMENT_PREFIX = "PET_"
@@ -20,49 +16,14 @@ ENVIRONMENT_PREFIX = "PET_"
 _UNBROKEN = "\u2011"
 """A dash at which no line is broken."""
 
+_ON = "1"
+"""What the variable of a switch says when the switch is given."""
+
 _STEM = len("--nnod")
 """A shorter beginning of a name is no sign of what was meant."""
 
 
-class FromVariable(str):
-    """A text that a ``PET_*`` variable gave.
-
-    click itself tells the source of a value only after its conversion, from 8.4 on.
-    """
-
-    __slots__ = ()
-
-
-class Value(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
-    """A value that one of the readers of ``values`` understands."""
-
-    name = "value"
-
-    def __init__(self, read: Callable[[str], Any]) -> None:
-        self._read = read
-
-    def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,  # noqa: ARG002 - click's signature
-    ) -> Any:
-        """Return what ``value`` means.
-
-        Raises:
-            UsageError: it means nothing; the sentence names the flag or the variable.
-        """
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._read(str(value))
-        except BadValue as bad:
-            assert isinstance(param, Flag)
-            given_to = param.variable if isinstance(value, FromVariable) else param.spelling
-            raise refuse(given_to, value, bad) from None
-
-
-class Flag(click.Option):
+class Flag:
     """One flag: an on/off switch, or with ``read`` one that takes a value.
 
     ``group`` is its heading in the help. ``ours``: torchrun has no such flag; it then never makes
@@ -80,37 +41,44 @@ class Flag(click.Option):
         ours: bool = False,
         multiple: bool = False,
     ) -> None:
-        if read is None:
-            super().__init__(list(spellings), is_flag=True, default=False, help=help)
-        else:
-            super().__init__(
-                list(spellings), type=Value(read), metavar=metavar, help=help, multiple=multiple
-            )
+        self.opts = spellings
         self.group = group
+        self.help = help
+        self.metavar = metavar
         self.ours = ours
+        self.multiple = multiple
+        self._read = read
         self.takes_value = read is not None
-
-    @property
-    def key(self) -> str:
-        """The name under which the value is found: ``nproc_per_node``."""
-        assert self.name is not None
-        return self.name
-
-    @property
-    def spelling(self) -> str:
+        self.spelling = next(word for word in spellings if word.startswith("--"))
         """The long spelling: ``--nproc-per-node``."""
-        return next(word for word in self.opts if word.startswith("--"))
+        self.key = self.spelling[2:].replace("-", "_")
+        """The name under which the value is found: ``nproc_per_node``."""
+        self.variable = ENVIRONMENT_PREFIX + self.key.upper()
+        """The environment variable: ``PET_NPROC_PER_NODE``."""
 
     @property
-    def variable(self) -> str:
-        """The environment variable: ``PET_NPROC_PER_NODE``."""
-        return ENVIRONMENT_PREFIX + self.key.upper()
+    def absent(self) -> Any:
+        """The value where none was given."""
+        if self.multiple:
+            return ()
+        return None if self.takes_value else False
 
-    def origin(self, ctx: click.Context) -> str:
-        """Return the flag or the variable, whichever gave the value that ``ctx`` holds."""
-        if ctx.get_parameter_source(self.key) is ParameterSource.DEFAULT_MAP:
-            return self.variable
-        return self.spelling
+    def value(self, texts: Sequence[str], origin: str) -> Any:
+        """Return what the texts mean that ``origin``, the flag or its variable, gave.
+
+        Raises:
+            UsageError: one means nothing; the sentence names the origin.
+        """
+        values = tuple(
+            self._value(text, origin) for text in (texts if self.multiple else texts[-1:])
+        )
+        return values if self.multiple else values[0]
+
+    def _value(self, text: str, origin: str) -> Any:
+        try:
+            return (self._read or boolean)(text)
+        except BadValue as bad:
+            raise refuse(origin, text, bad) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +110,16 @@ class HelpText:
     after: str
 
 
-class CommandLine(click.Command):
-    """The flags of one command. Read with ``read``; click never sees ``sys.argv`` or ``PET_*``."""
+class CommandLine:
+    """The flags of one command."""
 
     def __init__(self, name: str, flags: Sequence[Flag], text: HelpText) -> None:
         help_flags = (
             Flag("-h", "--help", group="Help", help="Show this text and exit."),
             Flag("--version", group="Help", help="Show the version and exit.", ours=True),
         )
+        self.name = name
         self.flags: tuple[Flag, ...] = (*flags, *help_flags)
-        super().__init__(
-            name,
-            params=list(self.flags),
-            add_help_option=False,
-            context_settings={"max_content_width": 80},
-        )
         self.text = text
         self._by_word = {word: flag for flag in self.flags for word in flag.opts}
 
@@ -171,14 +134,20 @@ class CommandLine(click.Command):
         """
         words, rest = self.split(argv)
         self._show_and_exit(words)
-        try:
-            context = self.make_context(
-                self.name, words, default_map=self._from_environment(environ)
-            )
-        except click.ClickException as error:  # nothing is known that gets here
-            raise UsageError(error.format_message()) from None
-        origins = {flag.key: flag.origin(context) for flag in self.flags}
-        return Given(context.params, origins), rest
+        variables = self._from_environment(environ)
+        texts: dict[Flag, list[str]] = {}
+        for word in words:
+            name, equals, text = word.partition("=")
+            texts.setdefault(self._by_word[name], []).append(text if equals else _ON)
+        values = {flag.key: flag.absent for flag in self.flags}
+        origins = {flag.key: flag.spelling for flag in self.flags}
+        for flag, given in texts.items():
+            values[flag.key] = flag.value(given, flag.spelling)
+        for flag, given in variables.items():
+            if flag not in texts:
+                values[flag.key] = flag.value(given, flag.variable)
+                origins[flag.key] = flag.variable
+        return Given(values, origins), rest
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         """Return the flags in canonical form (``--flag``, ``--flag=value``), and the rest.
@@ -271,50 +240,55 @@ class CommandLine(click.Command):
         advice = f"did you mean {guess}?" if guess else f"{self.name} --help lists the flags."
         return UsageError(f"there is no flag {shown(word)}; {advice}")
 
-    def _from_environment(self, environ: Mapping[str, str]) -> dict[str, Any]:
+    def _from_environment(self, environ: Mapping[str, str]) -> dict[Flag, list[str]]:
         """Return what the ``PET_*`` variables say; an empty one says nothing."""
-        found: dict[str, Any] = {}
+        found: dict[Flag, list[str]] = {}
         for flag in self.flags:
             text = environ.get(flag.variable, "")
             if not text or flag.group == "Help":
                 continue
             if flag.multiple:
-                found[flag.key] = [FromVariable(part) for part in text.split(";") if part.strip()]
+                found[flag] = [part for part in text.split(";") if part.strip()]
                 continue
-            if flag.takes_value:
-                found[flag.key] = FromVariable(text)
-                continue
-            try:
-                found[flag.key] = boolean(text)
-            except BadValue as bad:
-                raise refuse(flag.variable, text, bad) from None
+            found[flag] = [text]
+            if not flag.takes_value:
+                flag.value([text], flag.variable)  # a wrong one is refused beside a flag too
         return found
 
     def _show_and_exit(self, words: Sequence[str]) -> None:
         for word in words:
             if word == "--help":
-                _answer(self.get_help(click.Context(self, info_name=self.name)))
+                _answer(self.help())
             if word == "--version":
                 _answer(f"ft-run {_version()}")
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help: usage, the flags under the headings of their groups, the notes."""
+    def help(self) -> str:
+        """Return the help: usage, the flags under the headings of their groups, the notes."""
+        from click import HelpFormatter
+
+        formatter = HelpFormatter(max_width=80)
         formatter.write(self.text.before)
         for group in dict.fromkeys(flag.group for flag in self.flags):
-            records = [flag.get_help_record(ctx) for flag in self.flags if flag.group == group]
+            flags = [flag for flag in self.flags if flag.group == group]
             # A name is not broken at its dashes: who searches or copies it wants it whole.
-            whole = [(name, text.replace("-", _UNBROKEN)) for name, text in filter(None, records)]
+            records = [(_name(flag), flag.help.replace("-", _UNBROKEN)) for flag in flags]
             with formatter.section(group):
-                formatter.write_dl(whole, col_max=28)
-        formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
-        formatter.write("\n" + self.text.after)
+                formatter.write_dl(records, col_max=28)
+        text = formatter.getvalue().replace(_UNBROKEN, "-")
+        return f"{text}\n{self.text.after}".rstrip("\n")
+
+
+def _name(flag: Flag) -> str:
+    """Return how the help names a flag: ``-r, --redirects STREAMS``."""
+    spellings = ", ".join(sorted(flag.opts, key=lambda word: word.startswith("--")))
+    return f"{spellings} {flag.metavar}" if flag.takes_value else spellings
 
 
 def _answer(text: str) -> NoReturn:
     from ..reporting.standard_output import standard_output
 
     with standard_output():
-        click.echo(text)
+        print(text, flush=True)
     raise SystemExit(0)
 
 

@@ -12,7 +12,6 @@ def master_command() -> CommandLine:
         Flag(
             "--bind",
             "--rdzv-endpoint",
-            "bind",
             group="Options",
             metavar="[HOST]:PORT",
             read=values.bind_address,

@@ -1,11 +1,11 @@
 """What ``--rdzv-conf KEY=VALUE,…`` says about the rendezvous."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ... import defaults
 from ...errors import UsageError
+from ...values import dataclass
 from .values import (
     BadValue,
     boolean,

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -20,6 +19,7 @@ from ...checks.verdict import NodeVerdict, Standing, Verdicts, verdict
 from ...checks.worker_config import NOT_CARRIED_OUT
 from ...errors import UsageError
 from ...rendezvous.protocol.failure import signal_name
+from ...values import replace
 from .. import startup
 from ..agent.preload import other_interpreter
 from ..agent.worker_command import check_interpreter, virtual_devices, worker_python

@@ -4,11 +4,11 @@ import gc
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NoProcessError
+from ...values import replace
 from ..agent.parts import NodeParts
 from ..agent.preload import start_preload
 from ..agent.worker_command import WorkerCommands, check_interpreter

@@ -15,9 +15,9 @@ import errno
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from ...errors import LogDirError
+from ...values import dataclass
 from ..options import LogOptions, Streams
 
 _TEMPORARY_PREFIX = "torchelastic_"

@@ -14,10 +14,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import NoProcessError
+from ...values import dataclass
 from ..machine.shortage import no_process
 from . import relay
 from .log_dir import open_log

@@ -9,10 +9,10 @@ when it is ready again, so memory stays flat and no worker blocks on a stalled t
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from ...defaults import STDERR_TAIL_MAX_BYTES
+from ...values import dataclass
 from .log_dir import Stream, open_log
 from .relay_console import Console
 

@@ -9,9 +9,10 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
+
+from ...values import dataclass
 
 _ROOT: Final = Path("/")
 _ORDINAL: Final = re.compile(r"\+?[0-9]{1,9}")

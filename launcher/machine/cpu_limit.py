@@ -8,10 +8,10 @@ kernel's ``admin-guide/cgroup-v2.rst`` and ``scheduler/sched-bwc.rst``.
 import os
 import re
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...values import dataclass
 from .cgroups import Mount, Parts, read_membership, read_mounts, read_text
 
 _ROOT: Final = Path("/")

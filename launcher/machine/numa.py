@@ -8,11 +8,11 @@ which CPUs follow from it is a pure function. Nothing here changes an affinity m
 import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ...errors import UsageError
+from ...values import dataclass
 from .accelerators import Device
 from .cpu_limit import allowed_cpus, format_cpus, parse_cpus
 

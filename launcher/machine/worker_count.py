@@ -1,11 +1,11 @@
 """How many workers a node starts: the meaning of ``--nproc-per-node`` and ``--accelerator``."""
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UsageError
+from ...values import dataclass
 
 # What looks at the machine is imported where it is needed: a plain number needs none of it, and
 # the time counts from the command to the first line of a worker.

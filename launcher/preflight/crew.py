@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 from ...checks.merge import merge
 from ...checks.records import Order, Phase, Record
 from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig
+from ...values import dataclass, field, replace
 from ..machine.cgroups import own_directory
 from ..machine.cpu_limit import quota_cpus
 from ..machine.network import PortReservation, interface_towards

@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ...rendezvous.protocol.failure import Failure
 from ...rendezvous.protocol.messages import Assignment, Outcome, Verdict, Waiting
+from ...values import replace
 from ..options import LaunchOptions
 from ..spawner.client import ForkServerEvent, ForkServerState
 

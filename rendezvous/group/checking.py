@@ -7,9 +7,9 @@ and what a verdict means for the world. This is a part of ``group.Group``.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from ... import exit_codes
+from ...values import dataclass, field
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
 from ..protocol.check_messages import (
     CheckOrder,

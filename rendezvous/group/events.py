@@ -1,8 +1,7 @@
 """What goes into the group's rules and what comes out of them, and the times they are set to."""
 
-from dataclasses import dataclass
-
 from ... import defaults
+from ...values import dataclass
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
 
 

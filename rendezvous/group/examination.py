@@ -4,8 +4,9 @@ What is measured, who meets whom and who is at fault is decided behind it (``che
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+from ...values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Two processes claim to be one node: the older is asked to answer (docs/faults.md). Pure."""
 
 import math
-from dataclasses import dataclass
 
+from ...values import dataclass
 from ..protocol.messages import Attend, NodeSpec
 
 

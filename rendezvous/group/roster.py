@@ -6,8 +6,8 @@ Sets by phase make every rule O(1) per message, so that a round costs O(N) in al
 import enum
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ...values import dataclass
 from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
 

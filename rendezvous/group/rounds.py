@@ -5,8 +5,8 @@ how they come: that is ``joining``.
 """
 
 import math
-from dataclasses import replace
 
+from ...values import replace
 from ..policy.postmortem import Postmortem
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Assignment, ClaimState, Excluded, Outcome, Past, Start, Stop

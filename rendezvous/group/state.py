@@ -1,8 +1,8 @@
 """The state of a group, and what it says: the lowest part of ``group.Group``. Pure."""
 
 import enum
-from dataclasses import replace
 
+from ...values import replace
 from ..policy.decision import Aftermath, RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol.messages import JobSpec, MasterMessage, PolicySpec, Verdict, Waiting

@@ -8,8 +8,8 @@ than those who come next, and have been in a lower round.
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
+from ...values import dataclass, field, replace
 from ..protocol.failure import Evidence, Failure, evidence, preempted
 from ..protocol.messages import Claim, ClaimState
 

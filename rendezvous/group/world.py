@@ -8,8 +8,8 @@ their hosts, numbers in names compared as numbers, then of their arrival.
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ...values import dataclass
 from ..protocol.messages import NodeSpec
 from ..protocol.offer import Offer
 

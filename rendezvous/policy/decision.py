@@ -1,7 +1,6 @@
 """What follows from the end of a round: the policy's decision, the budget, the exclusion. Pure."""
 
-from dataclasses import dataclass
-
+from ...values import dataclass
 from ..protocol.failure import Failure, FailureKind, is_collateral
 from ..protocol.messages import JobSpec, Outcome, PolicySpec
 from .blame import Ledger

@@ -6,9 +6,9 @@ A worker's exit status is one number, as a shell or Kubernetes shows it: what it
 
 import re
 import signal
-from dataclasses import dataclass
 from typing import Protocol
 
+from ...values import dataclass
 from ..protocol.failure import Failure, FailureKind, signal_name
 from . import bounded_regex
 

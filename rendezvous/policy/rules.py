@@ -6,8 +6,8 @@ Rules are ``MATCH=ACTION``; the first that matches decides, the user's before th
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from ...values import dataclass, field
 from ..protocol.failure import Failure, FailureKind
 from .matches import BadMatch, Match, is_slip, look_for_slip, parse_match, same_slip
 

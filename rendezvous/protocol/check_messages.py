@@ -1,8 +1,7 @@
 """What nodes and the master say to each other of checks, as plain values like ``messages``."""
 
-from dataclasses import dataclass
-
 from ... import defaults
+from ...values import dataclass
 from .offer import Offer
 
 

@@ -2,11 +2,11 @@
 
 import re
 import socket
-from dataclasses import dataclass
 from typing import Final
 
 from ... import defaults
 from ...errors import UsageError
+from ...values import dataclass
 
 MAX_PORT: Final = 65535
 RIGHT: Final = "HOST[:PORT], such as node0:29400 or [fd00::1]:29400"

@@ -4,7 +4,8 @@ import enum
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from ...values import dataclass
 
 
 class FailureKind(enum.Enum):

@@ -6,9 +6,9 @@ said of checks is in ``check_messages``.
 """
 
 import enum
-from dataclasses import dataclass
 
 from ... import defaults
+from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .failure import Failure
 from .offer import Offer

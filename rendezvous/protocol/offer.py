@@ -1,6 +1,6 @@
 """What every node offers: a place for the store."""
 
-from dataclasses import dataclass
+from ...values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

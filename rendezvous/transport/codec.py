@@ -9,12 +9,12 @@ import enum
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from google.protobuf.message import Message
 
 from ...protos import rendezvous_pb2 as pb
+from ...values import is_value, names
 from ..protocol.messages import MasterMessage, NodeMessage
 
 
@@ -48,20 +48,20 @@ class _Codec:
         self._last: tuple[Any, Any] = (None, None)
         """A value and what it became: one message often goes to thousands of nodes."""
         self.optional: list[tuple[str, _Encode, _Decode]] = []
-        for field in fields(plain):
-            hint = hints[field.name]
+        for name in names(plain):
+            hint = hints[name]
             if typing.get_origin(hint) in (typing.Union, types.UnionType):
                 (inner,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
                 encode, decode = _converters(inner)
-                self.optional.append((field.name, encode, decode))
+                self.optional.append((name, encode, decode))
             else:
                 encode, decode = _converters(hint)
-                part = isinstance(hint, type) and hasattr(hint, "__dataclass_fields__")
-                self.required.append((field.name, encode, decode, part))
+                part = is_value(hint)
+                self.required.append((name, encode, decode, part))
                 if encode is _same:
-                    self._as_it_is.append(field.name)
+                    self._as_it_is.append(name)
                 else:
-                    self._converted.append((field.name, encode))
+                    self._converted.append((name, encode))
 
     def encode(self, value: Any) -> Any:
         last, encoded = self._last
@@ -105,7 +105,7 @@ def _converters(hint: Any) -> tuple[_Encode, _Decode]:
         return (lambda items: [encode(i) for i in items], lambda items: tuple(map(decode, items)))
     if issubclass(hint, enum.Enum):
         return (lambda member: member.value, _enum_decoder(hint))
-    if hasattr(hint, "__dataclass_fields__"):
+    if is_value(hint):
         codec = _codec(hint)
         return (codec.encode, codec.decode)
     return (_text if hint is str else _same, _same)

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from ...values import dataclass
 from ..protocol.messages import Attend, MasterMessage, NodeMessage
 from .master import Master
 

@@ -30,7 +30,7 @@ FLOORS = (
     ("rendezvous.policy",),
     ("rendezvous.protocol",),
     ("protos", "errors"),
-    ("defaults", "exit_codes"),
+    ("defaults", "exit_codes", "values"),
 )
 """From the top down. Rooms of one floor do not import each other."""
 
