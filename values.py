@@ -150,7 +150,7 @@ def _init(kind: type) -> Callable[..., None]:
             parameters.append(name)
         lines.append(f" _set_{name}(self, {given})\n")
     # As dataclasses does; the names are those that the class itself has written.
-    exec(f"def __init__({', '.join(parameters)}):\n{''.join(lines) or ' pass'}", scope)  # noqa: S102
+    exec(f"def __init__({', '.join(parameters)}):\n{''.join(lines) or ' pass'}", scope)  # noqa: S102 - only names of fields are in it
     made: Callable[..., None] = scope["__init__"]
     made.__qualname__ = f"{kind.__qualname__}.__init__"
     return made

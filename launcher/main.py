@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .. import exit_codes
 from ..errors import FtRunError
-from .startup import import_asyncio, open_standard_streams, quiet_grpc
+from .startup import import_asyncio, loading, open_standard_streams, quiet_grpc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,17 +28,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from .cli.parse import parse
-    from .options import CheckOptions, LaunchOptions, MasterOptions, PolicyOptions
+    with loading():
+        from .cli.parse import parse
+        from .options import CheckOptions, LaunchOptions, MasterOptions, PolicyOptions
 
-    options = parse(argv, os.environ)
+        options = parse(argv, os.environ)
     if isinstance(options, PolicyOptions):
         from .commands.policy import explain_policy
 
         return explain_policy(options)
-    import_asyncio()
+    with loading():
+        import_asyncio()
     if isinstance(options, LaunchOptions):
-        from .commands.launch import launch
+        with loading():
+            from .commands.launch import launch
 
         return launch(options)
     if isinstance(options, MasterOptions):

@@ -1,9 +1,11 @@
 """What a process of ft-run does before anything else, and how it runs its event loop."""
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,6 +28,17 @@ def run(main: Coroutine[object, object, T]) -> T:
             signal.set_wakeup_fd(-1)
 
     return asyncio.run(quietly())
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Collect no garbage while modules are loaded: they stay, and no collection looks at them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def import_asyncio() -> None:

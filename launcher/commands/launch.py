@@ -116,7 +116,9 @@ def _close(parts: NodeParts, status: int) -> None:
 
 def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
     from .. import startup
-    from ..agent.run import run_node
+
+    with startup.loading():
+        from ..agent.run import run_node
 
     startup.quiet_grpc()
     return startup.run(run_node(parts, conclude))

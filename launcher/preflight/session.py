@@ -8,14 +8,16 @@ device any more.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ... import exit_codes
-from ...checks.records import Level, Order, Phase, Record, record_to_json
 from ...errors import NodeUnfitError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ...rendezvous.protocol.offer import Offer
+
+if TYPE_CHECKING:
+    from ...checks.records import Order, Record
 
 
 class Crew(Protocol):
@@ -28,7 +30,7 @@ class Crew(Protocol):
             OSError: there are too many open files.
         """
 
-    async def run(self, order: Order) -> Record:
+    async def run(self, order: "Order") -> "Record":
         """Carry out one order and return this node's record of it, at the latest in its time."""
 
     async def rest(self) -> None:
@@ -122,6 +124,9 @@ class CheckSession:
             await self._crew.rest()
 
     async def _work(self) -> None:
+        # The agent of a job without checks does not load what they are written in.
+        from ...checks.records import record_to_json
+
         assert self._crew is not None
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
@@ -137,7 +142,9 @@ class CheckSession:
         return self._next is not None
 
 
-def _for_crew(order: CheckOrder) -> Order:
+def _for_crew(order: CheckOrder) -> "Order":
+    from ...checks.records import Level, Order, Phase
+
     return Order(
         number=order.number,
         phase=Phase(order.phase),

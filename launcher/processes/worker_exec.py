@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
+from .prctl import die_with_parent
+
 
 class Started(NamedTuple):
     """What became of workers that were to be started."""
@@ -126,8 +128,6 @@ def _become_worker(
 ) -> NoReturn:
     """Turn this process into a worker. Nothing here returns or unwinds."""
     try:
-        from .prctl import die_with_parent  # loaded by the spawner; the agent needs no ctypes
-
         os.setsid()
         die_with_parent(parent)
         set_up(worker, fds)

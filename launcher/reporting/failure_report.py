@@ -7,7 +7,6 @@ workers that the launcher itself stopped are not listed as failures.
 
 import json
 from collections.abc import Iterable
-from datetime import datetime
 
 from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence, signal_name
 from ...rendezvous.protocol.messages import Verdict
@@ -65,6 +64,8 @@ def _entry(index: int, failure: Failure) -> str:
             f"  exitcode  : {failure.exit_code} (pid: {failure.pid})\n"
             f"  reason    : {failure.summary()}"
         )
+    from datetime import datetime  # an agent that reports nothing does not load it
+
     name = f" ({signal_name(-failure.exit_code)})" if failure.exit_code < 0 else ""
     return (
         f"[{index}]:\n"

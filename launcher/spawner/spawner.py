@@ -28,6 +28,7 @@ import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from ..processes import prctl
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants, is_zombie, kill_all, signal_session
 from ..processes.worker_exec import Started, start_workers
@@ -41,8 +42,6 @@ _ORPHANS_S = 10.0
 
 def become_subreaper() -> None:
     """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
-    from ..processes import prctl  # ctypes is loaded when it is needed
-
     prctl.become_subreaper()
 
 

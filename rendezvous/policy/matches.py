@@ -241,13 +241,13 @@ def _error(text: str) -> ErrorWords:
 _USAGE_STATUSES = (2, 126, 127)
 """Of argparse and getopt, and of shells: not executable, not found."""
 
-_SLIP_WORDS = re.compile(
+_SLIP_WORDS = (
     r"^(?:\w+\.)*(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError|NameError)\b"
     r"|No module named "
 )
 
 
-_RANK_PREFIX = re.compile(r"^\[rank[0-9]+\]: ?")
+_RANK_PREFIX = r"^\[rank[0-9]+\]: ?"
 """What torch puts before each line of an uncaught exception once its process group is there."""
 
 
@@ -268,7 +268,7 @@ def look_for_slip(failure: Failure) -> Look:
         return Look(False, "it is no usage or import error")
     if failure.exit_code in _USAGE_STATUSES:
         return Look(True, f"the exit status {failure.exit_code} is that of a usage error")
-    if failure.exit_code > 0 and _SLIP_WORDS.search(_words(failure)):
+    if failure.exit_code > 0 and re.search(_SLIP_WORDS, _words(failure)):
         return Look(True, "the error says so")
     if failure.exit_code == 1 and not failure.message.strip():
         return Look(
@@ -292,7 +292,7 @@ def same_slip(one: Failure, other: Failure) -> bool:
 
 
 def _words(failure: Failure) -> str:
-    return _RANK_PREFIX.sub("", failure.message.strip())
+    return re.sub(_RANK_PREFIX, "", failure.message.strip())
 
 
 def _first_line(failure: Failure) -> str:

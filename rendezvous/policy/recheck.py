@@ -8,23 +8,25 @@ import re
 
 from ..protocol.failure import Failure, FailureKind, is_collateral, own_words
 
+# The patterns are texts, which re compiles when a failure is first looked at, and keeps: most
+# agents and masters never look at one.
+
 # Words of CUDA, HIP, cuBLAS, NCCL and the driver for what a script cannot cause by an ordinary bug.
 # An index out of range in a kernel is one (device-side assert).
-_DEVICE = re.compile(
-    r"CUDA error(?!: device-side assert)|cudaError(?!Assert)|HIP error|hipError|CUBLAS_STATUS"
-    r"|CUDNN_STATUS|uncorrectable|\bECC error|\bXid\b|illegal memory access|launch failure",
-    re.IGNORECASE,
+_DEVICE = (
+    r"(?i)CUDA error(?!: device-side assert)|cudaError(?!Assert)|HIP error|hipError|CUBLAS_STATUS"
+    r"|CUDNN_STATUS|uncorrectable|\bECC error|\bXid\b|illegal memory access|launch failure"
 )
 
 # How torch, c10d, NCCL and gloo speak of a collective or a store of theirs, as seen with torch
 # 2.13. A script speaks to other services too, in the same words for a connection that breaks.
-_COLLECTIVE = re.compile(
+_COLLECTIVE = (
     r"\bNCCL\b|\bnccl[A-Z]\w+|\bgloo/|\bGloo\b|ProcessGroup|\bDist(Backend|Network|Store)?Error\b"
     r"|TCPStore|SocketImpl|\b(recvValue|sendBytes) failed|collective operation|monitoredBarrier"
     r"|Connection closed by peer \["
 )
 
-_ASIDE = re.compile(r"^(\[rank\d+\]:)?([ \t]{2,}|\[[IW]\d{4} ).*$", re.MULTILINE)
+_ASIDE = r"(?m)^(\[rank\d+\]:)?([ \t]{2,}|\[[IW]\d{4} ).*$"
 """A file or a line of source in a traceback, and what torch warns of as a process ends, such as a
 process group that was not destroyed; torch puts the rank before both."""
 
@@ -38,15 +40,15 @@ def may_be_the_machine(failure: Failure) -> bool:
     if failure.exit_code < 0:
         return True
     said = _said(failure)
-    return bool(_DEVICE.search(said) or _COLLECTIVE.search(said))
+    return bool(re.search(_DEVICE, said) or re.search(_COLLECTIVE, said))
 
 
 def casts_doubt_on_all(failure: Failure) -> bool:
     """Return whether a root cause is a broken collective, which nobody is known to have caused."""
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)
-    return is_broken and bool(_COLLECTIVE.search(_said(failure)))
+    return is_broken and bool(re.search(_COLLECTIVE, _said(failure)))
 
 
 def _said(failure: Failure) -> str:
     """Return a worker's words about its end, but for quoted source and warnings."""
-    return _ASIDE.sub("", own_words(failure))
+    return re.sub(_ASIDE, "", own_words(failure))

@@ -90,20 +90,20 @@ def signal_name(number: int) -> str:
 
 # What a worker says when the failure is that of a peer it was talking to. Words of Python, gloo,
 # NCCL, the TCP store and the socket layer, as seen when one rank of a running job is killed or
-# cut off. A truncated pickle is no lost peer.
-_COLLATERAL = re.compile(
-    r"connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by peer"
+# cut off. A truncated pickle is no lost peer. A text: re compiles it at the first failure, and
+# keeps it.
+_COLLATERAL = (
+    r"(?i)connection (was )?(reset|closed|refused|aborted)|broken pipe|closed by peer"
     r"|socket (is )?closed|socket Timeout|recvValue failed|failed to recv"
     r"|failed to connect|remote process (has )?(exited|terminated)"
     r"|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|network error"
     r"|HeartbeatMonitor|sendBytes failed|\bstore\b[^\n]{0,80}(broken|closed)"
     r"|EOFError(?!: Ran out of input)|IncompleteRead|timed out|TimeoutError|collective.*timeout"
-    r"|wait timeout after|no route to host|(network|host) is (unreachable|down)",
-    re.IGNORECASE,
+    r"|wait timeout after|no route to host|(network|host) is (unreachable|down)"
 )
 
 _TRACEBACK = "Traceback (most recent call last)"
-_CHAINED = re.compile(
+_CHAINED = (
     r"(The above exception was the direct cause of|During handling of the above exception)"
     r"[^\n]*\s*$"
 )
@@ -145,7 +145,7 @@ def evidence(failure: Failure) -> Evidence:
 
 def blames_peer(text: str) -> bool:
     """Return whether these are the words of a worker that lost another one it was talking to."""
-    return bool(_COLLATERAL.search(text))
+    return bool(re.search(_COLLATERAL, text))
 
 
 def is_collateral(failure: Failure) -> bool:
@@ -167,7 +167,7 @@ def own_words(failure: Failure) -> str:
         return failure.message
     pieces = failure.stderr_tail.split(_TRACEBACK)
     first = len(pieces) - 1
-    while first > 1 and _CHAINED.search(pieces[first - 1].rstrip()):
+    while first > 1 and re.search(_CHAINED, pieces[first - 1].rstrip()):
         first -= 1
     return "\n".join([failure.message, *pieces[first:]])
 
