@@ -1,10 +1,11 @@
 """Dataclasses whose methods are made when they are first used.
 
 ``dataclasses`` writes and compiles five methods for each class at import: 0.4 ms a class. The agent
-of a plain run loads some ninety of them and makes an instance of thirty: that was 40 of the 145 ms
-of processor time of ``ft-run --standalone --no-python true``, 3 ms are left. Here only ``__init__``
-is compiled, at the first instance of its class; the other methods are shared or plain closures. An
-instance is made in less time than one of ``dataclasses``, because the slots are set directly.
+of a plain run loads some ninety of them and makes instances of few: that was 40 of the 145 ms of
+processor time of ``ft-run --standalone --no-python true``, some 5 ms are left. Here ``__init__``,
+``__eq__`` and ``__hash__`` are compiled when a class first needs each, and the rest is shared. Then
+an instance is made in less time than one of ``dataclasses``, because the slots are set directly,
+and compared in the same.
 
 For a type checker these are ``dataclass``, ``field`` and ``replace`` of the standard library, of
 which they know what this project uses: classes with slots and without a base class, frozen or not;
@@ -13,7 +14,6 @@ The functions of ``dataclasses`` (``fields``, ``asdict``, ``is_dataclass``) take
 """
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -74,11 +74,7 @@ def _dataclass(*, slots: bool, frozen: bool = False) -> Callable[[type[T]], type
         parts = {name: _part(own.pop(name, _MISSING)) for name in plain.__annotations__}
         for name in ("__dict__", "__weakref__"):
             own.pop(name, None)
-        methods = _comparison([name for name, part in parts.items() if part.compare], frozen)
-        if frozen:
-            methods |= _FROZEN
-        methods |= {"__init__": _first_init, "__repr__": _repr}
-        methods |= {"__getstate__": _getstate, "__setstate__": _setstate}
+        methods = _METHODS | (_FROZEN if frozen else _CHANGING)
         about: dict[str, Any] = {
             "__slots__": tuple(parts),
             "__match_args__": tuple(parts),
@@ -132,6 +128,31 @@ def _first_init(self: Any, *args: Any, **kwargs: Any) -> None:
     kind.__init__(self, *args, **kwargs)
 
 
+def _first_eq(self: Any, other: object) -> Any:
+    """Stand in for ``__eq__`` until the first comparison."""
+    kind: Any = type(self)
+    kind.__eq__ = _compiled(
+        kind,
+        "__eq__(self, other)",
+        " if other.__class__ is not self.__class__: return NotImplemented\n"
+        f" return {_compared(kind, 'self')} == {_compared(kind, 'other')}",
+    )
+    return kind.__eq__(self, other)
+
+
+def _first_hash(self: Any) -> int:
+    """Stand in for ``__hash__`` until the first one is asked for."""
+    kind: Any = type(self)
+    kind.__hash__ = _compiled(kind, "__hash__(self)", f" return hash({_compared(kind, 'self')})")
+    return hash(self)
+
+
+def _compared(kind: type, instance: str) -> str:
+    """Return the tuple of what two instances are compared by, as source."""
+    compared = (name for name, part in _parts(kind).items() if part.compare)
+    return f"({''.join(f'{instance}.{name}, ' for name in compared)})"
+
+
 def _init(kind: type) -> Callable[..., None]:
     """Compile the ``__init__`` of a class: it sets each slot, past ``__setattr__``."""
     parameters, lines = ["self"], []
@@ -149,33 +170,20 @@ def _init(kind: type) -> Callable[..., None]:
         else:
             parameters.append(name)
         lines.append(f" _set_{name}(self, {given})\n")
-    # As dataclasses does; the names are those that the class itself has written.
-    exec(f"def __init__({', '.join(parameters)}):\n{''.join(lines) or ' pass'}", scope)  # noqa: S102 - only names of fields are in it
-    made: Callable[..., None] = scope["__init__"]
-    made.__qualname__ = f"{kind.__qualname__}.__init__"
-    return made
+    body = "".join(lines) or " pass"
+    return _compiled(kind, f"__init__({', '.join(parameters)})", body, scope)
 
 
-def _comparison(compared: list[str], frozen: bool) -> dict[str, Any]:
-    """Return ``__eq__`` and ``__hash__``."""
-    # Of one name the attrgetter returns no tuple; in a tuple NaN equals itself.
-    key: Callable[[Any], Any]
-    if len(compared) > 1:
-        key = attrgetter(*compared)
-    else:
-
-        def key(value: Any) -> Any:
-            return tuple(getattr(value, name) for name in compared)
-
-    def __eq__(self: Any, other: object) -> bool:  # noqa: N807 - the name of the method
-        if other.__class__ is not self.__class__:
-            return NotImplemented
-        return bool(key(self) == key(other))
-
-    def __hash__(self: Any) -> int:  # noqa: N807 - the name of the method
-        return hash(key(self))
-
-    return {"__eq__": __eq__, "__hash__": __hash__ if frozen else None}
+def _compiled(
+    kind: type, head: str, body: str, scope: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a method; of what a class says, only the names of its fields are in the source."""
+    known = scope or {}
+    exec(f"def {head}:\n{body}", known)  # noqa: S102 - what dataclasses does too
+    name = head.partition("(")[0]
+    method: Callable[..., Any] = known[name]
+    method.__qualname__ = f"{kind.__qualname__}.{name}"
+    return method
 
 
 def _repr(self: Any) -> str:
@@ -204,7 +212,19 @@ def _delattr(self: object, name: str) -> None:  # noqa: ARG001 - as object's
     raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-_FROZEN: dict[str, Any] = {"__setattr__": _setattr, "__delattr__": _delattr}
+_METHODS: dict[str, Any] = {
+    "__init__": _first_init,
+    "__eq__": _first_eq,
+    "__repr__": _repr,
+    "__getstate__": _getstate,
+    "__setstate__": _setstate,
+}
+_FROZEN: dict[str, Any] = {
+    "__hash__": _first_hash,
+    "__setattr__": _setattr,
+    "__delattr__": _delattr,
+}
+_CHANGING: dict[str, Any] = {"__hash__": None}
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
