@@ -31,6 +31,7 @@ from ..preflight.crew import CheckCrew, CrewPlan
 from ..preflight.expected_gpus import gpus_asked_by
 from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
+from ..processes.tree import require_own_proc
 from ..reporting import event_lines as say
 from ..reporting.display import Display
 from ..spawner.client import ForkServerEvent, SpawnerClient
@@ -45,6 +46,7 @@ def run_check(options: CheckOptions) -> int:
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
+    require_own_proc()
     check_report_path(options.report)
     check_log_dir(options.log_dir)
     check_interpreter(os.environ)

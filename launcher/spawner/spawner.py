@@ -4,16 +4,17 @@ gRPC does not support fork, so the agent forks once, this process, before it loa
 spawner puts each worker in a session of its own, is the subreaper of everything they start, and
 when the agent disappears, even by SIGKILL, it sees end-of-file and kills every descendant: no
 orphans. Should the spawner itself be killed, the workers get SIGKILL by PR_SET_PDEATHSIG and
-what they started is adopted, and ended, by the agent.
+what they started is adopted, and ended, by the guard (``guard``), its parent.
 
 Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
 
     agent → spawner                              spawner → agent
+                                                 {"event": "hello", "pid"}
     {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", …}
     {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status"}
     {"do": "stop", "signal"}
-    {"do": "terminate"}                          {"event": "empty"}
-    {"do": "kill"}                               {"event": "empty"}
+    {"do": "terminate", "number"}                {"event": "empty", "number"}
+    {"do": "kill", "number"}                     {"event": "empty", "number"}
     {"do": "last-words", "text"}
     {"do": "preload", …}                         {"event": "image", "pid", "state", …}
 
@@ -29,14 +30,15 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..processes.ipc import Incoming, send
-from ..processes.tree import descendants, is_zombie, kill_all, signal_session
+from ..processes.tree import descendants, end_descendants, kill_all, signal_session
 from ..processes.worker_exec import Started, start_workers
 from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
 """While killed processes are still going away, how often their number is looked at."""
 
-_ORPHANS_S = 10.0
+ORPHANS_S = 10.0
+"""What SIGKILL has not ended after this long is in uninterruptible sleep, and is left."""
 
 
 def become_subreaper() -> None:
@@ -44,6 +46,14 @@ def become_subreaper() -> None:
     from ..processes import prctl  # ctypes is loaded when it is needed
 
     prctl.become_subreaper()
+
+
+def leave_terminal() -> None:
+    """Ctrl-C and hang-ups are for the agent to handle; its helpers end with the agent."""
+    with suppress(PermissionError):  # a session of its own already
+        os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Spawner:
@@ -62,6 +72,8 @@ class Spawner:
         self._killing = False
         self._watching = False
         """The agent waits to hear that nothing is left."""
+        self._clearing = 0
+        """The number of the request that asked last whether anything is left."""
         self._last_words = b""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -69,6 +81,7 @@ class Spawner:
         """Serve the agent until it is gone and every descendant is dead."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self.send({"event": "hello", "pid": os.getpid()})
         while True:
             ready = self._wait()
             if self._wake in ready:
@@ -116,12 +129,14 @@ class Spawner:
                 self._signal(request["signal"])
             case "terminate":
                 self._watching = True
+                self._clearing = request["number"]
                 for pid in self._left():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
             case "kill":
                 self._cancel(signal.SIGKILL)
                 self._killing = self._watching = True
+                self._clearing = request["number"]
             case "last-words":
                 self._last_words = request["text"].encode()
 
@@ -231,19 +246,11 @@ class Spawner:
             self._reap()
         if not self._left():
             self._killing = self._watching = False
-            self.send({"event": "empty"})
+            self.send({"event": "empty", "number": self._clearing})
 
     def _end_orphans(self) -> None:
         """The agent is gone: nothing of its workers may outlive it."""
-        import time
-
-        deadline = time.monotonic() + _ORPHANS_S
-        while time.monotonic() < deadline:
-            kill_all(descendants(os.getpid()))
-            self._reap()
-            if all(is_zombie(pid) for pid in descendants(os.getpid())):
-                break
-            select.select([self._wake], [], [], _KILL_AGAIN_MS / 1000)
+        end_descendants(ORPHANS_S)
         if self._last_words:
             with suppress(OSError):
                 os.write(2, self._last_words)
@@ -254,16 +261,20 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def spawner_main(channel: socket.socket) -> NoReturn:
-    """Be the spawner until the agent is gone; never returns."""
+def spawner_main(channel: socket.socket, guard: int) -> NoReturn:
+    """Be the spawner until the agent is gone; never returns.
+
+    Args:
+        channel: the socket to the agent.
+        guard: process id of the guard, from which this process was forked.
+    """
     status = 1
     try:
-        # Ctrl-C and hang-ups are for the agent to handle; the spawner ends with the agent.
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+        leave_terminal()
         become_subreaper()
         Spawner(channel).run()
+        if os.getppid() == guard:
+            os.kill(guard, signal.SIGCONT)  # it ends too, but not while it is stopped
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

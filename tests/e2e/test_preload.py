@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.tests.e2e.imports import torch_notes
-
-
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+from ft_run.tests.harness.family import children, spawner_of
 
 
 def is_fork_server(pid):
@@ -28,7 +25,8 @@ def image_of(ft, command):
     found: list[int] = []
 
     def there_is() -> bool:
-        spawners = children(command.pid)
+        guards = children(command.pid)
+        spawners = [pid for guard in guards for pid in children(guard)]
         found[:] = [pid for spawner in spawners for pid in children(spawner) if is_fork_server(pid)]
         return bool(found)
 
@@ -316,7 +314,7 @@ def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
     command = ft.start("--standalone", "--preload", "once", script)
     command.expect("^runs")
     image = image_of(ft, command)
-    (spawner,) = children(command.pid)
+    spawner = spawner_of(command.pid)
     os.kill(spawner, signal.SIGSTOP)
     os.kill(image, signal.SIGKILL)
     ft.wait_until(lambda: state_of(image) == "Z", "the image is dead")
