@@ -26,6 +26,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -36,6 +37,9 @@ from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
 """While killed processes are still going away, how often their number is looked at."""
+
+_THAW_AGAIN_MS = 1000
+"""While workers wait for the image, how often it is woken: it may have been stopped."""
 
 ORPHANS_S = 10.0
 """What SIGKILL has not ended after this long is in uninterruptible sleep, and is left."""
@@ -69,6 +73,10 @@ class Spawner:
         self._fork_server: ForkServerHost | None = None
         self._beside = Started()
         """The services of workers that wait for the image."""
+        self._starting: int | None = None
+        """The round whose start the agent has not been told yet."""
+        self._held: list[dict[str, Any]] = []
+        """Exits of it: they are told after its start."""
         self._killing = False
         self._watching = False
         """The agent waits to hear that nothing is left."""
@@ -88,8 +96,8 @@ class Spawner:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             # Before the dead are reaped: a fresh image may get the number of an old one's socket.
-            if self._fork_server is not None and self._fork_server.says_something(ready):
-                self._fork_server.receive()
+            if self._fork_server is not None:
+                self._fork_server.hear(ready)
             self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
@@ -103,9 +111,14 @@ class Spawner:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        if self._fork_server is not None and self._fork_server.channel is not None:
-            poll.register(self._fork_server.channel, select.POLLIN)
-        return {fd for fd, _ in poll.poll(_KILL_AGAIN_MS if self._killing else None)}
+        timeout_ms = _KILL_AGAIN_MS if self._killing else None
+        if self._fork_server is not None:
+            for fd in self._fork_server.watched():
+                poll.register(fd, select.POLLIN)
+            if self._fork_server.is_awaited:
+                self._fork_server.thaw()
+                timeout_ms = timeout_ms or _THAW_AGAIN_MS
+        return {fd for fd, _ in poll.poll(timeout_ms)}
 
     # --- the agent ---------------------------------------------------------------------------
 
@@ -149,6 +162,7 @@ class Spawner:
 
     def _spawn(self, request: dict[str, Any]) -> None:
         number, all_workers = request["round"], request["workers"]
+        self._starting = number
         try:
             fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
         except OSError as error:
@@ -170,27 +184,24 @@ class Spawner:
         number = request["round"]
         self._tell_spawned(number, self._start(number, request["workers"], fds))
 
+    def released(self, request: dict[str, Any], pids: list[int]) -> None:
+        """Look after workers that have been forked from the image."""
+        self._look_after(request["round"], request["workers"], pids)
+
     def spawned(
-        self,
-        request: dict[str, Any],
-        pids: list[int],
-        errors: list[tuple[int, int]],
-        fds: list[int],
+        self, request: dict[str, Any], pids: list[int], errors: list[tuple[int, int]]
     ) -> None:
-        """Look after workers that have been forked from the image, and tell the agent of them."""
-        _close(fds)
-        started = Started(pids, errors)
-        self._look_after(request["round"], request["workers"], started)
-        self._tell_spawned(request["round"], started)
+        """Tell the agent of workers that have been forked from the image, now that they run."""
+        self._tell_spawned(request["round"], Started(pids, errors))
 
     def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
         started = start_workers(workers, fds)
         _close(fds)
-        self._look_after(number, workers, started)
+        self._look_after(number, workers, started.pids)
         return started
 
-    def _look_after(self, number: int, workers: list[dict[str, Any]], started: Started) -> None:
-        for pid, worker in zip(started.pids, workers, strict=True):
+    def _look_after(self, number: int, workers: list[dict[str, Any]], pids: Sequence[int]) -> None:
+        for pid, worker in zip(pids, workers, strict=True):
             if pid:
                 self._workers[pid] = (number, worker["index"])
                 if worker["service"]:
@@ -200,6 +211,7 @@ class Spawner:
         whole = started.together(self._beside)
         self._beside = Started()
         self.send({"event": "spawned", "round": number, **whole._asdict()})
+        self._send_held()
         for index, _ in whole.unforked:
             self._send_exit(number, index, 127)
 
@@ -211,12 +223,24 @@ class Spawner:
         """Workers that have not begun end as if the signal had met them then."""
         request = self._fork_server.cancel() if self._fork_server is not None else None
         if request is not None:
+            self._send_held()
             for worker in request["workers"]:
                 self._send_exit(request["round"], worker["index"], -number)
             self._beside = Started()
 
     def _send_exit(self, number: int, index: int, status: int) -> None:
-        self.send({"event": "exited", "round": number, "index": index, "status": status})
+        event = {"event": "exited", "round": number, "index": index, "status": status}
+        if number == self._starting:
+            self._held.append(event)
+        else:
+            self.send(event)
+
+    def _send_held(self) -> None:
+        """Tell of the exits of a round of which the start has been told, or will not be."""
+        self._starting = None
+        for event in self._held:
+            self.send(event)
+        self._held.clear()
 
     def _reap(self) -> None:
         while True:
@@ -245,6 +269,8 @@ class Spawner:
             kill_all(self._left())
             self._reap()
         if not self._left():
+            if self._fork_server is not None:
+                self._fork_server.hear_beginning(are_gone=True)
             self._killing = self._watching = False
             self.send({"event": "empty", "number": self._clearing})
 
