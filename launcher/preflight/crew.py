@@ -38,18 +38,8 @@ from ..version import VERSION
 from .check_worker import CheckMember
 from .expected_gpus import shown_gpus
 
-_PROGRAM: Final = (
-    # A folder of the user's, which -c puts first on the path, must not stand in for a library.
-    "import sys; sys.path[:] = filter(None, sys.path);from ft_run.checks.worker import main; main()"
-)
-_ELSEWHERE: Final = (
-    # Another interpreter need not know of ft-run, and must not be given the libraries of this one.
-    "import sys; sys.path[:] = filter(None, sys.path); from importlib import util;"
-    "spec = util.spec_from_file_location('ft_run', {0!r} + '/__init__.py',"
-    " submodule_search_locations=[{0!r}]);"
-    "sys.modules['ft_run'] = util.module_from_spec(spec);"
-    "from ft_run.checks.worker import main; main()"
-)
+_RUN_MODULE: Final = str(Path(__file__).resolve().parents[1] / "processes" / "run_module.py")
+"""Another interpreter need not know of ft-run, and must not be given the libraries of this one."""
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
 """When one worker has failed, how long the others' reasons are waited for."""
@@ -333,9 +323,7 @@ class CheckCrew:
 
 def _head(python: str) -> tuple[str, ...]:
     """Return the command of a check worker up to its post."""
-    here = str(Path(__file__).resolve().parents[2])
-    program = _PROGRAM if python == sys.executable else _ELSEWHERE.format(here)
-    return (python, "-u", "-c", program)
+    return (python, "-u", _RUN_MODULE, "preflight.worker_main")
 
 
 def _cgroups(controller: str, *files: str) -> tuple[str, ...]:
