@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from ..processes.tree import descendants, kill_all
+from ..processes.tree import descendants, kill_all, reap_all
 from ..spawner.spawner import become_subreaper
 from .supervisor import SURVIVES_KILL_S
 
@@ -14,7 +14,7 @@ _KILL_AGAIN_S = 0.02
 def adopt_orphans(loop: asyncio.AbstractEventLoop) -> None:
     """Adopt every descendant whose parent dies from now on, and reap it when it ends."""
     become_subreaper()
-    loop.add_signal_handler(signal.SIGCHLD, _reap)
+    loop.add_signal_handler(signal.SIGCHLD, reap_all)  # also what it adopts as PID 1 of a container
 
 
 async def kill_orphans(*, spare: int | None) -> None:
@@ -26,14 +26,3 @@ async def kill_orphans(*, spare: int | None) -> None:
         if not kill_all(pid for pid in descendants(os.getpid()) if pid != spare):
             return
         await asyncio.sleep(_KILL_AGAIN_S)
-
-
-def _reap() -> None:
-    """Reap whatever was adopted: as a subreaper, or as PID 1 of a container."""
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ... import exit_codes
@@ -15,17 +15,17 @@ from ..machine.network import PortReservation, advertised_address, is_local_addr
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting import event_lines as say
 from ..reporting.display import Display
-from ..spawner.client import ForkServerEvent, SpawnerClient
+from ..spawner.client import ForkServerEvent
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
+from .live_line import live_line
 from .parts import NodeParts
 
 if TYPE_CHECKING:
     from ..preflight.crew import CheckCrew, CrewPlan
 
 _WITH_FILE = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
-_REDRAW_S = 1.0
 _REGROUP_S = 5.0
 """From the end of the workers to the next round: kills, reaping, memory of devices."""
 
@@ -53,7 +53,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         display.event(
             say.hello(identity.node_id, rendezvous.job_id, count.count, count.source, where)
         )
-        async with _live_line(agent, display, parts.spawner):
+        async with live_line(display, agent.status.text, parts.spawner):
             status = await agent.run(hosting.connect)
         if agent.verdict is None:
             await _hand_over(hosting, parts.options, display)
@@ -164,37 +164,6 @@ def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
         script=(options.script or None) if options.mode in _WITH_FILE else None,
         preload=options.preload,
     )
-
-
-@contextlib.asynccontextmanager
-async def _live_line(agent: Agent, display: Display, spawner: SpawnerClient) -> AsyncIterator[None]:
-    """Keep the live line for as long as the agent runs."""
-    if not display.live:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-
-    def stopped() -> None:
-        display.suspend()
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    async def redraw() -> None:
-        while True:
-            display.status(agent.status.text())
-            await asyncio.sleep(_REDRAW_S)
-
-    display.open(spawner.set_last_words)
-    loop.add_signal_handler(signal.SIGWINCH, display.refresh)
-    loop.add_signal_handler(signal.SIGCONT, display.refresh)
-    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
-        loop.add_signal_handler(signal.SIGTSTP, stopped)
-    task = asyncio.create_task(redraw())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def _pass_on_error_file(agent: Agent) -> None:

@@ -268,6 +268,9 @@ class Supervisor:
             return
         if event.state is WorkerGroupState.KILLING:
             pids = self._spawner.left()
+            if not pids:  # all were killed, and the spawner does not say so: it is of no use
+                self._spawner.give_up()
+                return
             failure = stuck_failure(
                 group.assignment, host=self._node.host, role=self._node.role, pids=pids
             )

@@ -1,12 +1,11 @@
 """``ft-run check``: this node checked by itself, for an init container, a prolog or a person."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -21,6 +20,7 @@ from ...errors import UsageError
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
+from ..agent.live_line import live_line
 from ..agent.preload import other_interpreter
 from ..agent.worker_command import check_interpreter, virtual_devices, worker_python
 from ..cli.floor_flags import refuse_floors
@@ -31,11 +31,11 @@ from ..preflight.crew import CheckCrew, CrewPlan
 from ..preflight.expected_gpus import gpus_asked_by
 from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
+from ..processes.tree import require_own_proc
 from ..reporting import event_lines as say
 from ..reporting.display import Display
 from ..spawner.client import ForkServerEvent, SpawnerClient
 
-_REDRAW_S: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -45,6 +45,7 @@ def run_check(options: CheckOptions) -> int:
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
+    require_own_proc()
     check_report_path(options.report)
     check_log_dir(options.log_dir)
     check_interpreter(os.environ)
@@ -135,8 +136,11 @@ async def _check(
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, int(number))
     try:
-        async with _live_line(climb, display, spawner):
-            return await task
+        async with live_line(display, lambda: climb.progress, spawner):
+            try:
+                return await task
+            finally:
+                display.suspend()
     except asyncio.CancelledError:
         if not received:
             raise
@@ -194,30 +198,6 @@ class _Climb:
 
     def _remaining_s(self) -> float:
         return max(self._deadline - asyncio.get_running_loop().time(), 0.0)
-
-
-@contextlib.asynccontextmanager
-async def _live_line(
-    climb: _Climb, display: Display, spawner: SpawnerClient
-) -> AsyncIterator[None]:
-    """Keep the live line, where there is a terminal."""
-    if not display.live:
-        yield
-        return
-
-    async def redraw() -> None:
-        while True:
-            display.status(climb.progress)
-            await asyncio.sleep(_REDRAW_S)
-
-    display.open(spawner.set_last_words)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, display.refresh)
-    task = asyncio.create_task(redraw())
-    try:
-        yield
-    finally:
-        task.cancel()
-        display.suspend()
 
 
 def _exit_code(node: NodeVerdict, options: CheckOptions) -> int:

@@ -16,6 +16,7 @@ from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import start_relay
 from ..machine.worker_count import WorkerCount, omp_num_threads, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
+from ..processes.tree import require_own_proc
 from ..reporting.display import Display
 from ..spawner.client import SpawnerClient
 
@@ -33,6 +34,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
+    require_own_proc()
     if options.checks is not None:
         from ..preflight.report_file import check_report_path
 

@@ -31,28 +31,21 @@ from ..spawner.client import (
     Spawned,
     SpawnerClient,
     SpawnerEvent,
+    SpawnerGone,
     WorkerCommand,
 )
 from ..version import VERSION
 from .check_worker import CheckMember
 from .expected_gpus import shown_gpus
 
-_PROGRAM: Final = (
-    # A folder of the user's, which -c puts first on the path, must not stand in for a library.
-    "import sys; sys.path[:] = filter(None, sys.path);from ft_run.checks.worker import main; main()"
-)
-_ELSEWHERE: Final = (
-    # Another interpreter need not know of ft-run, and must not be given the libraries of this one.
-    "import sys; sys.path[:] = filter(None, sys.path); from importlib import util;"
-    "spec = util.spec_from_file_location('ft_run', {0!r} + '/__init__.py',"
-    " submodule_search_locations=[{0!r}]);"
-    "sys.modules['ft_run'] = util.module_from_spec(spec);"
-    "from ft_run.checks.worker import main; main()"
-)
+_RUN_MODULE: Final = str(Path(__file__).resolve().parents[1] / "processes" / "run_module.py")
+"""Another interpreter need not know of ft-run, and must not be given the libraries of this one."""
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
 """When one worker has failed, how long the others' reasons are waited for."""
 _KILL_S: Final = 10.0
+_LEFT: Final = "those of the order before have not ended"
+_GONE: Final = "the process that starts them is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +111,13 @@ class CheckCrew:
     def start(self) -> None:
         """Start the workers, so that they import torch before the first order.
 
+        None is started while some of an earlier crew are left.
+
         Raises:
             OSError: there are too many open files; nothing is started, and nothing stays open.
         """
-        if self._members or self._spawner_gone or self._closed:
-            return
+        if self._members or not self._empty or self._spawner_gone or self._closed:
+            return  # workers that survive SIGKILL for now may hold a device: no others beside them
         stage = WAITING if self._spawner.preloading else STARTING
         members: list[CheckMember] = []
         with ExitStack() as undo:
@@ -148,7 +143,7 @@ class CheckCrew:
         """
         deadline = asyncio.get_running_loop().time() + order.deadline_s
         if not await self._is_renewed(deadline):
-            return self._not_carried_out(order, "those of the order before have not ended")
+            return self._not_carried_out(order, _LEFT)
         if any(member.has_ended for member in self._members):
             await self._kill()
         with ExitStack() as stack:
@@ -158,13 +153,13 @@ class CheckCrew:
             except OSError as error:
                 return self._not_carried_out(order, error.strerror or str(error))
             if not self._members:
-                return self._not_carried_out(order, "the process that starts them is gone")
+                return self._not_carried_out(order, _GONE if self._spawner_gone else _LEFT)
             asked = self._members[:1] if order.phase is Phase.FACTS else self._members
             for member in asked:
                 member.ask(own_order)
             in_time = await self._answers(asked, deadline)
         if self._spawner_gone:
-            return self._not_carried_out(order, "the process that starts them is gone")
+            return self._not_carried_out(order, _GONE)
         answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
         record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
         if not all(member.can_go_on for member in asked):
@@ -304,12 +299,9 @@ class CheckCrew:
 
     def _heard_from_spawner(self, event: SpawnerEvent) -> None:
         match event:
-            case Spawned(round=generation) if generation == self._generation:
-                for member in self._members:
-                    member.begun()
-                programs = [self._plan.python] * len(self._members)
-                for local_rank, why in event.why_not(programs).items():
-                    self._members[local_rank].not_started(why)
+            case Spawned(round=generation):
+                if generation == self._generation and self._members:
+                    self._have_begun(event)
             case Exited(round=generation, local_rank=local_rank, exit_code=code):
                 if generation == self._generation and self._members:
                     self._members[local_rank].exited(code)
@@ -317,16 +309,21 @@ class CheckCrew:
                 self._empty = True
             case ForkServerEvent():
                 self._fork_server_changed(event)
-            case _:
+            case SpawnerGone():
                 self._spawner_gone = True
         self._changed.set()
+
+    def _have_begun(self, event: Spawned) -> None:
+        for member in self._members:
+            member.begun()
+        programs = [self._plan.python] * len(self._members)
+        for local_rank, why in event.why_not(programs).items():
+            self._members[local_rank].not_started(why)
 
 
 def _head(python: str) -> tuple[str, ...]:
     """Return the command of a check worker up to its post."""
-    here = str(Path(__file__).resolve().parents[2])
-    program = _PROGRAM if python == sys.executable else _ELSEWHERE.format(here)
-    return (python, "-u", "-c", program)
+    return (python, "-u", _RUN_MODULE, "preflight.worker_main")
 
 
 def _cgroups(controller: str, *files: str) -> tuple[str, ...]:

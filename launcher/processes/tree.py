@@ -1,12 +1,37 @@
-"""Finding and ending the descendants of a process. Linux; used by the single-threaded spawner.
+"""Finding and ending the descendants of a process. Linux; used by the single-threaded helpers.
 
 psutil would do it too, but its import costs more memory and time than the spawner may take.
 """
 
 import os
 import signal
+import time
 from collections.abc import Iterable
 from contextlib import suppress
+
+from ...errors import UsageError
+
+_KILL_AGAIN_S = 0.01
+
+
+def require_own_proc(proc: str = "/proc") -> None:
+    """Make sure that /proc shows the processes that this one can see and signal.
+
+    Raises:
+        UsageError: it does not: it is that of another PID namespace, or there is none.
+    """
+    try:
+        shown = os.readlink(f"{proc}/self")
+    except OSError as error:
+        wrong = f"{proc}/self cannot be read ({error.strerror})"
+    else:
+        if shown == str(os.getpid()):
+            return
+        wrong = f"this process is {os.getpid()} here and {shown} in {proc}"
+    raise UsageError(
+        f"/proc is not that of this PID namespace: {wrong}; ft-run finds and ends processes by it. "
+        "Mount one here (`unshare --pid --fork --mount-proc`, or `mount -t proc proc /proc`)."
+    )
 
 
 def children(pid: int) -> list[int]:
@@ -75,3 +100,27 @@ def kill_all(pids: Iterable[int]) -> list[int]:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return alive
+
+
+def end_descendants(limit_s: float) -> None:
+    """Kill and reap whatever descends from this process; return when nothing of it is alive.
+
+    Args:
+        limit_s: after so many seconds it returns all the same.
+    """
+    deadline = time.monotonic() + limit_s
+    while kill_all(descendants(os.getpid())) and time.monotonic() < deadline:
+        reap_all()
+        time.sleep(_KILL_AGAIN_S)
+    reap_all()
+
+
+def reap_all() -> None:
+    """Reap every child that is dead, whatever it was."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return

@@ -13,8 +13,8 @@ from ...errors import NoProcessError
 from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
-from ..processes.tree import descendants, is_zombie
-from .spawner import spawner_main
+from ..processes.tree import descendants, is_zombie, kill_all
+from .guard import guard_main
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class SpawnerClient:
     """
 
     def __init__(self) -> None:
-        """Fork the spawner.
+        """Fork the guard, which forks the spawner.
 
         Raises:
             NoProcessError: the process could not be created.
@@ -139,11 +139,15 @@ class SpawnerClient:
             raise NoProcessError(f"{no_process(error)}.") from error
         if self.pid == 0:
             ours.close()
-            spawner_main(theirs)
+            guard_main(theirs)
         theirs.close()
         self._channel = ours
         self._incoming = Incoming(ours)
+        self._spawner_pid = 0
+        """0: it has not said it yet, or it is gone."""
         self._fork_server_pid = 0
+        self._clearings = 0
+        """How often ``Empty`` was asked for; what answers an earlier time is no answer."""
         self.preloading = False
         """Whether workers wait for modules that are being imported."""
         self._on_event: Callable[[SpawnerEvent], None] | None = None
@@ -189,6 +193,7 @@ class SpawnerClient:
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         """Start the workers of a round; ``Spawned`` follows. Local ranks are the positions."""
+        self._thaw()
         requests: list[dict[str, object]] = []
         fds: list[int] = []
         for index, worker in enumerate(workers):
@@ -215,15 +220,24 @@ class SpawnerClient:
 
     def stop(self, number: int) -> None:
         """The same to end them: workers that still wait for the image end by it at once."""
+        self._thaw()
         self._send({"do": "stop", "signal": int(number)})
 
     def terminate_all(self) -> None:
         """SIGTERM everything that descends from a worker; ``Empty`` follows when it is gone."""
-        self._send({"do": "terminate"})
+        self._thaw()
+        self._send({"do": "terminate", "number": self._next_clearing()})
 
     def kill(self) -> None:
         """SIGKILL everything that descends from a worker; ``Empty`` follows when it is gone."""
-        self._send({"do": "kill"})
+        self._thaw()
+        self._send({"do": "kill", "number": self._next_clearing()})
+        kill_all(self.left())  # whatever the spawner is doing
+
+    def give_up(self) -> None:
+        """Hear no more of a spawner that does not answer; ``SpawnerGone`` follows."""
+        with suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
 
     def set_last_words(self, text: str) -> None:
         """Have the spawner write this to the terminal, should the agent be killed."""
@@ -236,15 +250,26 @@ class SpawnerClient:
         with suppress(OSError):  # a process that was forked later holds the socket too
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
-        with suppress(ChildProcessError):  # reaped by the agent as an unknown child
+        with suppress(ProcessLookupError, ChildProcessError):  # reaped as an unknown child
+            os.kill(self.pid, signal.SIGCONT)  # the guard sees to it that the spawner ends
             os.waitpid(self.pid, 0)
 
     def left(self) -> list[int]:
         """Return the living processes that are workers or descend from one."""
-        found = descendants(self.pid)
+        found = descendants(self._spawner_pid) if self._spawner_pid else []
         image = self._fork_server_pid
         spared = {image, *descendants(image)} if image else set()
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
+
+    def _thaw(self) -> None:
+        """A spawner that was stopped (SIGSTOP) would not do what it is told."""
+        if self._spawner_pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._spawner_pid, signal.SIGCONT)
+
+    def _next_clearing(self) -> int:
+        self._clearings += 1
+        return self._clearings
 
     def _signals(self) -> dict[str, object]:
         return {"default_signals": self._default_signals, "blocked_signals": self._blocked}
@@ -268,9 +293,16 @@ class SpawnerClient:
             return
         if events is None:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._spawner_pid = 0
             self._on_event(SpawnerGone())
             return
-        for event in map(_parse, events):
+        for message in events:
+            if message["event"] == "hello":
+                self._spawner_pid = message["pid"]
+                continue
+            if message["event"] == "empty" and message["number"] != self._clearings:
+                continue
+            event = _parse(message)
             if isinstance(event, ForkServerEvent):
                 self._fork_server_pid = event.pid
                 self.preloading = event.state in (ForkServerState.LOADING, ForkServerState.STALE)

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, send
@@ -41,13 +41,24 @@ class Owner(Protocol):
     def spawn_cold(self, request: Request, fds: list[int]) -> None:
         """Start the workers of a request the ordinary way."""
 
-    def spawned(
-        self, request: Request, pids: list[int], errors: list[tuple[int, int]], fds: list[int]
-    ) -> None:
-        """Take over workers that were forked: they are children of this process."""
+    def released(self, request: Request, pids: list[int]) -> None:
+        """Take over workers that were forked and may begin: they are children of this process."""
+
+    def spawned(self, request: Request, pids: list[int], errors: list[tuple[int, int]]) -> None:
+        """Each of them has begun, or has failed to."""
 
     def send(self, event: dict[str, Any]) -> None:
         """Tell the agent."""
+
+
+class _Beginning(NamedTuple):
+    """Workers that were released, of which some have not yet begun."""
+
+    request: Request
+    pids: list[int]
+    errors: int
+    """A pipe: index and errno of each that could not begin; at its end all others have."""
+    data: bytearray
 
 
 class ForkServerHost:
@@ -66,6 +77,7 @@ class ForkServerHost:
         self._owner = owner
         self._python: str = order["argv"][0]
         self._waiting: tuple[Request, list[int]] | None = None
+        self._beginning: _Beginning | None = None
         self._given_up = False
         self._go: int | None = None
         self._errors: int | None = None
@@ -107,9 +119,51 @@ class ForkServerHost:
         _close(fds)
         return request
 
-    def says_something(self, ready: set[int]) -> bool:
-        """Return whether something has come from the image, given where something has."""
-        return self.channel is not None and self.channel.fileno() in ready
+    @property
+    def is_awaited(self) -> bool:
+        """Whether workers wait for the image."""
+        return self._waiting is not None
+
+    def thaw(self) -> None:
+        """Wake the image if it was stopped (SIGSTOP)."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def watched(self) -> list[int]:
+        """Return the descriptors on which something may come that ``hear`` is for."""
+        fds = [] if self.channel is None else [self.channel.fileno()]
+        return fds if self._beginning is None else [*fds, self._beginning.errors]
+
+    def hear(self, ready: set[int]) -> None:
+        """Handle what has come, given the descriptors on which something has."""
+        if self._beginning is not None and self._beginning.errors in ready:
+            self.hear_beginning()
+        if self.channel is not None and self.channel.fileno() in ready:
+            self.receive()
+
+    def hear_beginning(self, *, are_gone: bool = False) -> None:
+        """Take what released workers say; the owner hears when the last one has begun.
+
+        Args:
+            are_gone: none of them is left to say more.
+        """
+        beginning = self._beginning
+        if beginning is None:
+            return
+        with suppress(BlockingIOError):
+            while data := os.read(beginning.errors, 4096):
+                beginning.data.extend(data)
+            are_gone = True
+        if not are_gone:
+            return
+        self._beginning = None
+        os.close(beginning.errors)
+        words = [
+            int.from_bytes(beginning.data[start : start + 4], "little")
+            for start in range(0, len(beginning.data), 4)
+        ]
+        errors = list(zip(words[::2], words[1::2], strict=True))
+        self._owner.spawned(beginning.request, beginning.pids, errors)
 
     def receive(self) -> None:
         """Handle what the image says."""
@@ -221,22 +275,18 @@ class ForkServerHost:
 
     def _release(self, pids: list[int]) -> None:
         """Let the workers that were forked begin, unless they are not wanted any more."""
-        errors: list[tuple[int, int]] = []
         if self._waiting is not None:
             assert self._go is not None
             assert self._errors is not None
             with suppress(BrokenPipeError):
                 os.write(self._go, b"\0" * len(pids))
-            # End-of-file means that every worker is about to run its program.
-            with os.fdopen(self._errors, "rb") as file:
-                data = file.read()
-            self._errors = None
-            for start in range(0, len(data), 8):
-                index, code = data[start : start + 4], data[start + 4 : start + 8]
-                errors.append((int.from_bytes(index, "little"), int.from_bytes(code, "little")))
             request, fds = self._waiting
             self._waiting = None
-            self._owner.spawned(request, pids, errors, fds)
+            _close(fds)
+            os.set_blocking(self._errors, False)
+            self._beginning = _Beginning(request, pids, self._errors, bytearray())
+            self._errors = None
+            self._owner.released(request, pids)
         self._forget()
         self.state = ForkServerState.READY
 

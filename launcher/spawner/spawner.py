@@ -4,16 +4,17 @@ gRPC does not support fork, so the agent forks once, this process, before it loa
 spawner puts each worker in a session of its own, is the subreaper of everything they start, and
 when the agent disappears, even by SIGKILL, it sees end-of-file and kills every descendant: no
 orphans. Should the spawner itself be killed, the workers get SIGKILL by PR_SET_PDEATHSIG and
-what they started is adopted, and ended, by the agent.
+what they started is adopted, and ended, by the guard (``guard``), its parent.
 
 Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
 
     agent → spawner                              spawner → agent
+                                                 {"event": "hello", "pid"}
     {"do": "spawn", "round", "workers": […]}     {"event": "spawned", "round", "pids", …}
     {"do": "signal", "signal"}                   {"event": "exited", "round", "index", "status"}
     {"do": "stop", "signal"}
-    {"do": "terminate"}                          {"event": "empty"}
-    {"do": "kill"}                               {"event": "empty"}
+    {"do": "terminate", "number"}                {"event": "empty", "number"}
+    {"do": "kill", "number"}                     {"event": "empty", "number"}
     {"do": "last-words", "text"}
     {"do": "preload", …}                         {"event": "image", "pid", "state", …}
 
@@ -25,24 +26,37 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..processes import prctl
 from ..processes.ipc import Incoming, send
-from ..processes.tree import descendants, is_zombie, kill_all, signal_session
+from ..processes.tree import descendants, end_descendants, kill_all, signal_session
 from ..processes.worker_exec import Started, start_workers
 from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
 """While killed processes are still going away, how often their number is looked at."""
 
-_ORPHANS_S = 10.0
+_THAW_AGAIN_MS = 1000
+"""While workers wait for the image, how often it is woken: it may have been stopped."""
+
+ORPHANS_S = 10.0
+"""What SIGKILL has not ended after this long is in uninterruptible sleep, and is left."""
 
 
 def become_subreaper() -> None:
     """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
     prctl.become_subreaper()
+
+
+def leave_terminal() -> None:
+    """Ctrl-C and hang-ups are for the agent to handle; its helpers end with the agent."""
+    with suppress(PermissionError):  # a session of its own already
+        os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Spawner:
@@ -58,9 +72,15 @@ class Spawner:
         self._fork_server: ForkServerHost | None = None
         self._beside = Started()
         """The services of workers that wait for the image."""
+        self._starting: int | None = None
+        """The round whose start the agent has not been told yet."""
+        self._held: list[dict[str, Any]] = []
+        """Exits of it: they are told after its start."""
         self._killing = False
         self._watching = False
         """The agent waits to hear that nothing is left."""
+        self._clearing = 0
+        """The number of the request that asked last whether anything is left."""
         self._last_words = b""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -68,14 +88,15 @@ class Spawner:
         """Serve the agent until it is gone and every descendant is dead."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self.send({"event": "hello", "pid": os.getpid()})
         while True:
             ready = self._wait()
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             # Before the dead are reaped: a fresh image may get the number of an old one's socket.
-            if self._fork_server is not None and self._fork_server.says_something(ready):
-                self._fork_server.receive()
+            if self._fork_server is not None:
+                self._fork_server.hear(ready)
             self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
@@ -89,9 +110,14 @@ class Spawner:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        if self._fork_server is not None and self._fork_server.channel is not None:
-            poll.register(self._fork_server.channel, select.POLLIN)
-        return {fd for fd, _ in poll.poll(_KILL_AGAIN_MS if self._killing else None)}
+        timeout_ms = _KILL_AGAIN_MS if self._killing else None
+        if self._fork_server is not None:
+            for fd in self._fork_server.watched():
+                poll.register(fd, select.POLLIN)
+            if self._fork_server.is_awaited:
+                self._fork_server.thaw()
+                timeout_ms = timeout_ms or _THAW_AGAIN_MS
+        return {fd for fd, _ in poll.poll(timeout_ms)}
 
     # --- the agent ---------------------------------------------------------------------------
 
@@ -115,12 +141,14 @@ class Spawner:
                 self._signal(request["signal"])
             case "terminate":
                 self._watching = True
+                self._clearing = request["number"]
                 for pid in self._left():
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGTERM)
             case "kill":
                 self._cancel(signal.SIGKILL)
                 self._killing = self._watching = True
+                self._clearing = request["number"]
             case "last-words":
                 self._last_words = request["text"].encode()
 
@@ -133,6 +161,7 @@ class Spawner:
 
     def _spawn(self, request: dict[str, Any]) -> None:
         number, all_workers = request["round"], request["workers"]
+        self._starting = number
         try:
             fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
         except OSError as error:
@@ -154,27 +183,24 @@ class Spawner:
         number = request["round"]
         self._tell_spawned(number, self._start(number, request["workers"], fds))
 
+    def released(self, request: dict[str, Any], pids: list[int]) -> None:
+        """Look after workers that have been forked from the image."""
+        self._look_after(request["round"], request["workers"], pids)
+
     def spawned(
-        self,
-        request: dict[str, Any],
-        pids: list[int],
-        errors: list[tuple[int, int]],
-        fds: list[int],
+        self, request: dict[str, Any], pids: list[int], errors: list[tuple[int, int]]
     ) -> None:
-        """Look after workers that have been forked from the image, and tell the agent of them."""
-        _close(fds)
-        started = Started(pids, errors)
-        self._look_after(request["round"], request["workers"], started)
-        self._tell_spawned(request["round"], started)
+        """Tell the agent of workers that have been forked from the image, now that they run."""
+        self._tell_spawned(request["round"], Started(pids, errors))
 
     def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
         started = start_workers(workers, fds)
         _close(fds)
-        self._look_after(number, workers, started)
+        self._look_after(number, workers, started.pids)
         return started
 
-    def _look_after(self, number: int, workers: list[dict[str, Any]], started: Started) -> None:
-        for pid, worker in zip(started.pids, workers, strict=True):
+    def _look_after(self, number: int, workers: list[dict[str, Any]], pids: Sequence[int]) -> None:
+        for pid, worker in zip(pids, workers, strict=True):
             if pid:
                 self._workers[pid] = (number, worker["index"])
                 if worker["service"]:
@@ -184,6 +210,7 @@ class Spawner:
         whole = started.together(self._beside)
         self._beside = Started()
         self.send({"event": "spawned", "round": number, **whole._asdict()})
+        self._send_held()
         for index, _ in whole.unforked:
             self._send_exit(number, index, 127)
 
@@ -195,12 +222,24 @@ class Spawner:
         """Workers that have not begun end as if the signal had met them then."""
         request = self._fork_server.cancel() if self._fork_server is not None else None
         if request is not None:
+            self._send_held()
             for worker in request["workers"]:
                 self._send_exit(request["round"], worker["index"], -number)
             self._beside = Started()
 
     def _send_exit(self, number: int, index: int, status: int) -> None:
-        self.send({"event": "exited", "round": number, "index": index, "status": status})
+        event = {"event": "exited", "round": number, "index": index, "status": status}
+        if number == self._starting:
+            self._held.append(event)
+        else:
+            self.send(event)
+
+    def _send_held(self) -> None:
+        """Tell of the exits of a round of which the start has been told, or will not be."""
+        self._starting = None
+        for event in self._held:
+            self.send(event)
+        self._held.clear()
 
     def _reap(self) -> None:
         while True:
@@ -229,20 +268,14 @@ class Spawner:
             kill_all(self._left())
             self._reap()
         if not self._left():
+            if self._fork_server is not None:
+                self._fork_server.hear_beginning(are_gone=True)
             self._killing = self._watching = False
-            self.send({"event": "empty"})
+            self.send({"event": "empty", "number": self._clearing})
 
     def _end_orphans(self) -> None:
         """The agent is gone: nothing of its workers may outlive it."""
-        import time
-
-        deadline = time.monotonic() + _ORPHANS_S
-        while time.monotonic() < deadline:
-            kill_all(descendants(os.getpid()))
-            self._reap()
-            if all(is_zombie(pid) for pid in descendants(os.getpid())):
-                break
-            select.select([self._wake], [], [], _KILL_AGAIN_MS / 1000)
+        end_descendants(ORPHANS_S)
         if self._last_words:
             with suppress(OSError):
                 os.write(2, self._last_words)
@@ -253,16 +286,20 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def spawner_main(channel: socket.socket) -> NoReturn:
-    """Be the spawner until the agent is gone; never returns."""
+def spawner_main(channel: socket.socket, guard: int) -> NoReturn:
+    """Be the spawner until the agent is gone; never returns.
+
+    Args:
+        channel: the socket to the agent.
+        guard: process id of the guard, from which this process was forked.
+    """
     status = 1
     try:
-        # Ctrl-C and hang-ups are for the agent to handle; the spawner ends with the agent.
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+        leave_terminal()
         become_subreaper()
         Spawner(channel).run()
+        if os.getppid() == guard:
+            os.kill(guard, signal.SIGCONT)  # it ends too, but not while it is stopped
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

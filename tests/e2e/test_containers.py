@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ft_run import exit_codes
 
 if TYPE_CHECKING:
     from conftest import Launcher
@@ -99,6 +100,30 @@ def test_pid_1_restarts_its_workers_after_a_kill(ft: "Launcher") -> None:
                      program=in_namespaces(ft, *AS_PID_1))  # fmt: skip
     assert command.process.returncode == 0, command.stderr
     assert "restart 1/1: rank 1 on node 0" in command.stderr
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("flags", "prepare", "wrong"),
+    [
+        (("--pid", "--fork", "--kill-child"), ":", r"this process is 1 here and \d+ in /proc"),
+        (("--mount",), "umount --lazy /proc", r"/proc/self cannot be read \(No such file .*\)"),
+    ],
+    ids=["another", "none"],
+)
+@pytest.mark.parametrize("command", [(), ("check",)], ids=["launch", "check"])
+def test_a_proc_that_shows_other_processes_is_refused(
+    ft: "Launcher", flags: tuple[str, ...], prepare: str, wrong: str, command: tuple[str, ...]
+) -> None:
+    words = command or ("--standalone", "--no-python", "true")
+    done = ft.run(*words, program=in_namespaces(ft, *flags, prepare=prepare))
+    assert done.process.returncode == exit_codes.USAGE
+    assert re.fullmatch(
+        rf"ft-run: error: /proc is not that of this PID namespace: {wrong}; ft-run finds and ends "
+        r"processes by it\. Mount one here \(`unshare --pid --fork --mount-proc`, or "
+        r"`mount -t proc proc /proc`\)\.\n",
+        done.stderr,
+    )
 
 
 # --- users and folders ---------------------------------------------------------------------------

@@ -460,3 +460,20 @@ def test_the_progress_of_a_check_and_ctrl_c(ft):
     finally:
         terminal.close()
     assert not ft.processes()
+
+
+def test_ctrl_z_during_a_check_gives_the_terminal_back_until_it_is_continued(ft):
+    shell = 'set -m; trap : INT; "$@"; echo "stopped=$?"; fg; echo "status=$?"; read line'
+    terminal = Terminal(ft, "check", env={"FT_RUN_CHECK_FAULT": "hang"}, shell=shell)
+    try:
+        terminal.expect_live("^ft-run check ")
+        terminal.type("\x1a")
+        terminal.expect_text(r"stopped=\d+")
+        terminal.expect_live("^ft-run check ")  # fg
+        terminal.type("\x03")
+        terminal.expect_text(r"status=130")
+        between = terminal.raw.partition(b"stopped=")[0]
+        assert between.rindex(b"\x1b[r") > between.rindex(b"\x1b[1;15r")
+    finally:
+        terminal.close()
+    assert not ft.processes()

@@ -45,8 +45,8 @@ def root_cause(command: "Command") -> str:
 def test_a_container_that_allows_too_few_processes(
     ft: "Launcher", cgroup: Path, options: tuple[str, ...]
 ) -> None:
-    """Agent and spawner have theirs; of the others the image has one for as long as it is there."""
-    most = 4
+    """Agent, guard and spawner have theirs; the image has one for as long as it is there."""
+    most = 5
     (cgroup / "pids.max").write_text(str(most))
     enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
     command = ft.run(
@@ -56,7 +56,7 @@ def test_a_container_that_allows_too_few_processes(
     assert re.fullmatch(
         r"rank [12] on node 0 \(\S+\) could not be started: no process can be made: Resource "
         rf"temporarily unavailable; processes and threads are limited to {most} for the container, "
-        r"of which [34] are used \(pids\.max\).*: raise what is used up",
+        r"of which [45] are used \(pids\.max\).*: raise what is used up",
         root_cause(command),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ft_run.tests.harness.family import children, guard_of, spawner_of
 
 if TYPE_CHECKING:
     from conftest import Command, Launcher
@@ -113,10 +114,9 @@ def kill(ft: "Launcher", command: "Command", whom: str) -> None:
     """SIGKILL some or all of a job's processes."""
     agent = command.pid
     family = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in ft.processes()}
-    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    relay = [pid for pid in map(int, children) if family.get(pid) == "ft-run-relay"]
-    spawner = [pid for pid in map(int, children) if pid not in relay]
-    workers = [pid for pid in family if pid not in (agent, *relay, *spawner)]
+    relay = [pid for pid in children(agent) if family.get(pid) == "ft-run-relay"]
+    guard, spawner = guard_of(agent), [spawner_of(agent)]
+    workers = [pid for pid in family if pid not in (agent, *relay, guard, *spawner)]
     victims = {
         "agent": [agent],
         "spawner": spawner,

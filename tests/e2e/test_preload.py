@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.tests.e2e.imports import torch_notes
-
-
-def children(pid):
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+from ft_run.tests.harness.family import children, spawner_of
 
 
 def is_fork_server(pid):
@@ -28,7 +25,8 @@ def image_of(ft, command):
     found: list[int] = []
 
     def there_is() -> bool:
-        spawners = children(command.pid)
+        guards = children(command.pid)
+        spawners = [pid for guard in guards for pid in children(guard)]
         found[:] = [pid for spawner in spawners for pid in children(spawner) if is_fork_server(pid)]
         return bool(found)
 
@@ -316,7 +314,7 @@ def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
     command = ft.start("--standalone", "--preload", "once", script)
     command.expect("^runs")
     image = image_of(ft, command)
-    (spawner,) = children(command.pid)
+    spawner = spawner_of(command.pid)
     os.kill(spawner, signal.SIGSTOP)
     os.kill(image, signal.SIGKILL)
     ft.wait_until(lambda: state_of(image) == "Z", "the image is dead")
@@ -326,3 +324,28 @@ def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
     assert command.wait() == 128 + signal.SIGTERM
     assert "still alive" not in command.stderr
     assert not ft.processes()
+
+
+def test_an_image_that_was_stopped_does_not_stall_a_restart(ft):
+    command = ft.start(
+        "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
+    )
+    (runs,) = command.expect(r"^runs 0 (\d+)")
+    os.kill(image_of(ft, command), signal.SIGSTOP)
+    os.kill(int(runs[1]), signal.SIGKILL)
+    assert command.wait() == 0
+    assert "runs 1 " in command.stdout
+    assert command.stderr.count("preload: imported colorsys") == 1
+
+
+def test_a_worker_that_takes_long_to_begin_does_not_hold_up_the_spawner(ft):
+    """Its script is on a file system that hangs: here, a FIFO that is never written to."""
+    script = ft.folder / "script.py"
+    os.mkfifo(script)
+    command = ft.start("--standalone", "--preload", "colorsys", script)
+    command.expect("preload: imported")
+    spawner, image = spawner_of(command.pid), image_of(ft, command)
+    ft.wait_until(lambda: set(children(spawner)) - {image}, "a worker is forked")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert "survives SIGKILL" not in command.stderr

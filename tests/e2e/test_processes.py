@@ -4,7 +4,8 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
+
+from ft_run.tests.harness.family import spawner_of
 
 # A worker that does everything to stay: it ignores SIGTERM and leaves a child and a grandchild
 # in sessions of their own, which ignore it too.
@@ -33,23 +34,16 @@ def start_family(ft, *options):
     return command
 
 
-def spawner_of(command):
-    """Return the pid of the agent's spawner: its child that is not the relay."""
-    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-    (spawner,) = map(int, children)
-    return spawner
-
-
 def test_sigkill_of_the_agent_leaves_nothing(ft):
     command = start_family(ft)
-    assert len(ft.processes()) == FAMILY + 2
+    assert len(ft.processes()) == FAMILY + 3  # agent, guard, spawner
     command.send(signal.SIGKILL)
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
 
 
 def test_sigkill_of_the_spawner_leaves_nothing_and_is_reported(ft):
     command = start_family(ft)
-    os.kill(spawner_of(command), signal.SIGKILL)
+    os.kill(spawner_of(command.pid), signal.SIGKILL)
     assert command.wait() == 1
     assert command.stderr.count("ft-run: error: the spawner process was killed") == 1
     assert "Traceback" not in command.stderr

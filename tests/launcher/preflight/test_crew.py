@@ -5,7 +5,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import pytest
 from ft_run.checks.records import Level, Order, Phase
+from ft_run.launcher.preflight import crew as crew_module
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 from ft_run.launcher.spawner.client import (
     Empty,
@@ -73,5 +75,32 @@ def test_the_answer_does_not_wait_for_a_worker_to_die_but_the_next_order_does() 
         spawner.tell(Empty())
         await closing
         assert spawner.did[-1] == "close"
+
+    asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+def test_no_worker_starts_beside_one_that_survives_sigkill_for_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crew_module, "_KILL_S", 0.05)
+
+    async def test() -> None:
+        spawner = SlowToKill()
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1))
+        assert "no answer within" in (await crew.run(order(1, 0.2))).failure
+        second = await crew.run(order(2, 30.0))  # waits for the kill's time to be over
+        assert second.failure.endswith("those of the order before have not ended")
+        assert spawner.did == ["spawn 1", "kill"]
+        spawner.tell(Spawned(1, (0,)))  # late, and not the spawner's end
+        spawner.tell(Empty())
+        third = await crew.run(order(3, 0.2))
+        assert "no answer within" in third.failure
+        assert spawner.did[2] == "spawn 2"
+        closing = asyncio.create_task(crew.close())
+        await spawner.kills.get()
+        await spawner.kills.get()
+        spawner.tell(Empty())
+        await closing
+        assert spawner.did == ["spawn 1", "kill", "spawn 2", "kill", "close"]
 
     asyncio.run(asyncio.wait_for(test(), 60.0))

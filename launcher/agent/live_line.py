@@ -1,0 +1,51 @@
+"""Keeps the live line of a terminal for as long as something runs on the event loop."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+
+from ..reporting.display import Display
+from ..spawner.client import SpawnerClient
+
+_REDRAW_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def live_line(
+    display: Display, text: Callable[[], str], spawner: SpawnerClient
+) -> AsyncIterator[None]:
+    """Keep the live line, where there is a terminal, also over its resizes and Ctrl-Z.
+
+    Args:
+        display: what has the line.
+        text: returns what it says now.
+        spawner: gives the terminal back, should this process be killed.
+    """
+    if not display.live:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def stopped() -> None:
+        display.suspend()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    async def redraw() -> None:
+        while True:
+            display.status(text())
+            await asyncio.sleep(_REDRAW_S)
+
+    display.open(spawner.set_last_words)
+    loop.add_signal_handler(signal.SIGWINCH, display.refresh)
+    loop.add_signal_handler(signal.SIGCONT, display.refresh)
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
+        loop.add_signal_handler(signal.SIGTSTP, stopped)
+    task = asyncio.create_task(redraw())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
