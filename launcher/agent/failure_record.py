@@ -1,6 +1,7 @@
 """From the exit of a worker to its failure record: error file, last lines, OOM killer."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -49,10 +50,8 @@ def worker_failure(
     )
 
 
-NOT_EXECUTED = 127
-"""As of a shell whose program cannot be executed."""
-SHORTAGE = 75
-"""EX_TEMPFAIL of sysexits(3): there was no process or file for it, which may pass."""
+SHORTAGE = os.EX_TEMPFAIL
+"""There was no process or file for it, which may pass."""
 
 
 def start_failure(

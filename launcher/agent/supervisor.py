@@ -16,11 +16,11 @@ from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.oom import OomWatch
+from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting import event_lines as say
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
 from .failure_record import (
-    NOT_EXECUTED,
     SHORTAGE,
     start_failure,
     store_failure,

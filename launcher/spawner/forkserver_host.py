@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants
-from ..processes.worker_exec import fork_worker
+from ..processes.worker_exec import code_from, fork_worker
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
 
@@ -233,7 +233,7 @@ class ForkServerHost:
             self._errors = None
             for start in range(0, len(data), 8):
                 index, code = data[start : start + 4], data[start + 4 : start + 8]
-                errors.append((int.from_bytes(index, "little"), int.from_bytes(code, "little")))
+                errors.append((int.from_bytes(index, "little"), code_from(code)))
             request, fds = self._waiting
             self._waiting = None
             self._owner.spawned(request, pids, errors, fds)

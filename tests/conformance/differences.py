@@ -119,6 +119,10 @@ README_TABLE: Final = {
         "stays in `/tmp`",
         "removed after success",
     ),
+    "`--master-port P`, several nodes": (
+        "the workers' `MASTER_PORT` too",
+        "where the nodes meet; `--worker-port` is for `MASTER_PORT`",
+    ),
     "store": (
         "the agent's, shared by all attempts",
         "rank 0's, at a fresh port each round (`TORCHELASTIC_USE_AGENT_STORE=False`)",
@@ -169,6 +173,12 @@ DIFFERENCES: Final = {
         readme="store",
         fact=r"worker .*: env TORCHELASTIC_USE_AGENT_STORE",
         holds=_changes("True", "False"),
+    ),
+    "port": Difference(
+        "a port cannot be both that of the master and that of the workers' store",
+        readme="`--master-port P`, several nodes",
+        fact=r"worker .*: env MASTER_PORT",
+        holds=_changes("<port>", "<free port>"),
     ),
     "address": Difference(
         "an address, so that no name needs to be resolved",
