@@ -61,6 +61,27 @@ def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
         AdvertisedAddress(None, "no-such-host.invalid").find()
 
 
+def test_an_address_is_found_anew_when_the_host_has_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local, routed, asked = {"10.0.0.1"}, ["10.0.0.1"], []
+    monkeypatch.setattr(network, "is_local_address", local.__contains__)
+    monkeypatch.setattr(network, "_route_to", lambda _: routed[-1])
+    monkeypatch.setattr(network, "resolve", lambda host: asked.append(host) or ["10.0.0.9"])
+    own = AdvertisedAddress("master", None)
+    assert own.find() == "10.0.0.1"
+    routed.append("10.0.0.2")
+    local.add("10.0.0.2")
+    assert own.find() == "10.0.0.1", "it is still there"
+    local.remove("10.0.0.1")
+    with closing(PortReservation(own.find, None)) as reservation:
+        assert reservation.renew().address == "10.0.0.2"
+    local.clear()
+    routed.append(None)
+    assert own.find() == "10.0.0.2", "no network at all: perhaps it comes back"
+    assert asked == ["master"], "no resolver is waited for while the job runs"
+
+
 def test_local_addresses_go_before_others_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "resolve", lambda _: [FOREIGN, "127.0.0.1"])
     assert AdvertisedAddress(None, "myself").find() == "127.0.0.1"
