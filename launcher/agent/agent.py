@@ -169,6 +169,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._handle_signals(loop)
         self._parts.spawner.listen(self.post)
+        self._workers.listen(loop)
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)

@@ -9,6 +9,7 @@ from typing import Any
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
+from ...values import replace
 
 _MESSAGE_MAX_CHARS = 4096
 _TRACEBACK_MARGIN = 2048
@@ -48,6 +49,12 @@ def worker_failure(
         out_of_memory=out_of_memory,
         after_stop=after_stop,
     )
+
+
+def ended_by_timer(failure: Failure, scope: str) -> Failure:
+    """Return the record of a worker that was killed because a timer of its own ran out."""
+    why = f"its timer {scope!r} expired (torch.distributed.elastic.timer)"
+    return replace(failure, message=why, error_json=json.dumps({"message": {"message": why}}))
 
 
 SHORTAGE = os.EX_TEMPFAIL

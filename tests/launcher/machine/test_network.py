@@ -64,10 +64,17 @@ def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
 def test_an_address_is_found_anew_when_the_host_has_it_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    local, routed, asked = {"10.0.0.1"}, ["10.0.0.1"], []
+    local = {"10.0.0.1"}
+    routed: list[str | None] = ["10.0.0.1"]
+    asked: list[str] = []
+
+    def resolve(host: str) -> list[str]:
+        asked.append(host)
+        return ["10.0.0.9"]
+
     monkeypatch.setattr(network, "is_local_address", local.__contains__)
     monkeypatch.setattr(network, "_route_to", lambda _: routed[-1])
-    monkeypatch.setattr(network, "resolve", lambda host: asked.append(host) or ["10.0.0.9"])
+    monkeypatch.setattr(network, "resolve", resolve)
     own = AdvertisedAddress("master", None)
     assert own.find() == "10.0.0.1"
     routed.append("10.0.0.2")

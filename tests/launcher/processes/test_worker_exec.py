@@ -10,15 +10,8 @@ from ft_run.launcher.spawner.client import Spawned
 
 def started(**changes: Any) -> tuple[Spawned, int]:
     """Start one worker; return what the agent hears of it, and its exit status."""
-    worker: dict[str, Any] = {
-        "index": 0,
-        "fds": 0,
-        "targets": [],
-        "cpus": None,
-        "argv": ["true"],
-        "env": {},
-    }
-    worker |= {"default_signals": [], "blocked_signals": [], "service": False}
+    worker: dict[str, Any] = {"index": 0, "fds": 0, "targets": [], "argv": ["true"], "env": {}}
+    worker |= {"cpus": None, "default_signals": [], "blocked_signals": [], "service": False}
     found = start_workers([worker | changes], ())
     _, status = os.waitpid(found.pids[0], 0)
     return Spawned(0, tuple(found.pids), dict(found.errors)), os.waitstatus_to_exitcode(status)
