@@ -80,7 +80,12 @@ class RendezvousOptions:
     ``--master-addr``); None: the node that the endpoint names hosts it."""
     node_rank: int | None = None
     local_addr: str | None = None
+    master_addr: str | None = None
+    """``--master-addr`` of a job of one node: its workers meet where this leads from here."""
     worker_ports: range | None = None
+    """Where ``MASTER_PORT`` is taken from; None: any free port."""
+    worker_ports_flag: str = "--worker-port"
+    """Which flag gave them."""
     join_timeout_s: float = defaults.JOIN_TIMEOUT_S
     last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
     node_grace_s: float = defaults.NODE_GRACE_S

@@ -41,7 +41,7 @@ from ...rendezvous.protocol.messages import (
     Waiting,
 )
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
-from ...values import dataclass
+from ...values import dataclass, replace
 from ..machine.network import PortReservation
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
@@ -89,7 +89,6 @@ class Agent:
         parts: NodeParts,
         *,
         identity: NodeIdentity,
-        address: str,
         port: PortReservation,
         crew: Crew | None,
     ) -> None:
@@ -98,8 +97,7 @@ class Agent:
         Args:
             parts: what the node was given before its event loop.
             identity: who this node is.
-            address: where other nodes reach it.
-            port: where it would host the store.
+            port: where other nodes reach it, and where it would host the store.
             crew: its check workers; None without checks.
         """
         self._parts = parts
@@ -110,7 +108,7 @@ class Agent:
             node_id=identity.node_id,
             incarnation=identity.incarnation,
             host=identity.host,
-            address=address,
+            address=port.offer.address,
             role=options.role,
             local_world_size=parts.count.count,
             wanted_rank=options.rendezvous.node_rank,
@@ -142,12 +140,13 @@ class Agent:
 
     def attend(self) -> Attend:
         """Return what this node says first on every stream, as of now."""
+        offer = self._port.offer  # this host may have another address than when it began
         return Attend(
             protocol=PROTOCOL_VERSION,
             version=VERSION,
             job=self._options.job_spec(),
-            node=self._node,
-            offer=self._port.offer,
+            node=replace(self._node, address=offer.address),
+            offer=offer,
             claim=self._claim.present(),
             leaving=signal_name(self._end.signal) if self._end.signal is not None else "",
         )
@@ -170,6 +169,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._handle_signals(loop)
         self._parts.spawner.listen(self.post)
+        self._workers.listen(loop)
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)

@@ -1,6 +1,7 @@
 """From the exit of a worker to its failure record: error file, last lines, OOM killer."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
+from ...values import replace
 
 _MESSAGE_MAX_CHARS = 4096
 _TRACEBACK_MARGIN = 2048
@@ -49,10 +51,14 @@ def worker_failure(
     )
 
 
-NOT_EXECUTED = 127
-"""As of a shell whose program cannot be executed."""
-SHORTAGE = 75
-"""EX_TEMPFAIL of sysexits(3): there was no process or file for it, which may pass."""
+def ended_by_timer(failure: Failure, scope: str) -> Failure:
+    """Return the record of a worker that was killed because a timer of its own ran out."""
+    why = f"its timer {scope!r} expired (torch.distributed.elastic.timer)"
+    return replace(failure, message=why, error_json=json.dumps({"message": {"message": why}}))
+
+
+SHORTAGE = os.EX_TEMPFAIL
+"""There was no process or file for it, which may pass."""
 
 
 def start_failure(

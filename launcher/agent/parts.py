@@ -1,5 +1,7 @@
 """What a node is made of before its event loop: what must be forked, found or read beforehand."""
 
+from typing import TYPE_CHECKING
+
 from ...values import dataclass
 from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
@@ -8,6 +10,9 @@ from ..options import LaunchOptions
 from ..reporting.display import Display
 from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands
+
+if TYPE_CHECKING:
+    from .file_timers import FileTimers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +33,5 @@ class NodeParts:
     relay: RelayClient | None
     """Carries the workers' output where it must be prefixed, filtered or copied."""
     display: Display
+    timers: "FileTimers | None" = None
+    """Torch's timers that workers set themselves; None where the user has not asked for them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import exit_codes
 from ...errors import NodeExcludedError
-from ..machine.network import PortReservation, advertised_address, is_local_address
+from ..machine.network import AdvertisedAddress, PortReservation, is_local_address
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting import event_lines as say
 from ..reporting.display import Display
@@ -43,10 +43,10 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         display.event(remark)
     identity = NodeIdentity(rendezvous.job_id)
     address = _address(rendezvous, display)
-    port = PortReservation(address, rendezvous.worker_ports)
+    port = PortReservation(address.find, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     hosting = Hosting(rendezvous, display.event)
     crew = _crew(parts, identity) if parts.check_spawner is not None else None
-    agent = Agent(parts, identity=identity, address=address, port=port, crew=crew)
+    agent = Agent(parts, identity=identity, port=port, crew=crew)
     try:
         await hosting.start()
         count, where = parts.count, hosting.where
@@ -79,12 +79,15 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     return status
 
 
-def _address(rendezvous: RendezvousOptions, display: Display) -> str:
+def _address(rendezvous: RendezvousOptions, display: Display) -> AdvertisedAddress:
     """Return the address that this node advertises."""
-    address = advertised_address(rendezvous.endpoint, rendezvous.local_addr)
-    if rendezvous.local_addr is not None and not is_local_address(address):
+    endpoint = rendezvous.endpoint
+    towards = rendezvous.master_addr if endpoint is None else endpoint.host
+    address = AdvertisedAddress(towards, rendezvous.local_addr)
+    found = address.find()
+    if rendezvous.local_addr is not None and not is_local_address(found):
         display.event(
-            f"--local-addr: {address} is not an address of this host; workers of other nodes "
+            f"--local-addr: {found} is not an address of this host; workers of other nodes "
             "will use it all the same (right for a translated address only)",
             logging.WARNING,
         )

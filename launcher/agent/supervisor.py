@@ -6,8 +6,10 @@ left. What follows from it for the job is not its business: it tells its listene
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from ... import defaults
@@ -16,12 +18,14 @@ from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.oom import OomWatch
+from ..processes.tree import descendants
+from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting import event_lines as say
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
 from .failure_record import (
-    NOT_EXECUTED,
     SHORTAGE,
+    ended_by_timer,
     start_failure,
     store_failure,
     stuck_failure,
@@ -39,6 +43,8 @@ SURVIVES_KILL_S = 10.0
 SETTLE_S = 0.2
 """How long workers that are ending by themselves are let end, where the failure that is known may
 follow from one of theirs: SIGTERM would hide how they end."""
+
+_SCOPE_MAX_CHARS = 200
 
 _LEFTOVERS_S = 5.0
 """What workers that succeeded left running has this long to end after SIGTERM."""
@@ -107,6 +113,9 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
         self._oom = OomWatch()
+        self._timers = parts.timers
+        self._timed_out: dict[int, str] = {}
+        """By process id, the timer of each worker that was killed because it ran out."""
 
     @property
     def group(self) -> WorkerGroup | None:
@@ -120,6 +129,11 @@ class Supervisor:
         """Process ids, by local rank, of the workers that were started last."""
         return self._group.pids if self._group is not None else ()
 
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the timers that workers set themselves, where they may."""
+        if self._timers is not None:
+            self._timers.listen(loop, self._timer_expired)
+
     # --- what the agent orders ---------------------------------------------------------------
 
     def start(self, assignment: Assignment) -> None:
@@ -130,6 +144,9 @@ class Supervisor:
             self._note(logs.warning, logging.WARNING)
         self._oom.has_struck()  # what happened before this round is not of this round
         self._not_started.clear()
+        self._timed_out.clear()
+        if self._timers is not None:
+            self._timers.forget()
         self._is_settling = False
         self._group = WorkerGroup(assignment, logs, self._node.role, self._spawner, self._relay)
         try:
@@ -233,6 +250,8 @@ class Supervisor:
             return
         state = group.state
         group.exited(event)
+        if self._timers is not None:
+            self._timers.forget(group.pids[event.local_rank])
         self._event_log.exited(event.local_rank, event.exit_code)
         if event.exit_code and event.local_rank not in self._not_started:
             await self._worker_failed(group, event, state)
@@ -307,7 +326,20 @@ class Supervisor:
             out_of_memory=killed and self._oom.has_struck(),
             after_stop=after_stop,
         )
-        self._failed(group, failure)
+        timer = self._timed_out.get(failure.pid)
+        self._failed(group, failure if timer is None else ended_by_timer(failure, timer))
+
+    def _timer_expired(self, pid: int, scope: str, number: int) -> None:
+        """Answer a timer that a worker, or what it started, has set and not taken back."""
+        group = self.group
+        if group is None or not number:
+            return
+        if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
+            self._timed_out[pid] = scope[:_SCOPE_MAX_CHARS]
+            text = say.timer_expired(group.assignment, pid, self._timed_out[pid])
+            self._note(text, logging.WARNING)
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _failed_to_open(self, group: WorkerGroup, error: OSError) -> None:
         """No worker was started, as there was nothing to write to."""

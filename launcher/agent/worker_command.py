@@ -106,8 +106,9 @@ class WorkerCommands:
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
             ),
         }
-        if "OMP_NUM_THREADS" in self._environ:
-            given["OMP_NUM_THREADS"] = self._environ["OMP_NUM_THREADS"]
+        for name in ("OMP_NUM_THREADS", "TORCHELASTIC_TIMER_FILE"):
+            if name in self._environ:
+                given[name] = self._environ[name]
         return {name: str(value) for name, value in given.items()}
 
     @property

@@ -12,6 +12,7 @@ results travel through files that only this user can read, on this node, never o
 (``exchange``).
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -32,7 +33,7 @@ from ...errors import (
     SpawnerLostError,
     UsageError,
 )
-from ...values import dataclass
+from ...values import dataclass, field
 from .config import LaunchConfig, LogsSpecs, command_line
 from .exchange import Call, read_outcome, read_results, write_call
 
@@ -75,6 +76,11 @@ class ProcessFailure:
     """-1 for a node that was lost."""
     node_rank: int
     host: str
+    error_file_data: dict[str, Any] = field(
+        default_factory=lambda: {"message": "<NONE>"}, compare=False
+    )
+    """What ``@record`` wrote, its traceback shortened where it is long; without an error file
+    what torch has then."""
 
     def signal_name(self) -> str:
         """Return the name of the signal that ended the worker; ``<N/A>`` where none did."""
@@ -268,8 +274,13 @@ def _failure(record: dict[str, Any]) -> tuple[int, ProcessFailure]:
         rank=rank,
         node_rank=node_rank,
         host=record["host"],
+        **_error_file_data(record["error_json"]),
     )
     return (rank if rank >= 0 else -1 - node_rank), failure
+
+
+def _error_file_data(error_json: str) -> dict[str, Any]:
+    return {"error_file_data": json.loads(error_json)} if error_json else {}
 
 
 def _name(entrypoint: Entrypoint) -> str:

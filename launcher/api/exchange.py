@@ -5,6 +5,7 @@ through files (mode 0600) of a folder (0700) that is made for one call and remov
 nothing is unpickled that another user owns or could have written.
 
     <folder>/call          what to call, for all workers of this node
+    <folder>/running       locks of the workers whose function has not returned
     <folder>/result.<pid>  what it returned, one per worker that finished
     <folder>/outcome       JSON, by the agent: how the job ended
 """

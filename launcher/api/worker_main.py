@@ -3,30 +3,77 @@
 It unpickles the function as a child of multiprocessing's ``spawn`` would, with the main module of
 the calling program imported under another name, and leaves the result in the folder of the call.
 What the function raises is recorded as by torch's ``@record``.
+
+A worker whose function has returned is held until those of the other workers of this node have:
+rank 0 may have the store that they need. Then it ends as a forked child of multiprocessing does,
+without taking the interpreter apart: a process group that was not destroyed has threads, and one
+that asks for the interpreter in that moment aborts the process.
 """
 
+import atexit
+import ctypes
+import fcntl
 import json
 import multiprocessing
 import os
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import spawn
-from typing import Any
+from typing import Any, NoReturn
 
 from .exchange import read_call, write_result
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the call of a folder, the only word, and write its result."""
+def main(words: Sequence[str]) -> NoReturn:
+    """Run the call of a folder, the only word, and write its result; exit with 0."""
     (folder,) = words
+    others = _Others(folder)
     try:
         call = read_call(folder, _prepare)
         write_result(folder, call.function(*call.args))
     except Exception as error:
         _record(error)
         raise
-    return 0
+    others.await_return()
+    _end()
+
+
+class _Others:
+    """The workers of this node, each of which locks its byte of a file until it has returned.
+
+    The kernel unlocks what a process that died had locked, and a child of it has no such lock.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._file = os.open(os.path.join(folder, "running"), os.O_RDWR | os.O_CREAT, 0o600)
+        self._byte = int(os.environ["RANK"])
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._byte)
+
+    def await_return(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._byte)
+        fcntl.lockf(self._file, fcntl.LOCK_SH, int(os.environ["WORLD_SIZE"]))
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
+def _end() -> NoReturn:
+    """Do what is due at the end of a program, and exit with 0."""
+    status = 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing itself does
+        atexit._run_exitfuncs()  # as above
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, ValueError):  # the function has closed it
+                stream.flush()
+        ctypes.CDLL(None).fflush(None)  # what C++ has written
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
 
 
 def _prepare(caller: dict[str, Any]) -> None:

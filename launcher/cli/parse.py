@@ -161,6 +161,9 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
     remarks.extend(conf.remarks)
     where = _endpoint(given, max_nodes)
     node_rank = _node_rank(given, where, max_nodes, remarks)
+    is_given_port = _gives_workers_their_port(given, where)
+    if max_nodes > 1:
+        _explain_ports(given, where, remarks)
     return RendezvousOptions(
         job_id=_job_id(given, where, max_nodes, remarks),
         min_nodes=min_nodes,
@@ -171,7 +174,9 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
         hosts_master=_hosts_master(given, conf, where, node_rank),
         node_rank=node_rank,
         local_addr=given["local_addr"] or None,
-        worker_ports=given["worker_port"],
+        master_addr=given["master_addr"] if is_given_port else None,
+        worker_ports=_one(given["master_port"]) if is_given_port else given["worker_port"],
+        worker_ports_flag=given.origin("master_port" if is_given_port else "worker_port"),
         join_timeout_s=conf.join_timeout_s,
         last_call_timeout_s=conf.last_call_timeout_s,
         node_grace_s=conf.node_grace_s,
@@ -200,8 +205,8 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
     where: Endpoint | None = given["rdzv_endpoint"]
     name = given.origin("rdzv_endpoint")
     if where is None and _backend(given) == "static":
-        if single and given["master_port"] is None:
-            return None
+        if single:
+            return None  # the only node: --master-port is for its workers
         where = Endpoint(
             given["master_addr"] or defaults.MASTER_ADDR,
             given.get("master_port", defaults.MASTER_PORT),
@@ -224,6 +229,43 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             f" as {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
         )
     return where
+
+
+def _gives_workers_their_port(given: Given, where: Endpoint | None) -> bool:
+    """Return whether ``--master-port`` is the workers' ``MASTER_PORT``, as by torchrun.
+
+    It is with one node, where no other node must be met at that port.
+    """
+    is_static = _backend(given) == "static" and given["rdzv_endpoint"] is None
+    is_alone = where is None and is_static and not given["standalone"]
+    return is_alone and bool(given["master_port"]) and given["worker_port"] is None
+
+
+def _one(port: int) -> range:
+    return range(port, port + 1)
+
+
+def _explain_ports(given: Given, where: Endpoint | None, remarks: list[str]) -> None:
+    """Say which ``MASTER_PORT`` the workers of several nodes have, and what gives them another.
+
+    Raises:
+        UsageError: the only ``--worker-port`` is where the nodes meet.
+    """
+    if where is None or given["rdzv_endpoint"] is not None:
+        return
+    port, workers = given["master_port"], given["worker_port"]
+    if workers is not None and workers == _one(where.port):
+        raise UsageError(
+            f"{given.origin('worker_port')} {where.port} is the port at which the nodes meet"
+            f" ({given.origin('master_port')}), and no worker can have it too; right would be"
+            f" another --master-port."
+        )
+    if port is not None and workers is None:
+        remarks.append(
+            f"{given.origin('master_port')} {port} is where the nodes meet; MASTER_PORT of the"
+            f" workers is a free port of rank 0's node. For MASTER_PORT={port}: --worker-port"
+            f" {port} with another --master-port."
+        )
 
 
 def _node_rank(
@@ -265,6 +307,8 @@ def _hosts_master(
 def _job_id(given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]) -> str:
     if given["rdzv_id"]:
         return str(given["rdzv_id"])
+    if _gives_workers_their_port(given, where):
+        return defaults.JOB_ID  # as by torchrun, for which this job is not standalone
     if where is None:
         return os.urandom(8).hex()
     if max_nodes > 1:

@@ -90,7 +90,8 @@ def address_flags() -> list[Flag]:
             group=_RENDEZVOUS,
             metavar="PORT",
             read=values.whole(0, values.MAX_PORT),
-            help=f"The port with --master-addr; default {defaults.MASTER_PORT}.",
+            help=f"The port with --master-addr; default {defaults.MASTER_PORT}. On one node"
+            " it is MASTER_PORT.",
         ),
         Flag(
             "--local-addr",

@@ -22,6 +22,7 @@ from ..spawner.client import SpawnerClient
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..agent.file_timers import FileTimers
 
 
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
@@ -67,6 +68,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
     if options.mode is not ScriptMode.COMMAND:
         check_interpreter(environ)
     _set_omp_threads(environ, count)
+    timers = _file_timers(environ)
     commands = WorkerCommands(options, count.count, environ)
     cpus = _numa_cpus(options, count)
     log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
@@ -82,6 +84,8 @@ def _parts(options: LaunchOptions) -> NodeParts:
         )
     except NoProcessError:
         log_dir.remove_if_unused()
+        if timers is not None:
+            timers.close()
         raise
     return NodeParts(
         options=options,
@@ -93,6 +97,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
         check_spawner=check_spawner,
         relay=relay,
         display=display,
+        timers=timers,
     )
 
 
@@ -111,6 +116,8 @@ def _close(parts: NodeParts, status: int) -> None:
     if parts.check_spawner is not None:
         parts.check_spawner.close()
     parts.spawner.close()
+    if parts.timers is not None:
+        parts.timers.close()
     if status == exit_codes.SUCCESS:
         parts.log_dir.remove_if_temporary()
     parts.log_dir.remove_if_unused()
@@ -124,6 +131,14 @@ def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
 
     startup.quiet_grpc()
     return startup.run(run_node(parts, conclude))
+
+
+def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
+    if environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+        return None  # nor is anything loaded for it
+    from ..agent.file_timers import make_file_timers
+
+    return make_file_timers(environ)
 
 
 def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:

@@ -5,6 +5,7 @@ Agents advertise an IP address, not a host name: no DNS in the data path, no 127
 
 import errno
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 from ...errors import UsageError
@@ -65,31 +66,54 @@ def _is_literal(host: str) -> bool:
     return True
 
 
-def advertised_address(endpoint: Endpoint | None, local_addr: str | None) -> str:
-    """Return the IP address under which this node is known to the others.
+class AdvertisedAddress:
+    """The IP address under which this node is known to the others.
 
     The one the user gave; else that of the interface which routes to the master; without a
-    master (standalone) the loopback address.
-
-    Raises:
-        UsageError: ``--local-addr`` is neither an address nor a name that resolves.
+    master (standalone) the loopback address. A host may get another address while the job runs:
+    ``find`` looks again, and asks no resolver for what it has found once.
     """
-    if local_addr is not None:
-        addresses = resolve(local_addr)
-        if not addresses:
-            raise UsageError(
-                f"--local-addr {local_addr!r} is neither an IP address nor a name that resolves."
-            )
-        local = [address for address in addresses if is_local_address(address)]
-        # A translated address (NAT, a floating IP) is not local and may still be right.
-        return (local or addresses)[0]
-    if endpoint is None:
-        return _loopback()
-    for address in resolve(endpoint.host):
-        route = _route_to(address)
-        if route is not None:
-            return route
-    return _loopback()
+
+    def __init__(self, master_host: str | None, local_addr: str | None) -> None:
+        """Find the address.
+
+        Args:
+            master_host: address or name of the master's host; None without a master.
+            local_addr: ``--local-addr``; None where it was not given.
+
+        Raises:
+            UsageError: ``--local-addr`` is neither an address nor a name that resolves.
+        """
+        self._master_host = master_host
+        self._masters: list[str] = []
+        """The addresses of the master's host, once they are known."""
+        self._given = _given_address(local_addr) if local_addr is not None else None
+        self._found: str | None = None
+
+    def find(self) -> str:
+        """Return the address as of now: the one before, as long as this host has it."""
+        if self._given is not None:
+            return self._given
+        if self._found is None or not is_local_address(self._found):
+            self._found = self._routed() or self._found
+        return self._found or _loopback()
+
+    def _routed(self) -> str | None:
+        if self._master_host is None:
+            return None
+        self._masters = self._masters or resolve(self._master_host)
+        return next(filter(None, map(_route_to, self._masters)), None)
+
+
+def _given_address(local_addr: str) -> str:
+    addresses = resolve(local_addr)
+    if not addresses:
+        raise UsageError(
+            f"--local-addr {local_addr!r} is neither an IP address nor a name that resolves."
+        )
+    local = [address for address in addresses if is_local_address(address)]
+    # A translated address (NAT, a floating IP) is not local and may still be right.
+    return (local or addresses)[0]
 
 
 def _loopback() -> str:
@@ -137,25 +161,29 @@ class PortReservation:
     (Linux; verified with torch 2.13's libuv and legacy stores.)
     """
 
-    def __init__(self, address: str, ports: range | None) -> None:
+    def __init__(
+        self, address: Callable[[], str], ports: range | None, flag: str = "--worker-port"
+    ) -> None:
         """Reserve a port.
 
         Args:
-            address: the address to offer with it.
+            address: returns the address to offer with it, as of now.
             ports: where to look for a free one; None lets the kernel choose.
+            flag: what gave ``ports``.
 
         Raises:
             UsageError: none of ``ports`` is free.
         """
         self._ports = ports
+        self._flag = flag
         self._address = address
         self._next = 0
         self._socket = self._bind()
 
     @property
     def offer(self) -> Offer:
-        """Where this node would host the store."""
-        return Offer(self._address, self._socket.getsockname()[1])
+        """Where this node would host the store, as of now."""
+        return Offer(self._address(), self._socket.getsockname()[1])
 
     def renew(self) -> Offer:
         """Give the port back and reserve another, for the next round."""
@@ -182,9 +210,9 @@ class PortReservation:
                     raise
         first, last = self._ports[0], self._ports[-1]
         given = str(first) if first == last else f"{first}-{last}"
+        advice = "give a free port, or a wider range" if len(self._ports) > 1 else "give a free one"
         raise UsageError(
-            f"--worker-port {given}: no port of it is free for this user on this host; "
-            "give a free port, or a wider range."
+            f"{self._flag} {given}: no port of it is free for this user on this host; {advice}."
         )
 
 

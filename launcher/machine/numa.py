@@ -50,19 +50,6 @@ class Topology:
     """CPU → last-level cache."""
 
 
-def parse_numa_binding(text: str) -> NumaBinding:
-    """Return the mode that ``--numa-binding`` names.
-
-    Raises:
-        UsageError: ``text`` names none.
-    """
-    try:
-        return NumaBinding(text)
-    except ValueError:
-        modes = ", ".join(mode.value for mode in NumaBinding)
-        raise UsageError(f"--numa-binding={text} is not a mode; give one of {modes}.") from None
-
-
 def read_topology(root: Path = _ROOT) -> Topology:
     """Return the topology of this machine; a kernel without NUMA is one node with all CPUs.
 
@@ -116,16 +103,16 @@ def plan_numa_binding(
     """Return the CPUs of each worker for ``--numa-binding=<text>`` on this machine.
 
     Args:
-        text: the value of the option.
+        text: the value of the option, as the command line has read it.
         devices: the visible GPUs, in the workers' order.
         worker_count: workers on this node.
         root: the directory below which ``sys`` is looked up.
         allowed: the CPUs that this process may run on; None asks the kernel.
 
     Raises:
-        UsageError: as :func:`parse_numa_binding` and :func:`bind_workers`.
+        UsageError: as :func:`bind_workers`.
     """
-    binding = parse_numa_binding(text)
+    binding = NumaBinding(text)
     gpu_nodes = [find_gpu_node(device.pci_address, root) for device in devices]
     mask = allowed_cpus() if allowed is None else allowed
     return bind_workers(binding, read_topology(root), gpu_nodes, mask, worker_count)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .cpu_limit import CpuLimit
 
 
+_NOTHING_TO_COUNT = (
+    "no accelerator and no CPU limit; for a worker per CPU, as by torchrun: --nproc-per-node cpu"
+)
+
 _PLAUSIBLE = 1024
 """As many workers are never too many to try, and the kernel need not be asked."""
 
@@ -70,7 +74,8 @@ def resolve_worker_count(
     else 1.
 
     Args:
-        nproc_per_node: an integer, ``auto``, ``cpu``, ``gpu`` or ``xpu``.
+        nproc_per_node: an integer of at least 1, ``auto``, ``cpu``, ``gpu`` or ``xpu``, as the
+            command line has read it.
         accelerator: ``--accelerator``: the kind that ``auto`` and ``gpu`` count; with a number or
             ``cpu`` it says nothing and is not read.
         environ: the agent's environment, with the ``…_VISIBLE_DEVICES`` variables.
@@ -79,28 +84,21 @@ def resolve_worker_count(
         machine: what is looked at; None is this machine.
 
     Raises:
-        UsageError: another value, a count below 1 or beyond what the kernel can have, a kind that
-            is not there, or two options that contradict each other.
+        UsageError: a count beyond what the kernel can have, a kind that is not there, or two
+            options that contradict each other.
     """
     try:
         count = int(nproc_per_node)
     except ValueError:
         pass
     else:
-        if count < 1:
-            raise UsageError(f"--nproc-per-node={nproc_per_node} starts no worker; give 1 or more.")
         _refuse_impossible(count, machine or Machine())
         return WorkerCount(count, "given as a number")
     machine = machine or Machine()
     if nproc_per_node == "cpu":
         return _count_cpus(machine)
-    if nproc_per_node in ("auto", "gpu", "xpu"):
-        search = _Search(_parse_accelerator(accelerator), environ, machine, virtual_local_rank)
-        return _count_auto(search) if nproc_per_node == "auto" else _count(nproc_per_node, search)
-    raise UsageError(
-        f"--nproc-per-node={nproc_per_node} is not a number of workers; "
-        "give a whole number, auto, cpu, gpu or xpu."
-    )
+    search = _Search(_wanted(accelerator), environ, machine, virtual_local_rank)
+    return _count_auto(search) if nproc_per_node == "auto" else _count(nproc_per_node, search)
 
 
 def _refuse_impossible(count: int, machine: Machine) -> None:
@@ -132,13 +130,10 @@ def omp_num_threads(
     return None if cpu_limit is None else str(cpu_limit.cpus)
 
 
-def _parse_accelerator(text: str) -> "AcceleratorKind | None":
+def _wanted(text: str) -> "AcceleratorKind | None":
     """Return the kind that ``--accelerator`` names; None for ``auto``."""
-    from .accelerators import ACCELERATOR_CHOICES, AUTO, AcceleratorKind
+    from .accelerators import AUTO, AcceleratorKind
 
-    if text not in ACCELERATOR_CHOICES:
-        known = ", ".join(ACCELERATOR_CHOICES)
-        raise UsageError(f"--accelerator={text} is not known; give one of {known}.")
     return None if text == AUTO else AcceleratorKind(text)
 
 
@@ -185,7 +180,7 @@ def _count_auto(search: _Search) -> WorkerCount:
         )
     limit = search.machine.cpu_limit()
     if limit is None:
-        return WorkerCount(1, "no accelerator and no CPU limit")
+        return WorkerCount(1, _NOTHING_TO_COUNT)
     return WorkerCount(limit.cpus, limit.source)
 
 

@@ -208,7 +208,7 @@ class CheckCrew:
         if order.phase not in (Phase.FACTS, Phase.SOLO):
             yield replace(order, interface=interface_towards(order.master_addr) or "")
             return
-        port = PortReservation(_LOOPBACK, None)
+        port = PortReservation(lambda: _LOOPBACK, None)
         try:
             yield replace(
                 order,

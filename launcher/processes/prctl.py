@@ -4,6 +4,8 @@ import ctypes
 import os
 import signal
 
+from ...exit_codes import SIGNAL_BASE
+
 PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -31,7 +33,7 @@ def die_with_parent(parent: int) -> None:
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
-        os._exit(128 + signal.SIGKILL)
+        os._exit(SIGNAL_BASE + signal.SIGKILL)
 
 
 def become_subreaper() -> None:

@@ -3,11 +3,19 @@
 import errno
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from .prctl import die_with_parent
+
+NOT_EXECUTED = 127
+"""The exit status of a worker whose program could not be executed, as of a shell."""
+
+
+class NotBoundError(OSError):
+    """Raised when a process cannot be bound to its CPUs."""
 
 
 class Started(NamedTuple):
@@ -16,7 +24,8 @@ class Started(NamedTuple):
     pids: Sequence[int] = ()
     """In their order; 0: there was no process for it."""
     errors: Sequence[tuple[int, int]] = ()
-    """Index and errno of each whose program could not be executed; it exits with 127."""
+    """Index and code (``error_code``) of each that could not execute its program; it exits with
+    127."""
     unforked: Sequence[tuple[int, int]] = ()
     """Index and errno of each for which there was no process."""
 
@@ -56,11 +65,11 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
             unforked.append((worker["index"], error.errno or errno.EIO))
         pids.append(pid)
     for index, pipe in pipes:
-        # End-of-file means that the program was started; four bytes are the errno why not.
+        # End-of-file means that the program was started; four bytes are the code why not.
         with os.fdopen(pipe, "rb") as file:
             data = file.read(4)
         if data:
-            errors.append((index, int.from_bytes(data, "little")))
+            errors.append((index, code_from(data)))
     return Started(pids, errors, unforked)
 
 
@@ -76,7 +85,7 @@ def fork_worker(
 
     Returns:
         Its process id, and a pipe: end-of-file means that the program was started; four bytes
-        are the errno why not.
+        are the code why not (``code_from``).
 
     Raises:
         OSError: there is no process for it, or no descriptor for the pipe.
@@ -115,12 +124,35 @@ def set_up(worker: dict[str, Any], fds: Sequence[int]) -> None:
     """Give this process the streams and the CPUs of a worker.
 
     Raises:
-        OSError: the kernel refused.
+        NotBoundError: the kernel refused the CPUs.
+        OSError: it refused something else.
     """
     for fd, target in zip(fds, worker["targets"], strict=True):
         os.dup2(fd, target)  # the copy is inheritable
     if worker["cpus"]:
-        os.sched_setaffinity(0, worker["cpus"])
+        try:
+            os.sched_setaffinity(0, worker["cpus"])
+        except OSError as error:
+            raise NotBoundError(error.errno, error.strerror) from error
+
+
+def error_code(error: OSError) -> bytes:
+    """Return four bytes for the pipe to the parent: the errno, negative for ``NotBoundError``."""
+    code = error.errno or errno.EIO
+    signed = -code if isinstance(error, NotBoundError) else code
+    return signed.to_bytes(4, "little", signed=True)
+
+
+def code_from(data: bytes) -> int:
+    """Return what ``error_code`` has written."""
+    return int.from_bytes(data, "little", signed=True)
+
+
+def explained(code: int, program: str) -> str:
+    """Return a clause for people: why a program could not be executed."""
+    if code < 0:
+        return f"it cannot be bound to its CPUs (--numa-binding): {os.strerror(-code)}"
+    return f"{program}: {os.strerror(code)}"
 
 
 def _become_worker(
@@ -144,8 +176,9 @@ def _become_worker(
         argv = worker["argv"]
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        os.write(errors_to, (error.errno or errno.EIO).to_bytes(4, "little"))
-    except BaseException:
-        os.write(errors_to, errno.EINVAL.to_bytes(4, "little"))
+        os.write(errors_to, error_code(error))
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        os.write(errors_to, error_code(OSError(errno.EINVAL, "")))
     finally:
-        os._exit(127)
+        os._exit(NOT_EXECUTED)

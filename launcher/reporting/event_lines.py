@@ -28,6 +28,11 @@ def hello(node_id: str, job_id: str, workers: int, source: str, where: str) -> s
     return f"job={job_id} node={node_id} nproc_per_node={workers} ({source}), {where}"
 
 
+def timer_expired(assignment: Assignment, pid: int, scope: str) -> str:
+    """Return the line for a process that did not take its timer back in time."""
+    return f"{_at(assignment)} ending process {pid}: its timer {scope!r} expired"
+
+
 def started(assignment: Assignment, pids: Sequence[int], store_pid: int | None) -> str:
     """Return the line for workers that have been started, and the store process if there is one."""
     last = assignment.rank_offset + len(pids) - 1

@@ -14,6 +14,7 @@ from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants, is_zombie, kill_all
+from ..processes.worker_exec import explained
 from .guard import guard_main
 
 
@@ -43,8 +44,8 @@ class Spawned:
     pids: tuple[int, ...]
     """Process ids, by local rank."""
     errors: Mapping[int, int] = field(default_factory=dict)
-    """The errno of each worker, by local rank, whose program could not be executed; it exits with
-    127."""
+    """The code (``worker_exec.error_code``) of each worker, by local rank, that could not execute
+    its program; it exits with 127."""
     unforked: Mapping[int, int] = field(default_factory=dict)
     """The errno of each for which there was no process, likewise; its process id is 0."""
 
@@ -54,7 +55,7 @@ class Spawned:
         Args:
             programs: of the workers, by local rank.
         """
-        why = {rank: f"{programs[rank]}: {os.strerror(code)}" for rank, code in self.errors.items()}
+        why = {rank: explained(code, programs[rank]) for rank, code in self.errors.items()}
         for rank, code in self.unforked.items():
             why[rank] = no_process(OSError(code, os.strerror(code)))
         return why

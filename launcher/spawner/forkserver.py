@@ -28,9 +28,10 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from ...exit_codes import SIGNAL_BASE
 from ..processes.ipc import Incoming, send
 from ..processes.tree import children
-from ..processes.worker_exec import fork_with_pipe
+from ..processes.worker_exec import NOT_EXECUTED, error_code, fork_with_pipe
 from . import forked_worker
 from .environ_watch import EnvironmentWatch
 from .forked_worker import Program, WorkerPlace
@@ -232,19 +233,19 @@ class Image:
         self, index: int, worker: dict[str, Any], mine: list[int], fds: list[int]
     ) -> Program:
         go, errors_to = fds[:2]
-        code = errno.EINVAL
+        code = error_code(OSError(errno.EINVAL, ""))
         try:
             os.setsid()
             if not os.read(go, 1):
-                os._exit(128 + signal.SIGKILL)
+                os._exit(SIGNAL_BASE + signal.SIGKILL)
             assignment = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
             return forked_worker.become(assignment, self._environ, self._path0)
         except OSError as error:
-            code = error.errno or errno.EIO
+            code = error_code(error)
         except BaseException:
             sys.excepthook(*sys.exc_info())
-        os.write(errors_to, index.to_bytes(4, "little") + code.to_bytes(4, "little"))
-        os._exit(127)
+        os.write(errors_to, index.to_bytes(4, "little") + code)
+        os._exit(NOT_EXECUTED)
 
 
 def _import(name: str) -> str | None:

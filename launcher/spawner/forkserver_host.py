@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants
-from ..processes.worker_exec import fork_worker
+from ..processes.worker_exec import code_from, fork_worker
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
 
@@ -158,11 +158,14 @@ class ForkServerHost:
             return
         self._beginning = None
         os.close(beginning.errors)
-        words = [
-            int.from_bytes(beginning.data[start : start + 4], "little")
-            for start in range(0, len(beginning.data), 4)
+        data = bytes(beginning.data)
+        errors = [
+            (
+                int.from_bytes(data[start : start + 4], "little"),
+                code_from(data[start + 4 : start + 8]),
+            )
+            for start in range(0, len(data), 8)
         ]
-        errors = list(zip(words[::2], words[1::2], strict=True))
         self._owner.spawned(beginning.request, beginning.pids, errors)
 
     def receive(self) -> None:

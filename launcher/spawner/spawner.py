@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from ..processes import prctl
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants, end_descendants, kill_all, signal_session
-from ..processes.worker_exec import Started, start_workers
+from ..processes.worker_exec import NOT_EXECUTED, Started, start_workers
 from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
@@ -212,7 +212,7 @@ class Spawner:
         self.send({"event": "spawned", "round": number, **whole._asdict()})
         self._send_held()
         for index, _ in whole.unforked:
-            self._send_exit(number, index, 127)
+            self._send_exit(number, index, NOT_EXECUTED)
 
     def _signal(self, number: int) -> None:
         for pid in self._workers.keys() - self._services:

@@ -8,6 +8,7 @@ import re
 import signal
 from typing import Protocol
 
+from ... import exit_codes
 from ...values import dataclass
 from ..protocol.failure import Failure, FailureKind, signal_name
 from . import bounded_regex
@@ -87,7 +88,7 @@ class EndedBySignal:
         status = exit_status(failure)
         if status is None:
             return Look(False, "no worker exited")
-        matches = status == 128 + self.number
+        matches = status == exit_codes.SIGNAL_BASE + self.number
         name = signal_name(self.number)
         if matches:
             return Look(True, f"the worker was ended by {name} (exit status {status})")
@@ -155,7 +156,9 @@ def exit_status(failure: Failure) -> int | None:
     """Return a worker's exit status, 128 + n for signal n; None where no worker exited."""
     if failure.kind not in _WORKER_KINDS:
         return None
-    return failure.exit_code if failure.exit_code >= 0 else 128 - failure.exit_code
+    return (
+        failure.exit_code if failure.exit_code >= 0 else exit_codes.SIGNAL_BASE - failure.exit_code
+    )
 
 
 def error_lines(failure: Failure) -> list[str]:

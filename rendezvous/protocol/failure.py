@@ -72,12 +72,13 @@ class Failure:
             return f"{where} (pid {self.pid}) does not die: {self.message}"
         if self.out_of_memory:
             return f"{where} was killed by the kernel's OOM killer (out of memory)"
+        first = self.message.strip().partition("\n")[0][:200]
         if self.exit_code < 0:
-            return f"{where} was killed by {signal_name(-self.exit_code)}"
-        if self.message:
-            first = self.message.strip().splitlines()[0][:200]
-            return f"{where} exited with {self.exit_code}: {first}"
-        return f"{where} exited with {self.exit_code}"
+            killed = f"{where} was killed by {signal_name(-self.exit_code)}"
+            # The last line on standard error need not have to do with the signal.
+            return f"{killed}: {first}" if self.error_json and first else killed
+        exited = f"{where} exited with {self.exit_code}"
+        return f"{exited}: {first}" if first else exited
 
 
 def signal_name(number: int) -> str:

@@ -71,9 +71,13 @@ README_TABLE: Final = {
         "traceback, exit 1",
         "one line, orderly stop, exit 143",
     ),
-    "`--nproc-per-node auto`, `cpu`": (
+    "`--nproc-per-node cpu`": (
         "the machine's CPUs",
-        "the container's CPU limit (cgroup v1, v2), or the accelerators",
+        "the container's CPU limit (cgroup v1, v2), or the machine's CPUs",
+    ),
+    "`--nproc-per-node auto`": (
+        "the accelerators, or the machine's CPUs",
+        "the accelerators, or the container's CPU limit, or 1",
     ),
     "master, rendezvous": (
         "pickles over an open port",
@@ -118,6 +122,10 @@ README_TABLE: Final = {
     "temporary log folder": (
         "stays in `/tmp`",
         "removed after success",
+    ),
+    "`--master-port P`, several nodes": (
+        "the workers' `MASTER_PORT` too",
+        "where the nodes meet; `--worker-port` is for `MASTER_PORT`",
     ),
     "store": (
         "the agent's, shared by all attempts",
@@ -169,6 +177,12 @@ DIFFERENCES: Final = {
         readme="store",
         fact=r"worker .*: env TORCHELASTIC_USE_AGENT_STORE",
         holds=_changes("True", "False"),
+    ),
+    "port": Difference(
+        "a port cannot be both that of the master and that of the workers' store",
+        readme="`--master-port P`, several nodes",
+        fact=r"worker .*: env MASTER_PORT",
+        holds=_changes("<port>", "<free port>"),
     ),
     "address": Difference(
         "an address, so that no name needs to be resolved",
@@ -278,7 +292,7 @@ DIFFERENCES: Final = {
     ),
     "worker count": Difference(
         "as many workers as the container has CPUs for",
-        readme="`--nproc-per-node auto`, `cpu`",
+        readme="`--nproc-per-node cpu`",
         fact=r"worker [1-9].*|worker 0 .*: env .*WORLD_SIZE",
         holds=lambda theirs, ours: ours == NOTHING or (int(theirs) > 1 and ours == "1"),
         is_better=True,

@@ -155,6 +155,7 @@ class Normalizer:
             (re.compile(rf"\b{launcher.port}\b"), "<port>"),
         ]
         self._made_up = re.compile(any_id)
+        self._port = str(launcher.port)
 
     def text(self, text: str) -> str:
         for pattern, name in self._rules:
@@ -169,7 +170,7 @@ class Normalizer:
     def variable(self, name: str, value: str) -> str:
         """Return a variable's value; one that can only be known afterwards is replaced."""
         if name == "MASTER_PORT" and value.isdecimal():
-            return "<port>"
+            return "<port>" if value == self._port else "<free port>"
         if name == "TORCHELASTIC_RUN_ID" and self._made_up.fullmatch(value):
             return "<id>"
         return self.text(value)

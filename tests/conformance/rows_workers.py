@@ -53,6 +53,7 @@ NODES: Final = [
             "--node-rank 2 --role trainer --nproc-per-node 3",
         ),
         job_id="roles",
+        differs=("port",),
     ),
     Row(
         "two agents",

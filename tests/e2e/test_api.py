@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ft_run.launcher.api import ProcessFailure
 
 if TYPE_CHECKING:
     from conftest import Command, Launcher
@@ -238,3 +239,97 @@ def test_a_signal_to_the_agent_is_told(ft: "Launcher", number: signal.Signals) -
     assert command.wait() == 128 + number
     assert f"{number.name} ended the workers of this node before the job was over" in command.stdout
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
+
+
+def test_a_worker_that_has_returned_is_held_until_the_others_have(ft: "Launcher") -> None:
+    """Rank 0 may have the store that the others need. Seen in the kernel's list of locks."""
+    run(
+        ft,
+        """
+def is_held(pid):
+    lines = open("/proc/locks").read().splitlines()
+    return any(" -> " in line and f" {pid} " in line for line in lines)
+
+def work(pids):
+    open(f"{pids}.{rank()}", "w").write(str(os.getpid()))
+    if rank() == 1:
+        while not (text := os.path.exists(pids + ".0") and open(pids + ".0").read()):
+            pass
+        while os.path.exists(f"/proc/{text}") and not is_held(text):
+            pass
+        assert is_held(text), "rank 0 is gone"
+
+if __name__ == "__main__":
+    elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), work)(sys.argv[1])
+""",
+        ft.folder / "pid",
+    )
+
+
+def test_a_worker_that_fails_is_not_waited_for(ft: "Launcher") -> None:
+    run(
+        ft,
+        """
+def work():
+    if rank() == 1:
+        os._exit(7)
+
+if __name__ == "__main__":
+    try:
+        elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), work)()
+    except ChildFailedError as error:
+        assert error.failures[1].exitcode == 7
+""",
+    )
+
+
+def test_a_worker_ends_in_order_and_its_interpreter_is_not_taken_apart(ft: "Launcher") -> None:
+    """A thread of a process group that was not destroyed would abort it."""
+    command = run(
+        ft,
+        """
+import atexit, ctypes, time
+
+class Global:
+    def __del__(self):
+        os.write(1, b"taken apart\\n")
+
+def work():
+    work.kept = Global()
+    atexit.register(print, "at exit")
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+    ctypes.CDLL(None).printf(b"from C\\n")
+    print("last line", end="")
+
+if __name__ == "__main__":
+    elastic_launch(LaunchConfig(1, 1, 1), work)()
+""",
+    )
+    assert sorted(command.stdout.replace("last line", "").split("\n")) == [
+        "",
+        "at exit",
+        "from C",
+        "thread",
+    ]
+    assert "last line" in command.stdout
+
+
+def test_the_error_file_of_a_failure_is_with_it(ft: "Launcher") -> None:
+    run(
+        ft,
+        """
+def work():
+    raise OSError("out of ink")
+
+if __name__ == "__main__":
+    config = LaunchConfig(1, 1, 1, LogsSpecs(sys.argv[1]), max_restarts=0)
+    try:
+        elastic_launch(config, work)()
+    except ChildFailedError as error:
+        message = error.failures[0].error_file_data["message"]
+        assert message["message"] == "OSError: out of ink", message
+        assert "out of ink" in message["extraInfo"]["py_callstack"]
+""",
+        ft.folder / "logs",
+    )
+    assert ProcessFailure(0, 1, -9, "", "", 0, 0, 0, "h").error_file_data == {"message": "<NONE>"}

@@ -57,6 +57,19 @@ def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
     job.ends("abc")
 
 
+def test_a_host_that_gets_another_address_is_met_at_that(ft, network):
+    job = Cluster(ft, network, "mab", "--nnodes", 2, master="m")
+    job.master("m")
+    before = job.start("ab")
+    assert before["a"].node_rank == 0
+    assert before["b"].store.startswith(job.hosts["a"].address + ":")
+    job.hosts["a"].move("10.77.9.9")
+    job.agents["a"].expect("connected to the master again")
+    job.told("fail", 1)
+    job.agents["b"].expect(r"store=10\.77\.9\.9:")
+    job.ends("ab")
+
+
 def test_what_is_said_while_a_link_is_cut_for_a_moment_arrives(ft, network):
     """Nobody notices; a moment, on a busy machine, may be longer than the default time-out."""
     job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=60")

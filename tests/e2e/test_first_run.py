@@ -79,3 +79,28 @@ def test_a_standalone_run_loads_only_what_it_needs(ft, hello):
     loaded = set(command.stderr.splitlines()[-1].split())
     assert "ft_run.launcher.agent.agent" in loaded
     assert loaded & UNNEEDED == set()
+
+
+def test_the_workers_of_one_node_meet_at_the_master_port_in_every_round(ft, free_port: int):
+    """Rank 0 can listen at it: nothing else does, neither a master nor the round before."""
+    script = ft.script(
+        "import os, socket, sys\n"
+        "where = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+        "restarts = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    server = socket.create_server(where)\n"
+        "    print('met', *where, restarts, server.accept()[0].recv(5))\n"
+        "else:\n"
+        "    while True:\n"
+        "        try:\n"
+        "            socket.create_connection(where).sendall(b'hello')\n"
+        "            break\n"
+        "        except ConnectionRefusedError:\n"
+        "            pass\n"
+        "sys.exit(restarts != '2')\n"
+    )
+    command = ft.start("--master-port", free_port, "--nproc-per-node", 2, "--max-restarts", 2,
+                       "--node-rank", 0, "--master-addr", "localhost", script)  # fmt: skip
+    assert command.wait() == 0, command.stderr
+    met = [f"met 127.0.0.1 {free_port} {restarts} b'hello'" for restarts in range(3)]
+    assert command.stdout.splitlines() == met

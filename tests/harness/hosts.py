@@ -93,6 +93,12 @@ class Host:
         """Put the cable back."""
         self._network.switch("link", "set", self._port, "up")
 
+    def move(self, address: str) -> None:
+        """Give the host another address in place of its own, as DHCP or a failover may."""
+        self._ip("address", "delete", f"{self.address}/16", "dev", "eth0")
+        self._ip("address", "add", f"{address}/16", "dev", "eth0")
+        self.address = address
+
     def shape(self, rate: str, burst: str = "64kb") -> None:
         """Make the link slow in both directions.
 

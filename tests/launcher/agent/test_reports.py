@@ -34,7 +34,7 @@ class Node:
         self.claim = OwnClaim()
         self.claim.started(PLACE)
         self.end = NodeEnd(LaunchOptions("", RendezvousOptions("job", 2, 2)))
-        self.port = PortReservation("127.0.0.1", None)
+        self.port = PortReservation(lambda: "127.0.0.1", None)
         self.reports = NodeReports(
             self.claim,
             self.end,

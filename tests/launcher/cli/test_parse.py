@@ -278,6 +278,8 @@ def test_node_unit() -> None:
     [
         [],
         ["--standalone"],
+        ["--standalone", "--master-port=1234"],
+        ["--rdzv-backend=c10d", "--master-port=1234"],
         ["--standalone", "--rdzv-endpoint=node0:29400", "--rdzv-backend=c10d"],
         ["--rdzv-backend=c10d"],
         ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
@@ -292,6 +294,29 @@ def test_one_node_by_itself_opens_nothing(argv: list[str]) -> None:
     assert found.job_id != defaults.JOB_ID
     assert found.job_id != rendezvous(*argv).job_id
     assert rendezvous(*argv, "--rdzv-id=mine").job_id == "mine"
+    assert (found.worker_ports, found.master_addr) == (None, None)
+
+
+def test_the_workers_of_one_node_have_the_port_that_was_given() -> None:
+    found = rendezvous("--master-port=1234", "--master-addr=10.0.0.1", "--node-rank=0")
+    assert (found.endpoint, found.master_addr) == (None, "10.0.0.1")
+    assert found.job_id == defaults.JOB_ID
+    assert (found.worker_ports, found.worker_ports_flag) == (range(1234, 1235), "--master-port")
+    of_theirs = rendezvous("--master-port=1234", "--worker-port=5-6")
+    assert (of_theirs.worker_ports, of_theirs.worker_ports_flag) == (range(5, 7), "--worker-port")
+
+
+def test_several_nodes_are_told_which_port_their_workers_have() -> None:
+    argv = ["--nnodes=2", "--master-addr=node0", "--rdzv-id=x"]
+    (remark,) = launch(*argv, "--master-port=1234", "train.py").remarks
+    assert remark == (
+        "--master-port 1234 is where the nodes meet; MASTER_PORT of the workers is a free port of"
+        " rank 0's node. For MASTER_PORT=1234: --worker-port 1234 with another --master-port."
+    )
+    assert launch(*argv, "--master-port=1235", "--worker-port=1234", "train.py").remarks == ()
+    assert launch(*argv, "train.py").remarks == ()
+    refused = sentence(*argv, "--master-port=1234", "--worker-port=1234", "train.py")
+    assert refused.startswith("--worker-port 1234 is the port at which the nodes meet (--master-p")
 
 
 @pytest.mark.parametrize(
@@ -299,8 +324,6 @@ def test_one_node_by_itself_opens_nothing(argv: list[str]) -> None:
     [
         (["--rdzv-endpoint=node0"], "node0:29400", None, None),
         (["--rdzv-endpoint=[fd00::1]:1"], "[fd00::1]:1", None, None),
-        (["--master-port=1234"], "127.0.0.1:1234", None, None),
-        (["--master-port=1234", "--node-rank=0"], "127.0.0.1:1234", True, 0),
         (["--nnodes=2", "--master-addr=node0"], "node0:29500", None, None),
         (["--nnodes=2", "--master-addr=[::1]", "--node-rank=0"], "[::1]:29500", True, 0),
         (["--nnodes=2", "--master-addr=node0", "--node-rank=1"], "node0:29500", False, 1),

@@ -9,8 +9,8 @@ import pytest
 from ft_run.errors import UsageError
 from ft_run.launcher.machine import network
 from ft_run.launcher.machine.network import (
+    AdvertisedAddress,
     PortReservation,
-    advertised_address,
     interface_towards,
     listen_address,
 )
@@ -52,18 +52,46 @@ def test_another_host_is_not_listened_at(host: str) -> None:
 
 
 def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
-    assert advertised_address(None, None) == "127.0.0.1"
-    assert advertised_address(Endpoint("127.0.0.1", 1), None) == "127.0.0.1"
-    assert advertised_address(Endpoint("no-such-host.invalid", 1), None) == "127.0.0.1"
-    assert advertised_address(Endpoint("127.0.0.1", 1), "127.0.0.2") == "127.0.0.2"
-    assert advertised_address(None, FOREIGN) == FOREIGN  # translated, perhaps
+    assert AdvertisedAddress(None, None).find() == "127.0.0.1"
+    assert AdvertisedAddress("127.0.0.1", None).find() == "127.0.0.1"
+    assert AdvertisedAddress("no-such-host.invalid", None).find() == "127.0.0.1"
+    assert AdvertisedAddress("127.0.0.1", "127.0.0.2").find() == "127.0.0.2"
+    assert AdvertisedAddress(None, FOREIGN).find() == FOREIGN  # translated, perhaps
     with pytest.raises(UsageError, match="neither an IP address nor a name that resolves"):
-        advertised_address(None, "no-such-host.invalid")
+        AdvertisedAddress(None, "no-such-host.invalid").find()
+
+
+def test_an_address_is_found_anew_when_the_host_has_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = {"10.0.0.1"}
+    routed: list[str | None] = ["10.0.0.1"]
+    asked: list[str] = []
+
+    def resolve(host: str) -> list[str]:
+        asked.append(host)
+        return ["10.0.0.9"]
+
+    monkeypatch.setattr(network, "is_local_address", local.__contains__)
+    monkeypatch.setattr(network, "_route_to", lambda _: routed[-1])
+    monkeypatch.setattr(network, "resolve", resolve)
+    own = AdvertisedAddress("master", None)
+    assert own.find() == "10.0.0.1"
+    routed.append("10.0.0.2")
+    local.add("10.0.0.2")
+    assert own.find() == "10.0.0.1", "it is still there"
+    local.remove("10.0.0.1")
+    with closing(PortReservation(own.find, None)) as reservation:
+        assert reservation.renew().address == "10.0.0.2"
+    local.clear()
+    routed.append(None)
+    assert own.find() == "10.0.0.2", "no network at all: perhaps it comes back"
+    assert asked == ["master"], "no resolver is waited for while the job runs"
 
 
 def test_local_addresses_go_before_others_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "resolve", lambda _: [FOREIGN, "127.0.0.1"])
-    assert advertised_address(None, "myself") == "127.0.0.1"
+    assert AdvertisedAddress(None, "myself").find() == "127.0.0.1"
 
 
 # --- ports ---------------------------------------------------------------------------------------
@@ -71,7 +99,7 @@ def test_local_addresses_go_before_others_of_a_name(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def reservation() -> Iterator[PortReservation]:
-    with closing(PortReservation("127.0.0.1", None)) as reservation:
+    with closing(PortReservation(lambda: "127.0.0.1", None)) as reservation:
         yield reservation
 
 
@@ -119,7 +147,7 @@ def test_a_renewed_port_is_another(reservation: PortReservation) -> None:
 
 def test_a_range_of_ports_is_used_in_turn() -> None:
     first = free_port(2)
-    with closing(PortReservation("h", range(first, first + 2))) as reservation:
+    with closing(PortReservation(lambda: "h", range(first, first + 2))) as reservation:
         assert reservation.offer.port == first
         assert reservation.renew().port == first + 1
         assert reservation.renew().port == first
@@ -128,20 +156,20 @@ def test_a_range_of_ports_is_used_in_turn() -> None:
 def test_a_port_of_the_range_that_is_taken_is_passed_over() -> None:
     first = free_port(2)
     with listen(first, reuse=False):
-        with closing(PortReservation("h", range(first, first + 2))) as reservation:
+        with closing(PortReservation(lambda: "h", range(first, first + 2))) as reservation:
             assert reservation.offer.port == first + 1
         with pytest.raises(UsageError, match=f"--worker-port {first}: no port of it is free"):
-            PortReservation("h", range(first, first + 1))
+            PortReservation(lambda: "h", range(first, first + 1))
         with (
             listen(first + 1, reuse=False),
             pytest.raises(UsageError, match=f"{first}-{first + 1}"),
         ):
-            PortReservation("h", range(first, first + 2))
+            PortReservation(lambda: "h", range(first, first + 2))
 
 
 def test_the_only_port_is_renewed_in_place() -> None:
     first = free_port(2)
-    with closing(PortReservation("h", range(first, first + 1))) as reservation:
+    with closing(PortReservation(lambda: "h", range(first, first + 1))) as reservation:
         assert reservation.renew().port == first
 
 

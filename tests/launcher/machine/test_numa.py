@@ -19,7 +19,6 @@ from ft_run.launcher.machine.numa import (
     Topology,
     bind_workers,
     find_gpu_node,
-    parse_numa_binding,
     plan_numa_binding,
     read_topology,
 )
@@ -144,13 +143,6 @@ def test_minus_one_is_node_0(machine: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "nodes", "workers", "allowed", "sentence"),
     [
-        (
-            "near",
-            (0,),
-            1,
-            EVERY_CPU,
-            "--numa-binding=near is not a mode; give one of node, socket, exclusive, core-complex.",
-        ),
         (
             "node",
             (),
@@ -290,7 +282,7 @@ def test_binds_as_torch_does(
     mode: str, nodes: list[int], allowed: Set[int], topology: Topology
 ) -> None:
     try:
-        ours = bind_workers(parse_numa_binding(mode), topology, nodes, allowed, len(nodes))
+        ours = bind_workers(NumaBinding(mode), topology, nodes, allowed, len(nodes))
     except UsageError:
         return
     with torch_on(topology, nodes, allowed) as binding:

@@ -87,7 +87,7 @@ class Node:
         rendezvous = RendezvousOptions("job", 2, 2)
         options = LaunchOptions("", rendezvous, checks=LadderOptions(spec))
         self.crew, self.link = FakeCrew(), FakeLink()
-        self.port = PortReservation("127.0.0.1", None)
+        self.port = PortReservation(lambda: "127.0.0.1", None)
         self.identity = NodeIdentity("job")
         parts = NodeParts(
             options=options,
@@ -100,9 +100,7 @@ class Node:
             relay=None,
             display=Display(live=False),
         )
-        self.agent = Agent(
-            parts, identity=self.identity, address="127.0.0.1", port=self.port, crew=self.crew
-        )
+        self.agent = Agent(parts, identity=self.identity, port=self.port, crew=self.crew)
         self.agent._link = cast(MasterLink, self.link)
 
     async def hear(self, *messages: MasterMessage | LinkDown | LinkUp) -> None:
@@ -225,7 +223,7 @@ def test_workers_that_cannot_be_started_yet_are_left_to_the_first_order() -> Non
             super().start()
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    crew, reserve = FullCrew(), PortReservation("127.0.0.1", None)
+    crew, reserve = FullCrew(), PortReservation(lambda: "127.0.0.1", None)
     CheckSession(crew, reserve.renew, lambda _: None).prepare()
     assert crew.did == ["start"]
     reserve.close()
@@ -234,7 +232,7 @@ def test_workers_that_cannot_be_started_yet_are_left_to_the_first_order() -> Non
 def test_an_order_that_was_dropped_is_carried_out_for_the_next_master() -> None:
     async def test() -> None:
         crew, said = FakeCrew(), asyncio.Queue[CheckResult]()
-        reserve = PortReservation("127.0.0.1", None)
+        reserve = PortReservation(lambda: "127.0.0.1", None)
         session = CheckSession(crew, reserve.renew, said.put_nowait)
         session.take(order(1))
         await asyncio.sleep(0)

@@ -1,0 +1,113 @@
+"""The agent's end of ``torch.distributed.elastic.timer``: in a worker, ``with expires(60): ...``.
+
+With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` a worker writes lines of JSON to the FIFO that
+``TORCHELASTIC_TIMER_FILE`` names (torch's ``file_based_local_timer.py``):
+
+    {"version": 1, "pid": 17, "scope_id": "train.py#5", "expiration_time": 1.7e9, "signal": 9}
+
+sets a timer, in Unix time of this host; a negative time takes it back. Anything else is ignored.
+"""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import stat
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, MutableMapping
+
+from ...errors import UsageError
+
+_ENABLED = "TORCHELASTIC_ENABLE_FILE_TIMER"
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+_MAX_TIMERS = 10_000
+_READ_BYTES = 65_536
+
+Expired = Callable[[int, str, int], None]
+"""Takes the process id, the name of the timer, and the signal that answers it (0: none)."""
+
+
+class FileTimers:
+    """The FIFO, and the timers that run. One per agent."""
+
+    def __init__(self, path: str) -> None:
+        """Make the FIFO; one that an earlier agent left is replaced.
+
+        Raises:
+            UsageError: there can be no FIFO at ``path``.
+        """
+        try:
+            if os.path.lexists(path) and stat.S_ISFIFO(os.lstat(path).st_mode):
+                os.unlink(path)
+            os.mkfifo(path, 0o600)
+            # Also for writing: without a writer it would be at its end, and readable for ever.
+            self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(
+                f"{TIMER_FILE} was given {path!r}, where no FIFO can be made ({error.strerror});"
+                " right would be a path that does not exist, in a folder of this host."
+            ) from None
+        self.path = path
+        self._rest = b""
+        self._timers: dict[tuple[int, str], asyncio.TimerHandle] = {}
+        self._expired: Expired | None = None
+
+    def listen(self, loop: asyncio.AbstractEventLoop, expired: Expired) -> None:
+        """Take requests from now on; call ``expired`` for each timer that runs out."""
+        self._expired = expired
+        loop.add_reader(self._fifo, self._read)
+
+    def forget(self, pid: int | None = None) -> None:
+        """Stop the timers of a process that is gone; None: of all."""
+        for key in [key for key in self._timers if pid in (None, key[0])]:
+            self._timers.pop(key).cancel()
+
+    def close(self) -> None:
+        """Remove the FIFO."""
+        self.forget()
+        os.close(self._fifo)
+        os.unlink(self.path)
+
+    def _read(self) -> None:
+        *lines, self._rest = (self._rest + os.read(self._fifo, _READ_BYTES)).split(b"\n")
+        self._rest = self._rest[-_READ_BYTES:]
+        for line in lines:
+            self._request(line)
+
+    def _request(self, line: bytes) -> None:
+        try:
+            request = json.loads(line)
+            pid, scope = int(request["pid"]), str(request["scope_id"])
+            expires, number = float(request["expiration_time"]), int(request["signal"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return
+        if (timer := self._timers.pop((pid, scope), None)) is not None:
+            timer.cancel()
+        is_known = number <= 0 or number in signal.valid_signals()
+        if not 0 <= expires < math.inf or not is_known or len(self._timers) >= _MAX_TIMERS:
+            return
+        loop = asyncio.get_running_loop()
+        delay = max(0.0, expires - time.time())
+        self._timers[pid, scope] = loop.call_later(delay, self._over, pid, scope, max(0, number))
+
+    def _over(self, pid: int, scope: str, number: int) -> None:
+        del self._timers[pid, scope]
+        assert self._expired is not None
+        self._expired(pid, scope, number)
+
+
+def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers | None:
+    """Return the timers, and name their FIFO in ``environ``, where the user has asked for them.
+
+    Raises:
+        UsageError: there can be no FIFO where the user wants it.
+    """
+    if environ.get(_ENABLED) != "1":
+        return None
+    made_up = os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
+    timers = FileTimers(environ.get(TIMER_FILE) or made_up)
+    environ[TIMER_FILE] = timers.path
+    return timers
