@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from ...rendezvous.transport.server import MasterServer
     from .agent import Agent
 
-_PORT_TAKEN_CONNECT_S = 5.0
-"""A master that has this host's port answers at once; what does not answer is something else."""
-
 Note = Callable[[str, int], None]
 
 
@@ -81,16 +78,13 @@ class Hosting:
 
         endpoint = self._options.endpoint
         assert endpoint is not None
-
-        connect_timeout_s = self._options.connect_timeout_s
-        if self._port_is_taken:
-            connect_timeout_s = min(connect_timeout_s, _PORT_TAKEN_CONNECT_S)
         return GrpcLink(
             endpoint,
             agent.attend,
             self._watched(agent.post) if self._port_is_taken else agent.post,
             silence_s=self._silence_s,
-            connect_timeout_s=connect_timeout_s,
+            # Also where what has this host's port does not answer: a master may be frozen.
+            connect_timeout_s=self._options.connect_timeout_s,
             master_timeout_s=self._options.master_timeout_s,
             port_is_taken=self._port_is_taken,
         )
@@ -193,6 +187,7 @@ class Hosting:
             settings,
             lambda text: self._note(f"master: {text}", logging.DEBUG),
             examiner=new_examiner(),
+            warn=lambda text: self._note(f"master: {text}", logging.WARNING),
         )
 
 
