@@ -138,7 +138,7 @@ class MasterServer:
         outbox: "asyncio.Queue[MasterMessage | None]",
     ) -> None:
         try:
-            while (data := await context.read()) is not grpc.aio.EOF:
+            while isinstance(data := await context.read(), bytes):
                 message = decode_node(data)
                 if isinstance(message, Attend):
                     raise WireError("only the first message of a stream is Attend")
