@@ -250,7 +250,8 @@ async def _attack(
 
 
 async def _status(channel: grpc.aio.Channel) -> Any:
-    return pb.StatusReply.FromString(await channel.unary_unary(STATUS)(b""))
+    ask: Any = channel.unary_unary(STATUS)
+    return pb.StatusReply.FromString(await ask(b""))
 
 
 if MESSAGES > 10_000:

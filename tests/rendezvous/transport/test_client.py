@@ -175,7 +175,7 @@ def test_a_master_that_ends_a_stream_just_after_accepting_it(code: grpc.StatusCo
 
     async def test() -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handlers = {"Attend": grpc.stream_stream_rpc_method_handler(end_at_once)}
+        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(end_at_once)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
         await server.start()
@@ -204,7 +204,7 @@ def test_connections_that_bring_nothing_do_not_count_as_a_master() -> None:
 
     async def test() -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handlers = {"Attend": grpc.stream_stream_rpc_method_handler(hear_and_end)}
+        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(hear_and_end)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
         await server.start()

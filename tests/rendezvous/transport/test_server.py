@@ -126,7 +126,7 @@ def test_one_connection_has_so_many_streams_and_no_more() -> None:
             streams = [scene.stream() for _ in range(1000)]
             await until(lambda: len(scene.server._silent) >= 128)
             other = scene.connect()
-            status = other.unary_unary(f"/{SERVICE}/Status")
+            status: Any = other.unary_unary(f"/{SERVICE}/Status")
             assert pb.StatusReply.FromString(await status(b"")).phase
             assert len(scene.server._silent) == 128
             await other.close()
