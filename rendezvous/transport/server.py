@@ -5,7 +5,7 @@ import errno
 import gc
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +27,9 @@ _STOP_GRACE_S = 0.5
 
 _UNREAD_MESSAGES = 1_000
 """What waits for a node that does not read; more is not kept for it, and its stream ends."""
+
+_LAST_WORDS_S = 10.0
+"""For a node that has ended its side to read what was said to it."""
 
 _NOT_AN_AGENT = (
     WireError,
@@ -111,21 +114,30 @@ class MasterServer:
         outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         handler = asyncio.current_task()
         assert handler is not None
+        is_let_go = False
+
+        def let_go() -> None:
+            nonlocal is_let_go
+            is_let_go = True
+            handler.cancel()
 
         def deliver(message: MasterMessage | None) -> None:
             if outbox.qsize() < _UNREAD_MESSAGES:
                 outbox.put_nowait(message)
             else:
-                handler.cancel()
+                let_go()
 
         link = self._master.attach(deliver)
         reader: asyncio.Task[None] | None = None
         try:
             self._master.receive(link, attend)
-            reader = asyncio.create_task(self._read(link, context, outbox))
+            reader = asyncio.create_task(self._read(link, context, outbox, let_go))
             reader.add_done_callback(_show_bug)
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
+        except asyncio.CancelledError:
+            if not is_let_go:  # else the stream ends with this, as any other
+                raise
         finally:
             if reader is not None:
                 reader.cancel()
@@ -136,6 +148,7 @@ class MasterServer:
         link: int,
         context: "grpc.aio.ServicerContext[bytes, bytes]",
         outbox: "asyncio.Queue[MasterMessage | None]",
+        let_go: Callable[[], None],
     ) -> None:
         try:
             while isinstance(data := await context.read(), bytes):
@@ -145,9 +158,11 @@ class MasterServer:
                 bounds.check(message)
                 self._master.receive(link, message)
         except (bounds.OutOfBounds, *_NOT_AN_AGENT):
-            pass  # or a stream that broke: either way it is over
+            let_go()  # or a stream that broke: either way nothing more is said on it
         finally:
             outbox.put_nowait(None)
+            # What does not read keeps its last words from being written.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, let_go)
 
     async def _status(
         self,

@@ -223,3 +223,17 @@ def test_a_node_that_does_not_read_is_let_go() -> None:
             await until(lambda: not scene.master._streams)
 
     run(test)
+
+
+def test_a_stream_that_says_nonsense_and_does_not_read_is_over_too() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()))
+            await stream.read()
+            (deliver,) = scene.master._streams.values()
+            for _ in range(100):  # far more than what gRPC takes from a writer unread
+                deliver(Waiting(1, 2, 2, ("x" * 1_000_000,), 0.0, False))
+            await stream.write(b"\xff\xff")
+            await until(lambda: not scene.master._streams)
+
+    run(test)
