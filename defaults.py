@@ -41,6 +41,7 @@ VERDICT_GRACE_S: Final = 5.0
 ERROR_FILE_MAX_BYTES: Final = 32 * 1024
 STDERR_TAIL_MAX_BYTES: Final = 4 * 1024
 FAILURES_IN_VERDICT: Final = 16
+CLAIM_TEXT_MAX_CHARS: Final = 192 * 1024
 
 # What one node gets of the report of the checks; with 8 GPUs a node takes about 5 KB of it.
 CHECK_REPORT_MAX_BYTES: Final = 32 * 1024 * 1024

@@ -11,6 +11,7 @@ from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import JobSpec, PolicySpec
+from ..rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ..values import dataclass, field
 
 
@@ -86,12 +87,7 @@ class RendezvousOptions:
     """Where ``MASTER_PORT`` is taken from; None: any free port."""
     worker_ports_flag: str = "--worker-port"
     """Which flag gave them."""
-    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
-    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
-    node_grace_s: float = defaults.NODE_GRACE_S
-    node_timeout_s: float = defaults.NODE_TIMEOUT_S
-    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
-    connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
+    timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float | None = None
     """Infinity: never, late-comers enter at the next restart; None: not given, then the master
     knows."""
@@ -173,11 +169,7 @@ class MasterOptions:
 
     endpoint: Endpoint
     """Where to listen; ``::`` is all addresses."""
-    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
-    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
-    node_grace_s: float = defaults.NODE_GRACE_S
-    node_timeout_s: float = defaults.NODE_TIMEOUT_S
-    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
+    timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Where the job's nodes were given none; infinity: never."""
     remarks: tuple[str, ...] = ()

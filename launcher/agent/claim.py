@@ -1,8 +1,10 @@
 """What this node claims of its last round: all that a master that knows nothing must be told."""
 
 import time
+from typing import NamedTuple
 
-from ...rendezvous.protocol.failure import Failure
+from ... import defaults
+from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
 from ...rendezvous.protocol.messages import Assignment, Claim, ClaimState
 from ...values import replace
 
@@ -12,6 +14,7 @@ class OwnClaim:
 
     def __init__(self) -> None:
         self._claim: Claim | None = None
+        self._failures: list[_Weighed] = []
         self._since = 0.0
         self.is_checked = False
         """The master has found this node fit for the job."""
@@ -49,6 +52,7 @@ class OwnClaim:
     def started(self, assignment: Assignment) -> None:
         """The workers of a round are started."""
         self._since = time.monotonic()
+        self._failures = []
         self._claim = Claim(
             round=assignment.round,
             formed_by=assignment.formed_by,
@@ -64,6 +68,7 @@ class OwnClaim:
     def became_spare(self) -> None:
         """Claim to be in no round's world, so that no later master takes us for a member."""
         known = self._claim
+        self._failures = []
         self._claim = Claim(
             round=known.round if known is not None else 0,
             formed_by=known.formed_by if known is not None else "",
@@ -79,7 +84,10 @@ class OwnClaim:
     def failed(self, failure: Failure) -> None:
         """A worker of the round failed."""
         assert self._claim is not None
-        self._claim = replace(self._claim, failures=(*self._claim.failures, failure))
+        self._failures.append(_Weighed.of(failure))
+        _bound(self._failures)
+        failures = tuple(weighed.failure for weighed in self._failures)
+        self._claim = replace(self._claim, failures=failures)
 
     def done(self) -> None:
         """The workers that decide have exited 0."""
@@ -90,3 +98,32 @@ class OwnClaim:
         """No worker of that round is alive; of another round it says nothing."""
         if self._claim is not None and self._claim.round == round_number:
             self._claim = replace(self._claim, state=ClaimState.STOPPED)
+
+
+class _Weighed(NamedTuple):
+    """A failure with what it takes to choose between it and others: to find that out is slow."""
+
+    can_go: bool
+    evidence: Evidence
+    text_chars: int
+    failure: Failure
+
+    @classmethod
+    def of(cls, failure: Failure) -> "_Weighed":
+        texts = (failure.error_file, failure.error_json, failure.message, failure.stderr_tail)
+        is_stuck = failure.kind is FailureKind.STUCK
+        return cls(not is_stuck, evidence(failure), sum(map(len, texts)), failure)
+
+
+def _bound(failures: list[_Weighed]) -> None:
+    """Keep so many failures that the claim fits a message, and no more than a verdict shows.
+
+    Those are kept from which the others may follow, the first of equals, and any worker that does
+    not die.
+    """
+    while len(failures) > 1 and (
+        len(failures) > defaults.FAILURES_IN_VERDICT
+        or sum(weighed.text_chars for weighed in failures) > defaults.CLAIM_TEXT_MAX_CHARS
+    ):
+        least = max(range(len(failures)), key=lambda index: (failures[index][:2], index))
+        del failures[least]

@@ -5,12 +5,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ... import defaults
 from ...errors import PortInUseError, UsageError
 from ...rendezvous.group.checking import Examiner
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.group.examination import Examination
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.protocol.timeouts import Timeouts
 from ...rendezvous.transport.link import (
     LinkDown,
     LinkEvent,
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
     from ...checks.results import Known
     from ...rendezvous.transport.server import MasterServer
     from .agent import Agent
-
-_PORT_TAKEN_CONNECT_S = 5.0
-"""A master that has this host's port answers at once; what does not answer is something else."""
 
 Note = Callable[[str, int], None]
 
@@ -81,17 +80,14 @@ class Hosting:
 
         endpoint = self._options.endpoint
         assert endpoint is not None
-
-        connect_timeout_s = self._options.connect_timeout_s
-        if self._port_is_taken:
-            connect_timeout_s = min(connect_timeout_s, _PORT_TAKEN_CONNECT_S)
         return GrpcLink(
             endpoint,
             agent.attend,
             self._watched(agent.post) if self._port_is_taken else agent.post,
             silence_s=self._silence_s,
-            connect_timeout_s=connect_timeout_s,
-            master_timeout_s=self._options.master_timeout_s,
+            # Also where what has this host's port does not answer: a master may be frozen.
+            connect_timeout_s=self._options.timeouts.connect_timeout_s,
+            master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
         )
 
@@ -131,7 +127,8 @@ class Hosting:
     def _silence_s(self) -> float:
         from ...rendezvous.transport.channel_options import silence_s
 
-        return silence_s(self._options.node_timeout_s, self._options.node_grace_s)
+        timeouts = self._options.timeouts
+        return silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
 
     async def _serve(self, address: Endpoint) -> None:
         from ...rendezvous.transport.server import MasterServer
@@ -182,18 +179,25 @@ class Hosting:
             self._note(text, logging.INFO)
 
     def _new_master(self) -> Master:
-        options = self._options
-        settings = GroupSettings(
-            join_timeout_s=options.join_timeout_s,
-            last_call_timeout_s=options.last_call_timeout_s,
-            node_grace_s=options.node_grace_s,
-            master_timeout_s=options.master_timeout_s,
-        )
         return Master(
-            settings,
+            group_settings(self._options.timeouts),
             lambda text: self._note(f"master: {text}", logging.DEBUG),
             examiner=new_examiner(),
+            warn=lambda text: self._note(f"master: {text}", logging.WARNING),
         )
+
+
+def group_settings(
+    timeouts: Timeouts, rescale_delay_s: float = defaults.RESCALE_DELAY_S
+) -> GroupSettings:
+    """Return the times of a master's group; ``rescale_delay_s`` is for jobs without their own."""
+    return GroupSettings(
+        join_timeout_s=timeouts.join_timeout_s,
+        last_call_timeout_s=timeouts.last_call_timeout_s,
+        node_grace_s=timeouts.node_grace_s,
+        rescale_delay_s=rescale_delay_s,
+        master_timeout_s=timeouts.master_timeout_s,
+    )
 
 
 def new_examiner() -> Examiner:

@@ -66,11 +66,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
     conf = _conf(given)
     return MasterOptions(
         endpoint=given.get("bind", Endpoint("::", defaults.ENDPOINT_PORT)),
-        join_timeout_s=conf.join_timeout_s,
-        last_call_timeout_s=conf.last_call_timeout_s,
-        node_grace_s=conf.node_grace_s,
-        node_timeout_s=conf.node_timeout_s,
-        master_timeout_s=conf.master_timeout_s,
+        timeouts=conf.timeouts,
         **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,
     )
@@ -177,12 +173,7 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
         master_addr=given["master_addr"] if is_given_port else None,
         worker_ports=_one(given["master_port"]) if is_given_port else given["worker_port"],
         worker_ports_flag=given.origin("master_port" if is_given_port else "worker_port"),
-        join_timeout_s=conf.join_timeout_s,
-        last_call_timeout_s=conf.last_call_timeout_s,
-        node_grace_s=conf.node_grace_s,
-        node_timeout_s=conf.node_timeout_s,
-        master_timeout_s=conf.master_timeout_s,
-        connect_timeout_s=conf.connect_timeout_s,
+        timeouts=conf.timeouts,
         rescale_delay_s=given.get("rescale_delay", conf.rescale_delay_s),
     )
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from ... import defaults
 from ...errors import UsageError
+from ...rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ...values import dataclass
 from .values import (
     BadValue,
@@ -49,17 +49,14 @@ _WITHOUT_MEANING: Final = frozenset(
 )
 """Keys of torchrun's c10d backend for which there is nothing to do here."""
 
+_NO_TIMEOUTS: Final = _WITHOUT_MEANING | {"rescale_delay", "is_host"}
+
 
 @dataclass(frozen=True, slots=True)
 class RendezvousConf:
     """The settings of ``--rdzv-conf``, defaults filled in. All times in seconds."""
 
-    join_timeout_s: float = defaults.JOIN_TIMEOUT_S
-    last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S
-    node_grace_s: float = defaults.NODE_GRACE_S
-    node_timeout_s: float = defaults.NODE_TIMEOUT_S
-    master_timeout_s: float = defaults.MASTER_TIMEOUT_S
-    connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
+    timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float | None = None
     """Infinity: never; None: not said."""
     is_host: bool | None = None
@@ -91,12 +88,13 @@ def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
     for synonym, key in _SYNONYMS.items():
         if synonym in settings:
             settings.setdefault(key, settings.pop(synonym))
-    fields = {
-        key if key == "is_host" else f"{key}_s": value
-        for key, value in settings.items()
-        if key not in _WITHOUT_MEANING
-    }
-    return RendezvousConf(**fields, remarks=_remarks(unknown, name))
+    times = {f"{key}_s": settings[key] for key in settings.keys() - _NO_TIMEOUTS}
+    return RendezvousConf(
+        timeouts=Timeouts(**times),
+        rescale_delay_s=settings.get("rescale_delay"),
+        is_host=settings.get("is_host"),
+        remarks=_remarks(unknown, name),
+    )
 
 
 def _pairs(text: str, name: str) -> dict[str, str]:

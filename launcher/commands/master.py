@@ -5,11 +5,10 @@ import logging
 import signal
 
 from ... import exit_codes
-from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
 from .. import startup
-from ..agent.hosting import new_examiner
+from ..agent.hosting import group_settings, new_examiner
 from ..options import MasterOptions
 from ..reporting.display import Display
 from ..reporting.event_lines import verdict as verdict_line
@@ -33,17 +32,12 @@ async def _serve(options: MasterOptions, display: Display) -> int:
 
     for remark in options.remarks:
         display.event(remark)
-    settings = GroupSettings(
-        join_timeout_s=options.join_timeout_s,
-        last_call_timeout_s=options.last_call_timeout_s,
-        node_grace_s=options.node_grace_s,
-        rescale_delay_s=options.rescale_delay_s,
-        master_timeout_s=options.master_timeout_s,
-    )
+    timeouts = options.timeouts
+    settings = group_settings(timeouts, options.rescale_delay_s)
     master = Master(
         settings, lambda text: display.event(f"master: {text}"), examiner=new_examiner()
     )
-    silence = silence_s(options.node_timeout_s, options.node_grace_s)
+    silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
     server = MasterServer(master, VERSION, silence)
     port = await server.start(options.endpoint)
     display.event(f"master: listening at {options.endpoint} (port {port})")

@@ -5,8 +5,21 @@ from ... import defaults
 Options = list[tuple[str, int]]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""A claim or a verdict with its bounded failures is far below this; what a master says may have
-the report of the checks in it besides."""
+"""A verdict with its bounded failures is far below this; what a master says may have the report
+of the checks in it besides."""
+
+MAX_FROM_NODE_BYTES = 768 * 1024
+"""The failures of a claim have at most 192 Ki characters of text, and few of them take more than
+one byte."""
+
+_STREAMS_PER_CONNECTION = 128
+"""An agent has one stream on a connection of its own; the benchmarks have a hundred."""
+
+_HANDSHAKE_S = 10
+"""For a connection to say that it speaks HTTP/2."""
+
+_IDLE_S = 60
+"""How long a connection may have no stream."""
 
 SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 
@@ -63,7 +76,11 @@ def server_options(silence_s: float) -> Options:
         # Above 1,000 pending calls the server drops calls silently.
         ("grpc.server.max_pending_requests", 1_000_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_FROM_NODE_BYTES),
+        # Each stream takes some 30 kB: what opens thousands of them waits for its turn.
+        ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
+        ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
     ]
 
 

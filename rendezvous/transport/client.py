@@ -22,6 +22,7 @@ _FIRST_ANSWER_S = 5.0
 _CLOSE_S = 2.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
+_ENDED = "the master ended the stream"
 
 _FOREIGN = re.compile(
     r"http1\.x server|unexpected content-type|expected SETTINGS|failed parsing HTTP/2"
@@ -82,6 +83,8 @@ class GrpcLink:
         self._port_is_taken = port_is_taken
         self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
+        self._has_heard = False
+        """The present stream has brought a message."""
         self._over = False
         """A verdict or a refusal has come, or this side closes: no reconnection."""
         self._task = asyncio.create_task(self._run())
@@ -99,8 +102,7 @@ class GrpcLink:
             self._outbox.put_nowait(None)
             await asyncio.wait([self._task], timeout=_CLOSE_S)
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])  # an error of ours was told when it came (``_ended``)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """An error of ours must end the node, not leave it waiting for a link that is no more."""
@@ -114,12 +116,16 @@ class GrpcLink:
         attempts = 0
         while True:
             tried_at = time.monotonic()
+            self._has_heard = False
             try:
                 reason = await self._attend_once()
-                away_since = time.monotonic()
-                # A master that takes us and drops us at once is not hammered.
-                if away_since - tried_at > _BACKOFF_MAX_S:
+                # A master that takes us and drops us at once is not hammered, and one that never
+                # says a word meanwhile is as good as away.
+                lasted_s = time.monotonic() - tried_at
+                if lasted_s > _BACKOFF_MAX_S:
                     attempts = 0
+                if self._has_heard or lasted_s > _FIRST_ANSWER_S:
+                    away_since = time.monotonic()
             except _NotAMasterError:
                 if not self._was_up:
                     self._on_event(LinkLost(self._not_a_master()))
@@ -168,12 +174,19 @@ class GrpcLink:
         # Nothing is said before the master has: a failed write would hide what is wrong.
         if MASTER_KEY not in await call.initial_metadata():
             raise _rpc_error(await call.code(), await call.details())
-        await call.write(encode_node(self._attend()))
+        attend = encode_node(self._attend())
+        try:
+            await call.write(attend)
+        except asyncio.InvalidStateError:  # the stream has ended since the master's first word
+            if await call.code() is grpc.StatusCode.OK:
+                raise _UnreachableError(_ENDED) from None
+            raise _rpc_error(await call.code(), await call.details()) from None
 
     async def _read(self, call: Any) -> str:
         try:
             async for data in call:
                 message = decode_master(data)
+                self._has_heard = True
                 if isinstance(message, Verdict | Refused | Excluded):
                     self._over = True
                 self._on_event(message)
@@ -181,7 +194,7 @@ class GrpcLink:
             return in_words(error)
         except (WireError, DecodeError) as error:
             return f"the master said something that makes no sense: {error}"
-        return "the master ended the stream"
+        return _ENDED
 
     async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
         # A broken stream is the reader's to report.

@@ -23,10 +23,13 @@ from ..group.events import (
     Tick,
 )
 from ..group.group import Group
-from ..protocol.messages import MasterMessage, NodeMessage, Verdict
+from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
 
 Deliver = Callable[[MasterMessage | None], None]
 """Takes the messages for one stream, in order; None: end the stream after them."""
+
+_REASONS_TOLD = 32
+"""Refusals are told once per reason; whoever makes up reasons fills no console."""
 
 
 class Master:
@@ -38,6 +41,7 @@ class Master:
         note: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         """Create a master on the running event loop.
 
@@ -46,14 +50,20 @@ class Master:
             note: called with one line for each thing a person who watches should know.
             clock: seconds that never go back.
             examiner: begins the examinations of a job with checks.
+            warn: called with one line where a node is refused, once per reason; None: it is a
+                note like the others.
         """
         self.group = Group(settings, os.urandom(8).hex(), examiner)
         self.started_at = clock()
         self.round_started_at = self.started_at
         self._note = note
+        self._warn = warn
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
+        self._names: dict[int, str] = {}
+        """Which node attends on a stream, for people."""
+        self._reasons_told: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -69,12 +79,22 @@ class Master:
     def receive(self, link: int, message: NodeMessage) -> None:
         """Take a message that came in on a stream."""
         if link in self._streams:
+            if isinstance(message, Attend):
+                self._names[link] = f"node {message.node.node_id} at {message.node.address}"
             self._handle(Received(link, message))
 
     def detach(self, link: int) -> None:
         """Take note that a stream is gone."""
+        self._names.pop(link, None)
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
+
+    def refused(self, who: str, sentence: str) -> None:
+        """Tell the person who watches that a node was refused, once per reason."""
+        if sentence in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
+            return
+        self._reasons_told.add(sentence)
+        (self._warn or self._note)(f"{who} was refused: {sentence}")
 
     async def finished(self) -> Verdict:
         """Return the verdict, when every node that is there has heard it."""
@@ -114,7 +134,10 @@ class Master:
                 deliver = self._streams.get(link)
                 if deliver is not None:
                     deliver(message)
+                if isinstance(message, Refused) and self._warn is not None:
+                    self.refused(self._names.get(link, "a node"), message.sentence)
             case Close(link):
+                self._names.pop(link, None)
                 deliver = self._streams.pop(link, None)
                 if deliver is not None:
                     deliver(None)

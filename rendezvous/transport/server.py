@@ -5,7 +5,7 @@ import errno
 import gc
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,13 +15,31 @@ from google.protobuf.message import DecodeError
 
 from ...errors import PortInUseError, UsageError
 from ...protos import rendezvous_pb2 as pb
+from ..protocol import bounds
 from ..protocol.endpoint import Endpoint, join_host_port
-from ..protocol.messages import Attend, MasterMessage
+from ..protocol.messages import Attend, MasterMessage, Refused
 from .channel_options import MASTER_KEY, SERVICE, server_options
 from .codec import WireError, decode_node, encode_master
 from .master import Master
+from .silent_streams import SilentStreams
 
 _STOP_GRACE_S = 0.5
+
+_UNREAD_MESSAGES = 1_000
+"""What waits for a node that does not read; more is not kept for it, and its stream ends."""
+
+_LAST_WORDS_S = 10.0
+"""For a node that has ended its side to read what was said to it."""
+
+_NOT_AN_AGENT = (
+    WireError,
+    DecodeError,
+    grpc.RpcError,
+    grpc.aio.AioRpcError,
+    EOFError,
+    TimeoutError,
+)
+"""How a stream ends on which something else speaks than an agent."""
 
 
 class MasterServer:
@@ -30,6 +48,7 @@ class MasterServer:
     def __init__(self, master: Master, version: str, silence_s: float) -> None:
         self._master = master
         self._version = version
+        self._silent = SilentStreams()
         self._server = grpc.aio.server(options=server_options(silence_s))
         handlers = {
             "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
@@ -70,41 +89,80 @@ class MasterServer:
 
     async def _attend(
         self,
-        requests: AsyncIterator[bytes],
+        _requests: AsyncIterator[bytes],
         context: "grpc.aio.ServicerContext[bytes, bytes]",
     ) -> None:
-        outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
-        link = self._master.attach(outbox.put_nowait)
         # The node waits for this: it says that a master is there, before it has anything to say.
         await context.send_initial_metadata(((MASTER_KEY, self._version),))
-        reader = asyncio.create_task(self._read(link, requests, outbox))
-        reader.add_done_callback(_show_bug)
         try:
+            attend = decode_node(await self._silent.first_word(context.read))
+            bounds.check(attend)
+        except bounds.OutOfBounds as error:
+            sentence = f"this node sent what makes no sense: {error}"
+            self._master.refused(f"a node at {context.peer()}", sentence)
+            await context.write(encode_master(Refused(sentence)))
+            return
+        except _NOT_AN_AGENT:
+            return
+        if isinstance(attend, Attend):
+            await self._serve(attend, context)
+
+    async def _serve(
+        self, attend: Attend, context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> None:
+        """Let a node attend until the stream is over."""
+        outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
+        handler = asyncio.current_task()
+        assert handler is not None
+        is_let_go = False
+
+        def let_go() -> None:
+            nonlocal is_let_go
+            is_let_go = True
+            handler.cancel()
+
+        def deliver(message: MasterMessage | None) -> None:
+            if outbox.qsize() < _UNREAD_MESSAGES:
+                outbox.put_nowait(message)
+            else:
+                let_go()
+
+        link = self._master.attach(deliver)
+        reader: asyncio.Task[None] | None = None
+        try:
+            self._master.receive(link, attend)
+            reader = asyncio.create_task(self._read(link, context, outbox, let_go))
+            reader.add_done_callback(_show_bug)
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
+        except asyncio.CancelledError:
+            if not is_let_go:  # else the stream ends with this, as any other
+                raise
         finally:
-            reader.cancel()
+            if reader is not None:
+                reader.cancel()
             self._master.detach(link)
 
     async def _read(
         self,
         link: int,
-        requests: AsyncIterator[bytes],
+        context: "grpc.aio.ServicerContext[bytes, bytes]",
         outbox: "asyncio.Queue[MasterMessage | None]",
+        let_go: Callable[[], None],
     ) -> None:
-        attended = False
         try:
-            async for data in requests:
+            while isinstance(data := await context.read(), bytes):
                 message = decode_node(data)
-                if attended == isinstance(message, Attend):
-                    raise WireError("the first message of a stream, and only that, is Attend")
-                attended = True
+                if isinstance(message, Attend):
+                    raise WireError("only the first message of a stream is Attend")
+                bounds.check(message)
                 self._master.receive(link, message)
-        except (WireError, DecodeError, grpc.RpcError, grpc.aio.AioRpcError):
-            # Not an agent, or a stream that broke: either way it is over.
-            pass
+        except (bounds.OutOfBounds, *_NOT_AN_AGENT):
+            let_go()  # or a stream that broke: either way nothing more is said on it
         finally:
             outbox.put_nowait(None)
+            # What does not read keeps its last words from being written.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, let_go)
 
     async def _status(
         self,

@@ -263,6 +263,39 @@ def test_the_agent_that_hosts_the_master_is_killed_and_started_again(
     assert [replacement.wait(), survivor.wait()] == [0, 0]
 
 
+def test_a_master_on_this_host_that_is_frozen_is_waited_for(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint)
+    host = job.agent()
+    host.expect("hosted here")
+    host.send(signal.SIGSTOP)
+    other = job.agent()
+    other.expect("no connection to the master at .*no answer|does not answer")
+    host.send(signal.SIGCONT)
+    for agent in (host, other):
+        up(agent, 0)
+    job.open_gate()
+    assert [agent.wait() for agent in (host, other)] == [0, 0]
+
+
+def test_the_first_node_says_which_node_was_refused_and_why(ft: "Launcher", endpoint: str) -> None:
+    job = Job(ft, endpoint)
+    host = job.agent()
+    host.expect("hosted here")
+    for _ in range(2):
+        other = ft.start(*job.arguments[:-2], "--max-restarts", 7, *job.arguments[-2:])
+        assert other.wait() == exit_codes.REFUSED
+    up_agent = job.agent()
+    for agent in (host, up_agent):
+        up(agent, 0)
+    job.open_gate()
+    assert [agent.wait() for agent in (host, up_agent)] == [0, 0]
+    (told,) = re.findall("master: (.* was refused: .*)", host.stderr)
+    assert told.endswith(
+        "at 127.0.0.1 was refused: this node's options differ from the job's: --max-restarts is 7"
+        " here and 2 there."
+    )
+
+
 def test_an_ipv6_endpoint(ft: "Launcher", free_port: int) -> None:
     with socket.socket(socket.AF_INET6) as probe:
         try:

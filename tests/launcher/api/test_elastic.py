@@ -63,7 +63,7 @@ def test_every_field_arrives() -> None:
     group, logs = found.rendezvous, found.logs
     assert (group.min_nodes, group.max_nodes, group.max_restarts) == (2, 4, 7)
     assert (group.job_id, str(group.endpoint), group.local_addr) == ("a b", "node0:1", "10.0.0.2")
-    assert (group.join_timeout_s, group.hosts_master) == (5, True)
+    assert (group.timeouts.join_timeout_s, group.hosts_master) == (5, True)
     assert (found.nproc_per_node, found.role, found.numa_binding) == ("8", "trainer", "node")
     assert [signal.name for signal in found.signals] == ["SIGUSR1"]
     assert found.virtual_local_rank
@@ -85,7 +85,7 @@ def test_the_static_backend_has_the_node_rank_in_its_configuration() -> None:
         rdzv_timeout=9,
     )
     found = options(config).rendezvous
-    assert (found.node_rank, found.hosts_master, found.join_timeout_s) == (1, False, 9)
+    assert (found.node_rank, found.hosts_master, found.timeouts.join_timeout_s) == (1, False, 9)
     assert config.rdzv_configs == {"rank": 1}
 
 

@@ -20,6 +20,7 @@ from ft_run.launcher.options import (
     StreamSelection,
 )
 from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.timeouts import Timeouts
 
 MULTI = ("--nnodes=2", "--rdzv-id=j", "--rdzv-backend=grpc", "--rdzv-endpoint=node0")
 
@@ -425,7 +426,7 @@ def test_several_nodes_without_an_id_are_told_why_they_should_have_one() -> None
 
 def test_times_and_remarks_of_the_conf() -> None:
     options = launch("--rdzv-conf='timeout=5,node_grace=2,joint=1'", "train.py")
-    assert (options.rendezvous.join_timeout_s, options.rendezvous.node_grace_s) == (5, 2)
+    assert options.rendezvous.timeouts == Timeouts(join_timeout_s=5, node_grace_s=2)
     assert options.remarks == ("--rdzv-conf: the key 'joint' is unknown and ignored.",)
 
 
@@ -562,10 +563,9 @@ def test_master() -> None:
     )
     assert options == MasterOptions(
         endpoint=Endpoint("10.0.0.1", 1),
-        node_grace_s=1,
-        node_timeout_s=2,
-        last_call_timeout_s=3,
-        join_timeout_s=4,
+        timeouts=Timeouts(
+            node_grace_s=1, node_timeout_s=2, last_call_timeout_s=3, join_timeout_s=4
+        ),
         rescale_delay_s=math.inf,
         remarks=("--rdzv-conf: the key 'x' is unknown and ignored.",),
     )

@@ -7,6 +7,7 @@ import pytest
 from ft_run import defaults
 from ft_run.errors import UsageError
 from ft_run.launcher.cli.rdzv_conf import RendezvousConf, parse_conf
+from ft_run.rendezvous.protocol.timeouts import Timeouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ def test_every_key_is_understood() -> None:
     assert parse_conf(
         "join_timeout=1,last_call_timeout=2,node_grace=3,node_timeout=4,master_timeout=5,"
         "connect_timeout=6,rescale_delay=7.5,is_host=true"
-    ) == RendezvousConf(1, 2, 3, 4, 5, 6, 7.5, True)
+    ) == RendezvousConf(Timeouts(1, 2, 3, 4, 5, 6), 7.5, True)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_every_key_is_understood() -> None:
      "'join_timeout'='5','is_host'='1'", " join_timeout = 5 , is_host = 1 ,"],
 )  # fmt: skip
 def test_quotes_and_spaces_are_tolerated(text: str) -> None:
-    assert parse_conf(text) == RendezvousConf(join_timeout_s=5, is_host=True)
+    assert parse_conf(text) == RendezvousConf(Timeouts(join_timeout_s=5), is_host=True)
 
 
 def test_rescale_delay_may_be_never() -> None:
@@ -48,12 +49,12 @@ def test_rescale_delay_may_be_never() -> None:
 def test_timeout_is_torchruns_join_timeout_and_join_timeout_beats_it(
     text: str, expected: float
 ) -> None:
-    assert parse_conf(text).join_timeout_s == expected
+    assert parse_conf(text).timeouts.join_timeout_s == expected
 
 
 def test_read_timeout_limits_the_wait_for_the_host_of_the_master() -> None:
-    assert parse_conf("read_timeout=60").connect_timeout_s == 60
-    assert parse_conf("read_timeout=60,connect_timeout=7").connect_timeout_s == 7
+    assert parse_conf("read_timeout=60").timeouts.connect_timeout_s == 60
+    assert parse_conf("read_timeout=60,connect_timeout=7").timeouts.connect_timeout_s == 7
 
 
 @pytest.mark.parametrize(
@@ -121,5 +122,5 @@ def test_a_time_that_would_overflow_a_timer_is_refused() -> None:
 def test_any_text_gives_settings_or_a_sentence(text: str) -> None:
     with contextlib.suppress(UsageError):
         conf = parse_conf(text)
-        assert conf.join_timeout_s > 0
-        assert conf.node_grace_s == defaults.NODE_GRACE_S
+        assert conf.timeouts.join_timeout_s > 0
+        assert conf.timeouts.node_grace_s == defaults.NODE_GRACE_S

@@ -22,6 +22,7 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.channel_options import MASTER_KEY, SERVICE
 from ft_run.rendezvous.transport.client import GrpcLink, in_words, is_foreign
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ft_run.rendezvous.transport.master import Master
@@ -163,6 +164,59 @@ async def foreign_server(port: int = 0) -> tuple[grpc.aio.Server, Endpoint]:
     return server, Endpoint("127.0.0.1", port)
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE])
+def test_a_master_that_ends_a_stream_just_after_accepting_it(code: grpc.StatusCode) -> None:
+    """As a master does that is stopped at that moment: the node tries again, and can close."""
+
+    async def end_at_once(_: Any, context: Any) -> None:
+        await context.send_initial_metadata(((MASTER_KEY, "1"),))
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, "stopping")
+
+    async def test() -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(end_at_once)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        told = set()
+        for _ in range(5):
+            nodes = [Node(endpoint, attend, connect_timeout_s=9.0) for _ in range(30)]
+            for node in nodes:
+                event = await node.events.get()
+                told.add(await node.events.get() if isinstance(event, LinkUp) else event)
+            await asyncio.gather(*(node.link.close() for node in nodes))
+        await server.stop(None)
+        ended = "the master ended the stream" if code is grpc.StatusCode.OK else "stopping"
+        # What breaks in the middle of the first word is closed, without gRPC saying why.
+        assert LinkDown(ended) in told
+        assert told <= {LinkDown(ended), LinkDown("connection closed")}
+
+    run(test)
+
+
+def test_connections_that_bring_nothing_do_not_count_as_a_master() -> None:
+    """A node whose first word is never taken gives up in time, however often it connects."""
+
+    async def hear_and_end(requests: Any, context: Any) -> None:
+        await context.send_initial_metadata(((MASTER_KEY, "1"),))
+        await anext(aiter(requests))
+
+    async def test() -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(hear_and_end)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        node = Node(endpoint, attend, master_timeout_s=0.5)
+        lost = await node.next(LinkLost)
+        assert lost.sentence.startswith(f"the master at {endpoint} stayed away for 0.5 s")
+        await node.link.close()
+        await server.stop(None)
+
+    run(test)
+
+
 def test_another_server_is_no_master() -> None:
     async def test() -> None:
         server, endpoint = await foreign_server()
@@ -225,8 +279,7 @@ def test_an_error_of_ours_is_not_a_silent_wait() -> None:
         node = Node(endpoint, broken)
         lost = await node.next(LinkLost)
         assert "which is a bug of ft-run: ZeroDivisionError()" in lost.sentence
-        with pytest.raises(ZeroDivisionError):
-            await node.link.close()
+        await node.link.close()
         await server.stop()
 
     run(test)

@@ -1,0 +1,209 @@
+"""Bounds of what nodes say. Pure.
+
+A master takes nothing that it could not send on, keep or show: every number and every text is
+looked at when it comes in. The bounds are far above what an agent sends. What the texts of one
+message may come to in all is bounded by ``MAX_MESSAGE_BYTES`` of ``channel_options``.
+"""
+
+import math
+from collections.abc import Iterable
+
+from ... import defaults
+from .check_messages import CheckResult
+from .failure import Failure
+from .messages import (
+    Attend,
+    Claim,
+    Done,
+    Failed,
+    JobSpec,
+    Leave,
+    NodeMessage,
+    NodeSpec,
+    Past,
+    Stopped,
+)
+from .offer import Offer
+
+COUNT_MAX = 999_999_999
+"""As on the command line. A few steps more still fit any field of a message."""
+AGE_MAX_S = 999_999_999
+"""Some thirty years; two of them still fit an unsigned field."""
+TIME_MAX_S = 99_999_999_999
+"""The year 5138: what is later cannot be shown as a date."""
+LOCAL_WORLD_SIZE_MAX = 65_536
+EXIT_CODE_MAX = 255
+PORT_MAX = 65_535
+
+NAME_MAX_CHARS = 512
+"""Of names: a host name has at most 253 characters."""
+TEXT_MAX_CHARS = 4_096
+"""Of sentences, paths and rules."""
+REPORT_MAX_CHARS = 256 * 1024
+"""Of what one node has measured in a step of the checks: a few kB."""
+
+RULES_MAX = 1_000
+AGES_MAX = 10_000
+"""Restarts that are remembered of a node, or of the job within its window."""
+NODES_MAX = 100_000
+SECONDS_MAX = 1e9
+"""As on the command line."""
+
+
+class OutOfBounds(Exception):  # noqa: N818 - the sentence reads so
+    """Raised for what no agent sends; the text is one sentence."""
+
+
+def check(message: NodeMessage) -> None:
+    """Look at every number and text of what a node has said.
+
+    Raises:
+        OutOfBounds: one is not within its bounds.
+    """
+    match message:
+        case Attend():
+            _attend(message)
+        case Failed(round_number, failure):
+            _number("round", round_number)
+            _failure(failure)
+        case Stopped(round_number, offer):
+            _number("round", round_number)
+            _offer(offer)
+        case Done(round_number):
+            _number("round", round_number)
+        case Leave(reason):
+            _text("reason", reason, NAME_MAX_CHARS)
+        case CheckResult(number, report, offer):
+            _number("number", number)
+            _text("report", report, REPORT_MAX_CHARS)
+            _offer(offer)
+
+
+def _attend(attend: Attend) -> None:
+    _name("version", attend.version)
+    _job(attend.job)
+    _node(attend.node)
+    _offer(attend.offer)
+    if attend.claim is not None:
+        _claim(attend.claim)
+    _text("leaving", attend.leaving, NAME_MAX_CHARS)
+
+
+def _job(job: JobSpec) -> None:
+    _text("job_id", job.job_id, TEXT_MAX_CHARS)
+    for name in ("min_nodes", "max_nodes", "node_unit", "max_restarts"):
+        _number(name, getattr(job, name))
+    if job.policy is not None:
+        _number("max_node_failures", job.policy.max_node_failures)
+        for name in ("restart_window_s", "backoff_first_s", "backoff_max_s"):
+            _seconds(name, getattr(job.policy, name))
+        _texts("rules", job.policy.rules, RULES_MAX, TEXT_MAX_CHARS)
+    if job.checks is not None:
+        _name("level", job.checks.level)
+        _seconds("timeout_s", job.checks.timeout_s)
+        _seconds("straggler_threshold", job.checks.straggler_threshold)
+        _name("on_restart", job.checks.on_restart)
+        _texts("floors", job.checks.floors, RULES_MAX, TEXT_MAX_CHARS)
+    if job.rescale_delay_s is not None:
+        _seconds("rescale_delay_s", job.rescale_delay_s)
+
+
+def _node(node: NodeSpec) -> None:
+    _name("node_id", node.node_id)
+    _name("incarnation", node.incarnation)
+    _name("host", node.host)
+    _name("address", node.address)
+    _text("role", node.role, TEXT_MAX_CHARS)
+    _number("local_world_size", node.local_world_size, 0, LOCAL_WORLD_SIZE_MAX)
+    if node.wanted_rank is not None:
+        _number("wanted_rank", node.wanted_rank)
+
+
+def _offer(offer: Offer) -> None:
+    _name("address", offer.address)
+    _number("port", offer.port, 0, PORT_MAX)
+
+
+def _claim(claim: Claim) -> None:
+    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset"):
+        _number(name, getattr(claim, name))
+    _name("formed_by", claim.formed_by)
+    _name("successor", claim.successor)
+    _length("failures", len(claim.failures), defaults.FAILURES_IN_VERDICT)
+    for failure in claim.failures:
+        _failure(failure)
+    if claim.past is not None:
+        _past(claim.past)
+
+
+def _past(past: Past) -> None:
+    _ages("restart_ages_s", past.restart_ages_s)
+    _texts("excluded", past.excluded, NODES_MAX, NAME_MAX_CHARS)
+    _number("since_s", past.since_s, 0, AGE_MAX_S)
+    _length("failures", len(past.failures), NODES_MAX)
+    for node in past.failures:
+        _name("node_id", node.node_id)
+        _ages("ages_s", node.ages_s)
+
+
+def _failure(failure: Failure) -> None:
+    for name in ("rank", "local_rank", "node_rank"):
+        _number(name, getattr(failure, name), -1)
+    _number("exit_code", failure.exit_code, -EXIT_CODE_MAX, EXIT_CODE_MAX)
+    _number("pid", failure.pid)
+    _number("time_s", failure.time_s, 0, TIME_MAX_S)
+    _name("host", failure.host)
+    _text("role", failure.role, TEXT_MAX_CHARS)
+    _text("error_file", failure.error_file, TEXT_MAX_CHARS)
+    _text("error_json", failure.error_json, defaults.ERROR_FILE_MAX_BYTES)
+    _text("message", failure.message, 2 * TEXT_MAX_CHARS)
+    _text("stderr_tail", failure.stderr_tail, defaults.STDERR_TAIL_MAX_BYTES)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def _number(name: str, value: int, least: int = 0, most: int = COUNT_MAX) -> None:
+    if not least <= value <= most:
+        raise OutOfBounds(
+            f"{name} was given {value}, which no agent sends; right would be {least} to {most}."
+        )
+
+
+def _seconds(name: str, value: float) -> None:
+    """What is no number, negative or without end is the business of ``admission``."""
+    if SECONDS_MAX < value < math.inf:
+        raise OutOfBounds(f"{name} was given {value:g}; right would be at most {SECONDS_MAX:g}.")
+
+
+def _ages(name: str, ages: tuple[int, ...]) -> None:
+    _length(name, len(ages), AGES_MAX)
+    if ages:
+        _number(name, max(ages), 0, AGE_MAX_S)
+
+
+def _length(name: str, length: int, most: int) -> None:
+    if length > most:
+        raise OutOfBounds(f"{name} has {length} entries; right would be at most {most}.")
+
+
+def _text(name: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise OutOfBounds(f"{name} has {len(text)} characters; right would be at most {most}.")
+
+
+def _texts(name: str, texts: Iterable[str], count: int, most: int) -> None:
+    texts = tuple(texts)
+    _length(name, len(texts), count)
+    for text in texts:
+        _text(name, text, most)
+
+
+def _name(name: str, text: str) -> None:
+    """A name goes to terminals and into the environment of workers as it is."""
+    _text(name, text, NAME_MAX_CHARS)
+    if not text.isprintable():
+        raise OutOfBounds(
+            f"{name} {text[:40]!a} has characters that cannot be shown; right would be printable "
+            "ones only."
+        )

@@ -1,0 +1,65 @@
+"""Tests of what a node claims of its last round."""
+
+import dataclasses
+
+import pytest
+from ft_run import defaults
+from ft_run.launcher.agent.claim import OwnClaim
+from ft_run.rendezvous.protocol import bounds
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.messages import Assignment, Attend, JobSpec, NodeSpec
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.channel_options import MAX_FROM_NODE_BYTES
+from ft_run.rendezvous.transport.codec import encode_node
+
+ASSIGNMENT = Assignment(0, "m", 0, 0, 1, 0, 130, 0, 130, "h/0", "127.0.0.1", 1, "", None)
+
+
+def failure(rank: int, **changes: object) -> Failure:
+    known = Failure(FailureKind.WORKER, rank, rank, 0, "h", 100 + rank, 1, 1)
+    return dataclasses.replace(known, **changes)  # type: ignore[arg-type]  # of several types
+
+
+def claimed(*failures: Failure) -> tuple[Failure, ...]:
+    claim = OwnClaim()
+    claim.started(ASSIGNMENT)
+    for each in failures:
+        claim.failed(each)
+    present = claim.present()
+    assert present is not None
+    return present.failures
+
+
+def test_the_first_failures_are_claimed_as_many_as_a_verdict_shows() -> None:
+    failures = [failure(rank) for rank in range(130)]
+    assert claimed(*failures) == tuple(failures[: defaults.FAILURES_IN_VERDICT])
+
+
+def test_a_root_cause_that_comes_last_is_claimed() -> None:
+    collateral = [failure(rank, stderr_tail="Connection reset by peer") for rank in range(20)]
+    cause, stuck = failure(20, exit_code=-11), failure(21, kind=FailureKind.STUCK)
+    found = claimed(*collateral, cause, stuck)
+    assert len(found) == defaults.FAILURES_IN_VERDICT
+    assert found == (*collateral[:14], cause, stuck)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"error_json": "x" * defaults.ERROR_FILE_MAX_BYTES},
+        {"stderr_tail": "\ufffd" * defaults.STDERR_TAIL_MAX_BYTES, "message": "\U0001f600" * 4096},
+    ],
+)
+def test_whatever_130_workers_say_the_claim_fits_a_message(changes: dict[str, str]) -> None:
+    found = claimed(*(failure(rank, exit_code=3, **changes) for rank in range(130)))
+    assert found
+    assert found[0].rank == 0
+    claim = OwnClaim()
+    claim.started(ASSIGNMENT)
+    for each in found:
+        claim.failed(each)
+    node = NodeSpec("h/0", "i", "h", "127.0.0.1", "r", 130, None)
+    job = JobSpec("j", 1, 1, 1, 0)
+    attend = Attend(1, "1", job, node, Offer("127.0.0.1", 1), claim.present())
+    bounds.check(attend)
+    assert len(encode_node(attend)) <= MAX_FROM_NODE_BYTES

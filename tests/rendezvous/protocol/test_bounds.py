@@ -1,0 +1,170 @@
+"""Tests of the bounds at a master's door: every number and text has one."""
+
+import collections
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Received, Send, Tick
+from ft_run.rendezvous.group.group import Group
+from ft_run.rendezvous.protocol import bounds
+from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.messages import (
+    Attend,
+    Claim,
+    ClaimState,
+    Done,
+    Failed,
+    JobSpec,
+    Leave,
+    NodeFailures,
+    NodeMessage,
+    NodeSpec,
+    Past,
+    PolicySpec,
+    Stopped,
+)
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport import codec
+from ft_run.tests.harness.hostile import Hostile
+from google.protobuf.message import DecodeError
+
+OFFER = Offer("::1", 1)
+FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
+IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, adoption_grace_s=1.0)
+NO_BOUND = {"protocol"}
+"""It is compared before anything else, and never kept."""
+
+MESSAGES: list[NodeMessage] = [
+    Attend(
+        protocol=1,
+        version="1",
+        job=JobSpec("j", 1, 1, 1, 0, PolicySpec(("a",)), CheckSpec("light", 1.0, floors=("a",))),
+        node=NodeSpec("n", "i", "h", "::1", "r", 1, 0),
+        offer=OFFER,
+        claim=Claim(
+            0, "m", 0, 1, 0, 0, "n", ClaimState.RUNNING, (FAILURE,),
+            Past((1,), ("a",), 1, (NodeFailures("a", (1,)),)),
+        ),
+        leaving="x",
+    ),
+    Failed(0, FAILURE),
+    Done(0),
+    Stopped(0, OFFER),
+    Leave("x"),
+    CheckResult(0, "", OFFER),
+]  # fmt: skip
+
+
+def with_too_much(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the value with one of its numbers or texts as large as the wire allows."""
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        inner, hint = getattr(value, field.name), hints[field.name]
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
+        many = typing.get_origin(hint) is tuple
+        if many:
+            (hint, _) = typing.get_args(hint)
+            yield field.name, dataclasses.replace(value, **{field.name: inner * 200_000})
+        for name, odd in _odd_of(inner[0] if many else inner, hint, field.name):
+            odd = (odd,) if many else odd
+            yield name, dataclasses.replace(value, **{field.name: odd})
+
+
+def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(hint):
+        yield from with_too_much(value)
+    elif hint is str:
+        yield name, "x" * 300_000
+    elif hint is int:
+        yield name, 2**31 - 1 if name != "time_s" else 2**64 - 1
+    elif hint is float:
+        yield name, 1e308
+    else:
+        assert hint is bool or issubclass(hint, enum.Enum)
+
+
+CASES = [
+    pytest.param(odd, id=f"{type(message).__name__}-{name}-{number}")
+    for message in MESSAGES
+    for number, (name, odd) in enumerate(with_too_much(message))
+    if name not in NO_BOUND
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_an_agent_says_is_taken(message: NodeMessage) -> None:
+    bounds.check(message)
+
+
+@pytest.mark.parametrize("message", CASES)
+def test_every_number_and_text_is_bounded(message: NodeMessage) -> None:
+    with pytest.raises(bounds.OutOfBounds, match="right would be"):
+        bounds.check(message)
+
+
+@pytest.mark.parametrize("name", ["node_id", "host", "address", "incarnation"])
+def test_names_can_be_shown(name: str) -> None:
+    attend = typing.cast(Attend, MESSAGES[0])
+    node = dataclasses.replace(attend.node, **{name: "\x1b[2J"})  # type: ignore[arg-type]  # texts
+    with pytest.raises(bounds.OutOfBounds, match=rf"^{name} '\\x1b\[2J' has characters that"):
+        bounds.check(dataclasses.replace(attend, node=node))
+
+
+def test_a_job_may_wait_forever_for_a_larger_world() -> None:
+    attend = typing.cast(Attend, MESSAGES[0])
+    job = dataclasses.replace(attend.job, rescale_delay_s=float("inf"))
+    bounds.check(dataclasses.replace(attend, job=job))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
+    """Thousands of odd words to one group after another; what it answers can be encoded."""
+    hostile = Hostile(
+        seed,
+        protocol=(1,), job_id=("j",), min_nodes=(2,), max_nodes=(3,), node_unit=(1,),
+        max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(),
+        node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
+        wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
+        separate_store=(False,), leaving=("", "", "x"),
+        restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,),
+    )  # fmt: skip
+    taken, said = 0, collections.Counter[str]()
+    for _ in range(40):
+        group, links, now = Group(IMPATIENT, "m"), set[int](), 0.0
+        for link in range(60):
+            now += hostile.random.choice((0.0, 0.1, 1.0, 11.0))
+            is_new = hostile.random.random() < 0.5 or not links
+            number = link if is_new else hostile.random.choice(sorted(links))
+            events: list[Any] = [Tick()]
+            if hostile.random.random() < 0.1 and links:
+                links.discard(gone := hostile.random.choice(sorted(links)))
+                events.append(Detached(gone))
+            try:
+                message = codec.decode_node(hostile.message(*(("attend",) if is_new else ())))
+                bounds.check(message)
+            except (codec.WireError, DecodeError, bounds.OutOfBounds):
+                pass
+            else:
+                if isinstance(message, Attend) == is_new:
+                    links.add(number)
+                    events.append(Received(number, message))
+                    taken += 1
+            while events:
+                for command in group.handle(events.pop(0), now):
+                    if isinstance(command, Send):
+                        codec.encode_master(command.message)
+                        said[type(command.message).__name__] += 1
+                    elif isinstance(command, Close) and command.link in links:
+                        links.discard(command.link)
+                        events.append(Detached(command.link))
+            pb.StatusReply(round=group.round, restarts=group.restarts_in_budget)
+    assert taken > 200
+    assert min(said[name] for name in ("Start", "Stop", "Waiting", "Refused")) > 2, said

@@ -1,0 +1,239 @@
+"""Tests of the master's door: streams that say nothing, too much, or what makes no sense."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    Done,
+    JobSpec,
+    NodeSpec,
+    Refused,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.channel_options import SERVICE
+from ft_run.rendezvous.transport.codec import decode_master, encode_node
+from ft_run.rendezvous.transport.master import Master
+from ft_run.rendezvous.transport.server import MasterServer
+from ft_run.rendezvous.transport.silent_streams import SilentStreams
+
+TIMEOUT_S = 60.0
+
+
+def attend(number: int = 0, job: str = "j") -> Attend:
+    return Attend(
+        protocol=PROTOCOL_VERSION,
+        version="1",
+        job=JobSpec(job, 2, 2, 1, 0),
+        node=NodeSpec(f"h/{number}", f"i{number}", "h", "127.0.0.1", "r", 1, None),
+        offer=Offer("127.0.0.1", 1000),
+        claim=None,
+    )
+
+
+class Scene:
+    """A master with a server, what it told, and streams of strangers to it."""
+
+    def __init__(self, silent: SilentStreams | None = None) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.master = Master(GroupSettings(), self.notes.append, warn=self.warnings.append)
+        self.server = MasterServer(self.master, "1", 5.0)
+        if silent is not None:
+            self.server._silent = silent
+
+    async def __aenter__(self) -> "Scene":
+        port = await self.server.start(Endpoint("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{port}"
+        self.channel = self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+        await self.server.stop()
+
+    def connect(self) -> grpc.aio.Channel:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        return grpc.aio.insecure_channel(self.endpoint, options=own)
+
+    def stream(self) -> Any:
+        return self.channel.stream_stream(f"/{SERVICE}/Attend")()
+
+    async def say(self, *messages: bytes) -> Any:
+        """Open a stream, say these, and return it."""
+        stream = self.stream()
+        for message in messages:
+            await stream.write(message)
+        return stream
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+async def ended(stream: Any) -> bool:
+    """Wait for the end of a stream on which nothing is said."""
+    return await stream.read() is grpc.aio.EOF and await stream.code() is grpc.StatusCode.OK
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - it is gRPC that makes it true
+        await asyncio.sleep(0)
+
+
+def test_a_stream_that_says_nothing_ends_in_time() -> None:
+    async def test() -> None:
+        async with Scene(SilentStreams(limit_s=0.1)) as scene:
+            speaker = await scene.say(encode_node(attend()))
+            assert isinstance(decode_master(await speaker.read()), Waiting)
+            assert await ended(scene.stream())
+            half_closed = scene.stream()
+            await half_closed.done_writing()
+            assert await ended(half_closed)
+            assert not speaker.done()  # it has attended, and may say nothing for days
+
+    run(test)
+
+
+def test_the_oldest_of_too_many_silent_streams_ends() -> None:
+    async def test() -> None:
+        async with Scene(SilentStreams(limit_s=3600.0, most=3)) as scene:
+            streams = []
+            for _ in range(5):
+                streams.append(scene.stream())
+                await streams[-1].initial_metadata()
+            assert await ended(streams[0])
+            assert await ended(streams[1])
+            await streams[4].write(encode_node(attend()))
+            assert isinstance(decode_master(await streams[4].read()), Waiting)
+            assert not any(stream.done() for stream in streams[2:])
+
+    run(test)
+
+
+def test_one_connection_has_so_many_streams_and_no_more() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            streams = [scene.stream() for _ in range(1000)]
+            await until(lambda: len(scene.server._silent) >= 128)
+            other = scene.connect()
+            status: Any = other.unary_unary(f"/{SERVICE}/Status")
+            assert pb.StatusReply.FromString(await status(b"")).phase
+            assert len(scene.server._silent) == 128
+            await other.close()
+            for stream in streams:
+                stream.cancel()
+
+    run(test)
+
+
+def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            odd = dataclasses.replace(attend(), offer=Offer("127.0.0.1", 2**32 - 1))
+            for _ in range(2):
+                stream = await scene.say(encode_node(odd))
+                assert decode_master(await stream.read()) == Refused(
+                    "this node sent what makes no sense: port was given 4294967295, which no agent"
+                    " sends; right would be 0 to 65535."
+                )
+                assert await ended(stream)
+            (warning,) = scene.warnings  # once per reason
+            assert warning.startswith("a node at ipv4:127.0.0.1:")
+            assert "was refused: this node sent what makes no sense: port was" in warning
+            assert scene.master.group.job is None
+
+    run(test)
+
+
+def test_a_message_out_of_bounds_ends_its_stream() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()), encode_node(Done(2**32 - 1)))
+            assert isinstance(decode_master(await stream.read()), Waiting)
+            assert await ended(stream)
+
+    run(test)
+
+
+def test_it_is_told_which_node_was_refused_and_why_once_per_reason() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            first = await scene.say(encode_node(attend()))
+            await first.read()
+            for number in (1, 1, 2):
+                stream = await scene.say(encode_node(attend(number, "other")))
+                assert isinstance(decode_master(await stream.read()), Refused)
+            assert scene.warnings == [
+                "node h/1 at 127.0.0.1 was refused: --rdzv-id 'other' is another job than 'j', "
+                "which this master serves; use another endpoint or the same id."
+            ]
+
+    run(test)
+
+
+def test_a_console_is_not_filled_with_made_up_reasons() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            for number in range(100):
+                scene.master.refused("a node", f"reason {number}")
+            assert len(scene.warnings) == 32
+
+    run(test)
+
+
+@pytest.mark.parametrize("said", [b"\xff\xff", b"", encode_node(Done(0))])
+def test_what_is_no_agent_leaves_nothing_behind(said: bytes) -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            assert await ended(await scene.say(said))
+            cancelled = scene.stream()
+            await cancelled.initial_metadata()
+            cancelled.cancel()
+            first = await scene.say(encode_node(attend()))
+            await first.read()
+            first.cancel()
+            roster, silent = scene.master.group.roster, scene.server._silent
+            await until(lambda: roster.detached == 1 and not len(silent))
+            assert not scene.master._streams
+            assert not scene.master._names
+
+    run(test)
+
+
+def test_a_node_that_does_not_read_is_let_go() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()))
+            await stream.read()
+            (deliver,) = scene.master._streams.values()
+            for _ in range(1000):
+                deliver(Waiting(1, 2, 2, ("x" * 100_000,), 0.0, False))
+            assert scene.master._streams
+            deliver(Waiting(1, 2, 2, (), 0.0, False))
+            await until(lambda: not scene.master._streams)
+
+    run(test)
+
+
+def test_a_stream_that_says_nonsense_and_does_not_read_is_over_too() -> None:
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()))
+            await stream.read()
+            (deliver,) = scene.master._streams.values()
+            for _ in range(100):  # far more than what gRPC takes from a writer unread
+                deliver(Waiting(1, 2, 2, ("x" * 1_000_000,), 0.0, False))
+            await stream.write(b"\xff\xff")
+            await until(lambda: not scene.master._streams)
+
+    run(test)
