@@ -15,6 +15,7 @@ from ..machine.network import PortReservation, advertised_address, is_local_addr
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting import event_lines as say
 from ..reporting.display import Display
+from ..reporting.failure_report import recorded
 from ..spawner.client import ForkServerEvent, SpawnerClient
 from .agent import Agent
 from .hosting import Hosting
@@ -204,10 +205,10 @@ def _pass_on_error_file(agent: Agent) -> None:
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     cause = agent.verdict.cause if agent.verdict is not None else None
-    if not path or cause is None or not cause.error_json:
+    error = recorded(cause) if cause is not None else None
+    if not path or cause is None or error is None:
         return
-    error = json.loads(cause.error_json)
     if isinstance(error["message"], dict):
         error["message"]["errorCode"] = cause.exit_code
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+    with contextlib.suppress(OSError, RecursionError), open(path, "w") as file:
         json.dump(error, file)

@@ -74,9 +74,8 @@ class Failure:
             return f"{where} was killed by the kernel's OOM killer (out of memory)"
         if self.exit_code < 0:
             return f"{where} was killed by {signal_name(-self.exit_code)}"
-        if self.message:
-            first = self.message.strip().splitlines()[0][:200]
-            return f"{where} exited with {self.exit_code}: {first}"
+        if lines := self.message.strip().splitlines():
+            return f"{where} exited with {self.exit_code}: {lines[0][:200]}"
         return f"{where} exited with {self.exit_code}"
 
 

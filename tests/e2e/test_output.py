@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from ft_run import exit_codes
+
 WORKERS, LINES = 8, 20_000
 
 CHATTER = f"""
@@ -104,6 +106,27 @@ def test_the_recorded_traceback_is_in_the_report_and_passed_on(ft):
     assert command.process.returncode == 1
     assert "  traceback : Traceback (most recent call last):\n    in the pond" in command.stderr
     assert "KeyError: fish" in passed_on.read_text()
+
+
+def test_no_error_file_ends_the_agent_or_silences_the_report(ft):
+    script = ft.script(
+        "import os, sys\n"
+        "path, kind = os.environ['TORCHELASTIC_ERROR_FILE'], sys.argv[1]\n"
+        'record = \'{"message": {"message": "fish", "extraInfo": {"timestamp": %s}}}\'\n'
+        "texts = {'nanoseconds': record % (17 * 10**17), '22': record % 10**21,\n"
+        "         'text': record % ('\"' + '9' * 5000 + '\"'), 'deep': '[' * 100000}\n"
+        "if kind == 'fifo':\n"
+        "    os.mkfifo(path)\n"
+        "else:\n"
+        "    open(path, 'w').write(texts[kind])\n"
+        "raise SystemExit(5)\n"
+    )
+    for kind in ("nanoseconds", "22", "text", "deep", "fifo"):
+        command = ft.run("--standalone", "--on-failure", "exit:5=fail", script, kind)
+        assert command.process.returncode == exit_codes.POLICY_ENDED_JOB, kind
+        assert "Root cause: rank 0 on node 0" in command.stderr, kind
+        assert "  exitcode  : 5 (pid: " in command.stderr, kind
+        assert ("exited with 5: fish" in command.stderr) == (kind in ("nanoseconds", "text")), kind
 
 
 def test_an_out_of_memory_kill_is_called_one(ft):
