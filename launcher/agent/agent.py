@@ -62,6 +62,7 @@ from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports, Report
+from .signals import unless_asked
 from .supervisor import Supervisor, TimeOver
 from .worker_group import WorkerGroupState
 
@@ -117,7 +118,8 @@ class Agent:
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
-        self._event_log = EventLog(options, identity.host, parts.commands.argv(0)[0])
+        program = parts.commands.argv(0)[0]
+        self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
         self._reports = NodeReports(
@@ -181,8 +183,8 @@ class Agent:
         self._workers.close()
         await self._checks.rest()  # or what ends the crew would be answered by a new one
         await self._link.close()
-        if relay is not None:
-            await relay.aclose(_DRAIN_S)
+        if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
+            self._parts.display.hurry()
         return self._end.status()
 
     def _is_over(self) -> bool:

@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NodeExcludedError
@@ -21,6 +21,7 @@ from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
 from .parts import NodeParts
+from .signals import hurry_on, unless_asked
 
 if TYPE_CHECKING:
     from ..preflight.crew import CheckCrew, CrewPlan
@@ -69,6 +70,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     finally:
         if crew is not None:
             await crew.rest()
+        hurry_on(parts.options.signals, display.hurry)
         display.close()
         port.close()
         identity.close()
@@ -112,7 +114,7 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
     """Host the master until the job is over, or until a signal asks this node to go away."""
     if hosting.serves_others:
         display.event("this node is excluded; it goes on hosting the master", logging.ERROR)
-        await _unless_asked(hosting.stop(wait=True), options)
+        await unless_asked(hosting.stop(wait=True), options.signals)
     await hosting.stop(wait=False)
 
 
@@ -125,24 +127,8 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
     """
     if hosting.is_needed:
         display.event("hosting the master until the other nodes run again without this one")
-        await _unless_asked(hosting.settled(), options, options.shutdown_timeout_s + _REGROUP_S)
-
-
-async def _unless_asked(
-    awaited: Coroutine[Any, Any, None], options: LaunchOptions, timeout_s: float | None = None
-) -> None:
-    """Wait for something, but no longer than until a signal asks this node to go away."""
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-    for number in options.signals:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, asked.set)
-    tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
-    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        limit_s = options.shutdown_timeout_s + _REGROUP_S
+        await unless_asked(hosting.settled(), options.signals, limit_s)
 
 
 def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":

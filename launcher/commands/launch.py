@@ -11,9 +11,11 @@ from ...errors import NoProcessError
 from ...values import replace
 from ..agent.parts import NodeParts
 from ..agent.preload import start_preload
+from ..agent.signals import ignore
 from ..agent.worker_command import WorkerCommands, check_interpreter
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import start_relay
+from ..machine.shortage import too_few_files
 from ..machine.worker_count import WorkerCount, omp_num_threads, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..reporting.display import Display
@@ -49,6 +51,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
 
 def _parts(options: LaunchOptions) -> NodeParts:
     """Find out what to start, and fork what must be forked before the event loop."""
+    if (too_few := too_few_files()) is not None:
+        raise NoProcessError(f"{too_few}.")
     display = Display()
     environ = dict(os.environ)
     count = resolve_worker_count(
@@ -106,6 +110,7 @@ def _preloaded(parts: NodeParts) -> NodeParts:
 def _close(parts: NodeParts, status: int) -> None:
     """End what was forked; keep log files where they may be looked for."""
     parts.display.close()
+    ignore(parts.options.signals)
     if parts.check_spawner is not None:
         parts.check_spawner.close()
     parts.spawner.close()

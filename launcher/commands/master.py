@@ -72,3 +72,4 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     finally:
         finished.cancel()
         await server.stop()
+        display.close()

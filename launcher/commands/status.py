@@ -8,6 +8,7 @@ from typing import Any
 
 from ... import exit_codes
 from ...errors import RendezvousError
+from ...printable import printable
 from ..options import StatusOptions
 from ..reporting.standard_output import standard_output
 
@@ -80,6 +81,7 @@ def _as_dict(reply: Any) -> dict[str, Any]:
 def _print_table(status: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ..reporting.event_lines import duration, nodes_wanted
 
@@ -104,7 +106,7 @@ def _print_table(status: dict[str, Any]) -> None:
         ]
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
     for line in lines:
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     if not status["nodes"]:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -114,7 +116,7 @@ def _print_table(status: dict[str, Any]) -> None:
         first, size = node["rank_offset"], node["local_world_size"]
         ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
         spare = node["node_rank"] < 0 and node["phase"] == "ready" and status["round"] >= 0
-        table.add_row(
+        cells = (
             "-" if node["node_rank"] < 0 else str(node["node_rank"]),
             node["host"],
             node["address"],
@@ -123,4 +125,5 @@ def _print_table(status: dict[str, Any]) -> None:
             "spare" if spare else node["phase"],
             "yes" if node["attached"] else "no",
         )
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)

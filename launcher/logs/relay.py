@@ -6,7 +6,8 @@ and outlives the agent until everything that a worker has written is where it be
 Agent and relay talk over a ``SOCK_SEQPACKET`` socket pair, one JSON object per packet; bytes
 travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached, and
 ``{"tail": n}``. From it: ``{"closed": n, "tail": …}`` when a stream has ended and all of it is
-written and shown, ``{"tail": n, "text": …}``, ``{"warning": sentence}``.
+written and shown, ``{"tail": n, "text": …}``, ``{"warning": sentence}``, and last, where
+nothing read the console, ``{"unshown": bytes}``.
 """
 
 import contextlib
@@ -152,9 +153,14 @@ class Relay:
     def _give_up(self) -> None:
         """End without the agent: a process that outlived its job keeps a pipe open, or the
         console has stalled. What has arrived is in the files; unfinished lines are shown."""
+        unshown = sum(stream.unshown for stream in self._streams.values())
+        unshown += sum(console.unshown for console in {*self._consoles.values()})
         for stream in self._streams.values():
             if not stream.has_ended:
                 stream.end()
+        if unshown:
+            self._post({"unshown": unshown})
+            self._send()
 
     def _timeout_s(self) -> float | None:
         if self._may_catch_up():

@@ -182,8 +182,11 @@ class RelayClient:
         or nothing has moved for a few seconds.
         """
         self._begin_close()
-        await self._until(lambda: self.is_lost, timeout_s)
-        return self._finish_close()
+        try:
+            await self._until(lambda: self.is_lost, timeout_s)
+        finally:
+            has_ended = self._finish_close()
+        return has_ended
 
     def close(self, timeout_s: float) -> bool:
         """Do as ``aclose``, blocking."""
@@ -211,6 +214,10 @@ class RelayClient:
         elif "tail" in event:
             self._tails[event["tail"]] = event["text"].encode("latin-1")
             self._tail_answers.add(event["tail"])
+        elif "unshown" in event:
+            self._on_warning(
+                f"{event['unshown']} bytes of the workers' output are not shown: nothing read them."
+            )
         else:
             self._on_warning(event["warning"])
 

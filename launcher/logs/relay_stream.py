@@ -175,6 +175,14 @@ class RelayedStream:
         console = self._console
         return self.is_behind and console is not None and (console.has_room or console.is_closed)
 
+    @property
+    def unshown(self) -> int:
+        """How many bytes the console should have been given, and was not."""
+        if self._console is None or self._console.is_closed:
+            return 0
+        behind = self._log.size - self._next_shown if self._log and self.is_behind else 0
+        return self._dropped + behind
+
     def pump(self) -> None:
         """Read and pass on one chunk, or note the end of file. Does not wait."""
         try:

@@ -90,7 +90,7 @@ def _show_table(report: str, display: Display) -> None:
     from ...checks.table import noteworthy_nodes, table_text
 
     verdicts = noteworthy_nodes(report_from_json(report))
-    display.report(table_text(verdicts, display.columns, colour=display.colour))
+    display.report(table_text(verdicts, display.columns, colour=display.colour), is_styled=True)
 
 
 def _show_lines(report: str, display: Display) -> None:

@@ -29,7 +29,7 @@ FLOORS = (
     ("rendezvous.group",),
     ("rendezvous.policy",),
     ("rendezvous.protocol",),
-    ("protos", "errors"),
+    ("protos", "errors", "printable"),
     ("defaults", "exit_codes", "values"),
 )
 """From the top down. Rooms of one floor do not import each other."""

@@ -40,6 +40,16 @@ def test_nothing_but_text_gets_through(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().err[8:] == " ft-run a\\x1b[31m\\r\\nb\\x00\\x7f\\x9b\tü …\\udcff\n"
 
 
+def test_a_report_keeps_its_lines_and_nothing_else_gets_through(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Display().report("Traceback\n\tin \x1b]0;title\x07\r\n")
+    Display().report("\x1b[1mbold\x1b[0m", is_styled=True)
+    assert capfd.readouterr().err == (
+        "\nTraceback\n\tin \\x1b]0;title\\x07\\r\n\n\x1b[1mbold\x1b[0m\n"
+    )
+
+
 def test_a_report_is_written_as_it_is_below_an_empty_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
