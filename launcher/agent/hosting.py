@@ -1,10 +1,10 @@
 """Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ... import events as ev
 from ...errors import PortInUseError, UsageError
 from ...rendezvous.group.checking import Examiner
 from ...rendezvous.group.events import GroupSettings
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PORT_TAKEN_CONNECT_S = 5.0
 """A master that has this host's port answers at once; what does not answer is something else."""
 
-Note = Callable[[str, int], None]
+Note = Callable[[ev.Event], None]
 
 
 class Hosting:
@@ -176,10 +176,9 @@ class Hosting:
         try:
             await self._serve(self._address)
         except UsageError as error:  # an address that this host has no more
-            self._note(f"cannot host the master: {error.sentence}", logging.DEBUG)
+            self._note(ev.MasterNotHosted(error.sentence))
         if self.master is not None:
-            text = f"the port of the endpoint is free now: master hosted here, {self._address}"
-            self._note(text, logging.INFO)
+            self._note(ev.MasterMoved(str(self._address)))
 
     def _new_master(self) -> Master:
         options = self._options
@@ -191,7 +190,7 @@ class Hosting:
         )
         return Master(
             settings,
-            lambda text: self._note(f"master: {text}", logging.DEBUG),
+            lambda text: self._note(ev.MasterNoted(text, is_apart=False)),
             examiner=new_examiner(),
         )
 

@@ -3,20 +3,20 @@
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from ... import events as ev
 from ... import exit_codes
 from ...errors import NodeExcludedError
 from ..machine.network import PortReservation, advertised_address, is_local_address
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
-from ..reporting import event_lines as say
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
 from ..spawner.client import ForkServerEvent, SpawnerClient
+from . import told
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
@@ -42,7 +42,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     """
     rendezvous, display = parts.options.rendezvous, parts.display
     for remark in parts.options.remarks:
-        display.event(remark)
+        display.event(ev.Remark(remark))
     identity = NodeIdentity(rendezvous.job_id)
     address = _address(rendezvous, display)
     port = PortReservation(address, rendezvous.worker_ports)
@@ -53,7 +53,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         await hosting.start()
         count, where = parts.count, hosting.where
         display.event(
-            say.hello(identity.node_id, rendezvous.job_id, count.count, count.source, where)
+            ev.NodeStarted(rendezvous.job_id, identity.node_id, count.count, count.source, where)
         )
         async with _live_line(agent, display, parts.spawner):
             status = await agent.run(hosting.connect)
@@ -86,11 +86,7 @@ def _address(rendezvous: RendezvousOptions, display: Display) -> str:
     """Return the address that this node advertises."""
     address = advertised_address(rendezvous.endpoint, rendezvous.local_addr)
     if rendezvous.local_addr is not None and not is_local_address(address):
-        display.event(
-            f"--local-addr: {address} is not an address of this host; workers of other nodes "
-            "will use it all the same (right for a translated address only)",
-            logging.WARNING,
-        )
+        display.event(ev.ForeignAddressAdvertised(address))
     return address
 
 
@@ -103,9 +99,11 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
     assert parts.check_spawner is not None
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        text, level = say.image(event, options.preload, "check workers")
         # A preload that fails does so for the workers that train as well: that is said once.
-        parts.display.event(text, level if options.only_checks else logging.DEBUG)
+        is_repeated = not options.only_checks
+        parts.display.event(
+            told.preload(event, options.preload, is_of_checks=True, is_repeated=is_repeated)
+        )
 
     return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), fork_server_changed)
 
@@ -113,7 +111,7 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
     """Host the master until the job is over, or until a signal asks this node to go away."""
     if hosting.serves_others:
-        display.event("this node is excluded; it goes on hosting the master", logging.ERROR)
+        display.event(ev.MasterKept(is_excluded=True))
         await unless_asked(hosting.stop(wait=True), options.signals)
     await hosting.stop(wait=False)
 
@@ -126,7 +124,7 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
     nobody had waited.
     """
     if hosting.is_needed:
-        display.event("hosting the master until the other nodes run again without this one")
+        display.event(ev.MasterKept(is_excluded=False))
         limit_s = options.shutdown_timeout_s + _REGROUP_S
         await unless_asked(hosting.settled(), options.signals, limit_s)
 

@@ -5,20 +5,20 @@ left. What follows from it for the job is not its business: it tells its listene
 """
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable
 from typing import Protocol
 
 from ... import defaults
+from ... import events as ev
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.oom import OomWatch
-from ..reporting import event_lines as say
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
+from . import told
 from .failure_record import (
     NOT_EXECUTED,
     SHORTAGE,
@@ -127,7 +127,7 @@ class Supervisor:
         assert self.group is None
         logs = self._log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
-            self._note(logs.warning, logging.WARNING)
+            self._note(ev.Remark(logs.warning, ev.Severity.WARNING))
         self._oom.has_struck()  # what happened before this round is not of this round
         self._not_started.clear()
         self._is_settling = False
@@ -138,7 +138,7 @@ class Supervisor:
             self._failed_to_open(self._group, error)
             return
         if self._spawner.preloading:
-            self._note(say.waiting_for_preload(assignment), logging.INFO)
+            self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
     def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
         """Tell the workers to end, and kill those that have not when their time is over.
@@ -186,7 +186,7 @@ class Supervisor:
         if group.state is WorkerGroupState.DONE and gently:
             leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
             if leftovers:
-                self._note(say.leftovers(leftovers), logging.INFO)
+                self._note(ev.LeftoversEnded(tuple(leftovers)))
             group.end_leftovers()
             self._arm(group, _LEFTOVERS_S)
         else:
@@ -213,7 +213,7 @@ class Supervisor:
         self._event_log.started(group.assignment, group.pids)
         reasons = event.why_not(self._programs)
         if not reasons:
-            self._note(say.started(group.assignment, group.pids, group.store_pid), logging.INFO)
+            self._note(told.started(group.assignment, group.pids, group.store_pid))
         self._not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
@@ -240,8 +240,9 @@ class Supervisor:
             rank = group.assignment.rank_offset + event.local_rank
             self._listener.worker_succeeded(group.assignment, rank)
         if group.state is WorkerGroupState.DONE:
-            self._note(say.done(group.assignment, len(group.pids)), logging.INFO)
-            self._listener.workers_done(group.assignment)
+            at = group.assignment
+            self._note(ev.WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
+            self._listener.workers_done(at)
         elif group.state is WorkerGroupState.KILLING:
             self._arm(group, SURVIVES_KILL_S)
         if self._is_settling and not group.alive:
@@ -275,8 +276,8 @@ class Supervisor:
             self.empty()
             return
         if event.state is WorkerGroupState.STOPPING:
-            text = say.killing(group.assignment, group.alive, self._shutdown_timeout_s)
-            self._note(text, logging.WARNING)
+            at, limit_s = group.assignment, self._shutdown_timeout_s
+            self._note(ev.WorkersKilled(at.round, at.node_rank, group.alive, limit_s))
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
 
@@ -346,7 +347,8 @@ class Supervisor:
 
     def _failed(self, group: WorkerGroup, failure: Failure) -> None:
         if not failure.after_stop:
-            self._note(say.failed(group.assignment, failure), logging.ERROR)
+            at = group.assignment
+            self._note(ev.WorkerFailed(at.round, at.node_rank, failure))
         self._listener.worker_failed(group.assignment, failure)
         if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
             # The whole group stops anyway: the workers here need not wait to be told.

@@ -1,13 +1,13 @@
 """``ft-run script.py``: from the options to the exit status of this node."""
 
 import gc
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NoProcessError
+from ...events import Remark, Severity
 from ...values import replace
 from ..agent.parts import NodeParts
 from ..agent.preload import start_preload
@@ -77,11 +77,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
     try:
         spawner = SpawnerClient()
         check_spawner = SpawnerClient() if options.checks is not None else None
-        relay = (
-            start_relay(lambda text: display.event(text, logging.WARNING))
-            if log_dir.needs_relay
-            else None
-        )
+        relay = start_relay(display.event) if log_dir.needs_relay else None
     except NoProcessError:
         log_dir.remove_if_unused()
         raise
@@ -103,7 +99,7 @@ def _preloaded(parts: NodeParts) -> NodeParts:
     remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
     if remark is None:
         return parts
-    parts.display.event(remark, logging.WARNING)
+    parts.display.event(Remark(remark, Severity.WARNING))
     return replace(parts, options=replace(parts.options, preload=()))
 
 

@@ -1,9 +1,9 @@
 """``ft-run master``: a master without an agent, for a pod of its own or a login node."""
 
 import asyncio
-import logging
 import signal
 
+from ... import events as ev
 from ... import exit_codes
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.protocol.failure import signal_name
@@ -12,7 +12,6 @@ from .. import startup
 from ..agent.hosting import new_examiner
 from ..options import MasterOptions
 from ..reporting.display import Display
-from ..reporting.event_lines import verdict as verdict_line
 from ..version import VERSION
 
 
@@ -32,7 +31,7 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     from ...rendezvous.transport.server import MasterServer
 
     for remark in options.remarks:
-        display.event(remark)
+        display.event(ev.Remark(remark))
     settings = GroupSettings(
         join_timeout_s=options.join_timeout_s,
         last_call_timeout_s=options.last_call_timeout_s,
@@ -41,12 +40,14 @@ async def _serve(options: MasterOptions, display: Display) -> int:
         master_timeout_s=options.master_timeout_s,
     )
     master = Master(
-        settings, lambda text: display.event(f"master: {text}"), examiner=new_examiner()
+        settings,
+        lambda text: display.event(ev.MasterNoted(text, is_apart=True)),
+        examiner=new_examiner(),
     )
     silence = silence_s(options.node_timeout_s, options.node_grace_s)
     server = MasterServer(master, VERSION, silence)
     port = await server.start(options.endpoint)
-    display.event(f"master: listening at {options.endpoint} (port {port})")
+    display.event(ev.MasterListening(str(options.endpoint), port))
     outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -61,13 +62,10 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     try:
         first = await outcome.get()
         if isinstance(first, Verdict):
-            failed = first.exit_code != exit_codes.SUCCESS
-            display.event(verdict_line(first), logging.ERROR if failed else logging.INFO)
+            display.event(ev.JobEnded(first))
             return first.exit_code
-        left = "no node is here"
-        if any(node.link is not None for node in master.group.roster):
-            left = "the workers run on and their agents wait for a new master"
-        display.event(f"master: received {signal_name(first)}: ending; {left}", logging.WARNING)
+        has_nodes = any(node.link is not None for node in master.group.roster)
+        display.event(ev.MasterSignalled(signal_name(first), has_nodes))
         return exit_codes.SIGNAL_BASE + first
     finally:
         finished.cancel()

@@ -83,7 +83,8 @@ def _print_table(status: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ..reporting.event_lines import duration, nodes_wanted
+    from ..reporting.event_lines import nodes_wanted
+    from ..reporting.live_status import duration
 
     # Into a pipe nothing is folded, so that it can be searched by line.
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import NoProcessError
+from ...events import LogFileEnded, OutputUnshown, RelayFull, RelayLost
 from ...values import dataclass
 from ..machine.shortage import no_process
 from . import relay
@@ -31,6 +32,9 @@ _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
 
 
+RelayEvent = LogFileEnded | OutputUnshown | RelayFull | RelayLost
+
+
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """A stream that the relay reads: its number, and the descriptor for the worker."""
@@ -39,10 +43,10 @@ class OpenStream:
     write_fd: int
 
 
-def start_relay(on_warning: Callable[[str], None]) -> "RelayClient":
+def start_relay(tell: Callable[[RelayEvent], None]) -> "RelayClient":
     """Fork the relay, with this process's standard output and error as its console.
 
-    ``on_warning`` is called with one sentence when a log file had to end (disk full) or the
+    ``tell`` is called when a log file had to end (disk full), output could not be shown, or the
     relay itself was lost. Raises ``NoProcessError`` if no process can be started.
     """
     try:
@@ -61,18 +65,20 @@ def start_relay(on_warning: Callable[[str], None]) -> "RelayClient":
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
-    return RelayClient(pid, ours, on_warning)
+    return RelayClient(pid, ours, tell)
 
 
 class RelayClient:
     """The relay as the agent sees it. Make it with ``start_relay``; not thread-safe."""
 
-    def __init__(self, pid: int, control: socket.socket, on_warning: Callable[[str], None]) -> None:
+    def __init__(
+        self, pid: int, control: socket.socket, tell: Callable[[RelayEvent], None]
+    ) -> None:
         self.pid = pid
         self.is_lost = False
         """Whether the relay is gone: closed, or killed. Nothing more will be heard of it."""
         self._control = control
-        self._on_warning = on_warning
+        self._tell = tell
         self._is_closing = False
         self._count = 0
         self._open: set[int] = set()
@@ -215,11 +221,11 @@ class RelayClient:
             self._tails[event["tail"]] = event["text"].encode("latin-1")
             self._tail_answers.add(event["tail"])
         elif "unshown" in event:
-            self._on_warning(
-                f"{event['unshown']} bytes of the workers' output are not shown: nothing read them."
-            )
+            self._tell(OutputUnshown(event["unshown"]))
+        elif "ended" in event:
+            self._tell(LogFileEnded(event["ended"], event["reason"]))
         else:
-            self._on_warning(event["warning"])
+            self._tell(RelayFull())
 
     def _lose(self) -> None:
         if self.is_lost:
@@ -228,10 +234,7 @@ class RelayClient:
         self.detach()
         self._wake()
         if not self._is_closing:
-            self._on_warning(
-                f"The relay of the workers' output (pid {self.pid}) is gone with "
-                f"{len(self._open)} streams open; workers that write to them get a broken pipe."
-            )
+            self._tell(RelayLost(self.pid, len(self._open)))
 
     def _wake(self) -> None:
         for waiter in self._waiters:

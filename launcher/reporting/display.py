@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ...events import Event
 from ...printable import printable, printable_lines
+from . import event_lines
 from .line_writer import LineWriter
 
 _LEVELS: Final = {
@@ -71,15 +73,16 @@ class Display:
         """Whether colours may be used."""
         return self._colour
 
-    def event(self, text: str, level: int = logging.INFO) -> None:
+    def event(self, event: Event) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
         Where nobody reads (Ctrl-S on a terminal, a pager on a pipe), the line is kept for later:
         what stops the output must not stop the job.
         """
+        level = event_lines.level(event)
         if level < self._level:
             return
-        line = f"{time.strftime('%H:%M:%S')} ft-run {printable(text)}"
+        line = f"{time.strftime('%H:%M:%S')} ft-run {printable(event_lines.line(event))}"
         if self._colour and level >= logging.WARNING:
             line = f"\x1b[{31 if level >= logging.ERROR else 33}m{line}\x1b[0m"
         self._writer.put(line + "\n")

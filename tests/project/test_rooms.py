@@ -28,6 +28,7 @@ FLOORS = (
     ("rendezvous.transport",),
     ("rendezvous.group",),
     ("rendezvous.policy",),
+    ("events",),
     ("rendezvous.protocol",),
     ("protos", "errors", "printable"),
     ("defaults", "exit_codes", "values"),

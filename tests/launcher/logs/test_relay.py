@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ft_run.events import LogFileEnded, RelayLost
 from ft_run.launcher.logs.log_dir import Stream
-from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, start_relay
+from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, RelayEvent, start_relay
 from ft_run.launcher.logs.relay_stream import (
     LINE_MAX_BYTES,
     LineBuffer,
@@ -61,7 +62,7 @@ class Consoles:
     """Starts relays with consoles of the test's choice; leaves nothing behind."""
 
     def __init__(self) -> None:
-        self.warnings: list[str] = []
+        self.warnings: list[RelayEvent] = []
         self.clients: list[RelayClient] = []
 
     def start(self, stdout: int, stderr: int | None = None) -> RelayClient:
@@ -448,9 +449,7 @@ def test_full_disk_ends_the_file_only(consoles: Consoles, small_disk: Path) -> N
     if b"lost]" not in console:  # a reader that kept up missed nothing
         assert_whole(console, "a", 20_000, 50)
     assert console.replace(b"[a]:", b"").startswith(logged[: logged.rfind(b"\n") + 1])
-    assert consoles.warnings == [
-        f"The log file {small_disk / 'a'} ends here, the workers run on: No space left on device."
-    ]
+    assert consoles.warnings == [LogFileEnded(str(small_disk / "a"), "No space left on device")]
 
 
 @pytest.mark.root
@@ -476,8 +475,9 @@ def test_log_file_that_cannot_be_opened(consoles: Consoles, tmp_path: Path) -> N
     say(client.add_stream(order(log_path=tmp_path / "missing" / "log")), b"shown\n")
     finish(client)
     assert reader.finish() == b"[default0]:shown\n"
-    assert len(consoles.warnings) == 1
-    assert "No such file or directory" in consoles.warnings[0]
+    (told,) = consoles.warnings
+    assert isinstance(told, LogFileEnded)
+    assert told.reason == "No such file or directory"
 
 
 AGENT = """
@@ -578,8 +578,7 @@ def test_killed_relay_is_told_and_output_goes_to_the_file(
     second = client.add_stream(order(log_path=tmp_path / "log"))
     assert client.is_lost
     assert client.wait_drained([first.number], PATIENCE_S) == {first.number}
-    assert len(consoles.warnings) == 1
-    assert f"(pid {client.pid}) is gone with 1 streams open" in consoles.warnings[0]
+    assert consoles.warnings == [RelayLost(client.pid, 1)]
     say(second, b"kept\n")
     assert client.wait_drained([second.number], 0.0) == frozenset()
     assert (tmp_path / "log").read_bytes() == b"kept\n"
