@@ -291,6 +291,13 @@ class RelayLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayReplaced:
+    """Another relay carries the output of the workers that are started from now on."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class RelayFull:
     """The relay has no file descriptor for a stream."""
 
@@ -381,6 +388,7 @@ Event = (
     | PreloadAwaited
     | LogFileEnded
     | RelayLost
+    | RelayReplaced
     | RelayFull
     | OutputUnshown
     | ChecksProgressed

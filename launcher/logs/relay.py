@@ -62,6 +62,15 @@ def run_in_child(control: socket.socket) -> NoReturn:
         os._exit(status)
 
 
+def main(arguments: list[str]) -> NoReturn:
+    """Be the relay of an agent that cannot fork any more: it has threads by now.
+
+    Args:
+        arguments: the descriptor of this side's end of the socket pair.
+    """
+    run_in_child(socket.socket(fileno=int(arguments[0])))
+
+
 def encode_order(number: int, order: StreamOrder) -> bytes:
     """Return the packet that asks the relay to take the attached pipe as stream ``number``."""
     message = {

@@ -54,6 +54,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.RestartBegun: logging.WARNING,
     ev.LogFileEnded: logging.WARNING,
     ev.RelayLost: logging.WARNING,
+    ev.RelayReplaced: logging.WARNING,
     ev.RelayFull: logging.WARNING,
     ev.OutputUnshown: logging.WARNING,
     ev.NodeJudged: logging.WARNING,
@@ -223,6 +224,7 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.PreloadAwaited: lambda e: f"{_at(e)} waits for the preload",
     ev.LogFileEnded: lambda e: f"The log file {e.path} ends here, the workers run on: {e.reason}.",
     ev.RelayLost: _relay_lost,
+    ev.RelayReplaced: lambda e: f"Another relay carries the workers' output now (pid {e.pid}).",
     ev.RelayFull: lambda _: "The relay has no file descriptor left: raise the limit (ulimit -n).",
     ev.OutputUnshown: lambda e: (
         f"{e.bytes} bytes of the workers' output are not shown: nothing read them."
