@@ -7,10 +7,10 @@ is of. Fields are added at the end, so that what reads them by name goes on.
 """
 
 import enum
-from dataclasses import dataclass
 
 from .rendezvous.protocol.failure import Failure
 from .rendezvous.protocol.messages import Verdict
+from .values import dataclass
 
 
 class Severity(enum.Enum):

@@ -6,10 +6,10 @@ large, too deep or without a message is no record, and every number in a record 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ... import defaults
+from ...values import dataclass
 from ..logs.regular_file import head_of_file
 
 MESSAGE_MAX_CHARS = 4096

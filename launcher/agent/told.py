@@ -1,10 +1,10 @@
 """From what this node hears and does to the events that are told of it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ... import events as ev
 from ...rendezvous.protocol.messages import Assignment, Waiting
+from ...values import replace
 from ..options import LaunchOptions
 from ..reporting.live_status import restarts_used
 from ..spawner.client import ForkServerEvent
