@@ -1,5 +1,6 @@
 """The entry point: read the command line, do what it says, end with a documented exit status."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         say_last(f"ft-run: error: {error.sentence}")
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        from .machine.shortage import explained
+        from .reporting.standard_output import say_last
+
+        say_last(f"ft-run: error: {explained(error)}.")
+        return exit_codes.WORKERS_FAILED
     except KeyboardInterrupt:  # before the agent has taken over the signals
         return exit_codes.SIGNAL_BASE + 2
 

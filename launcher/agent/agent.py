@@ -6,10 +6,10 @@ It never imports torch.
 """
 
 import asyncio
-import logging
 import signal
 from collections.abc import Callable
 
+from ... import events as ev
 from ...errors import (
     NodeExcludedError,
     RefusedError,
@@ -45,8 +45,8 @@ from ...values import dataclass, replace
 from ..machine.network import PortReservation
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
-from ..reporting import event_lines as say
 from ..reporting.event_log import EventLog
+from ..reporting.live_status import LiveStatus
 from ..spawner.client import (
     Empty,
     Exited,
@@ -56,14 +56,16 @@ from ..spawner.client import (
     SpawnerGone,
 )
 from ..version import VERSION
+from . import told
 from .claim import OwnClaim
 from .ending import NodeEnd, show_verdict
 from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports, Report
+from .signals import unless_asked
 from .supervisor import Supervisor, TimeOver
-from .worker_group import WorkerGroupState
+from .worker_group import WorkerGroup, WorkerGroupState
 
 _DRAIN_S = 10.0
 """How long what workers have written may take to be shown, before the last word."""
@@ -115,7 +117,8 @@ class Agent:
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
-        self._event_log = EventLog(options, identity.host, parts.commands.argv(0)[0])
+        program = parts.commands.argv(0)[0]
+        self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
         self._reports = NodeReports(
@@ -134,7 +137,7 @@ class Agent:
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
         """Why the connection is gone, as far as that was told since it was there."""
-        self.status = say.LiveStatus(options)
+        self.status = LiveStatus(options)
 
     # --- what the launcher calls -------------------------------------------------------------
 
@@ -181,8 +184,8 @@ class Agent:
         self._workers.close()
         await self._checks.rest()  # or what ends the crew would be answered by a new one
         await self._link.close()
-        if relay is not None:
-            await relay.aclose(_DRAIN_S)
+        if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
+            self._parts.display.hurry()
         return self._end.status()
 
     def _is_over(self) -> bool:
@@ -204,13 +207,13 @@ class Agent:
         name, group = signal_name(event.number), self._workers.group
         if not self._end.is_pending:
             if event.number == signal.SIGINT and group is not None:
-                self._event("a second Ctrl-C: killing what is left", logging.WARNING)
+                self._event(ev.KilledOnRequest())
                 group.kill()
             elif group is None:
                 self._end.left()  # it only waits for the master
             return
         self._end.asked_by(event.number)
-        self._event(say.leaving(name, group.alive if group is not None else 0), logging.WARNING)
+        self._event(ev.NodeSignalled(name, group.alive if group is not None else 0))
         self._send(Leave(name))
         if group is None:
             self._left()
@@ -226,7 +229,7 @@ class Agent:
         is_missed = self._claim.has_peers and not self.status.connected
         patience_s = self._end.patience_s() if is_missed else 0.0
         if patience_s > 0:
-            self._event(say.farewell(patience_s))
+            self._event(ev.MasterAwaitedToLeave(patience_s))
             asyncio.get_running_loop().call_later(patience_s, self.post, _FarewellOver())
         else:
             self._end.left()
@@ -274,7 +277,7 @@ class Agent:
             case TimeOver():
                 await self._workers.time_over(event)
             case ForkServerEvent():
-                self._event(*say.image(event, self._options.preload))
+                self._event(told.preload(event, self._options.preload))
             case SpawnerGone():
                 await self._spawner_gone()
             case _Signalled():
@@ -289,7 +292,7 @@ class Agent:
     def _show_progress(self, text: str) -> None:
         if self._end.is_pending:
             self.status.checking = text
-            self._event(say.checking(text), logging.DEBUG)
+            self._event(ev.ChecksProgressed(text))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
         """Go on, or go: the checks of this node are over."""
@@ -312,7 +315,7 @@ class Agent:
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
         if again or self._told_down:
-            self._event("connected to the master" + (" again" if again else ""))
+            self._event(ev.MasterConnected(again))
         self._told_down.clear()
 
     def _link_down(self, reason: str) -> None:
@@ -320,25 +323,23 @@ class Agent:
         if reason not in self._told_down:  # while a link is cut, two may take turns for minutes
             self._told_down.add(reason)
             running = self._workers.group is not None
-            where = self._options.rendezvous.endpoint
-            self._event(say.link_down(reason, where, running), logging.WARNING)
+            where = str(self._options.rendezvous.endpoint)
+            self._event(ev.MasterUnreachable(reason, where, running))
 
     async def _waiting(self, waiting: Waiting) -> None:
         before, self.status.waiting = self.status.waiting, waiting
         if waiting.spare and self._workers.group is None:
             self._claim.became_spare()
             await self._rest_from_checks()  # a spare holds no device
-        if say.is_news(waiting, before):
-            self._event(say.waiting(waiting))
+        if told.is_news(waiting, before):
+            self._event(told.waits(waiting, self._options))
 
     def _start(self, assignment: Assignment) -> None:
         if not self._end.is_pending or assignment.round <= self._started:  # or said twice
             return
         self._started = assignment.round
-        if assignment.cause is not None:
-            self._event(say.restart(assignment, self._options), logging.WARNING)
-        elif assignment.round > 0:
-            self._event(say.regroup(assignment))
+        if (begun := told.round_begun(assignment, self._options)) is not None:
+            self._event(begun)
         self._claim.started(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)
@@ -350,14 +351,14 @@ class Agent:
             self._reports.nothing_runs(stop.round)
             return
         if stop.is_stale and group.state is not WorkerGroupState.KILLING:
-            self._event(say.stale(group.assignment, stop.reason, group.alive))
+            self._event(_stopped(group, stop))
             self._workers.kill()
         elif group.state in (
             WorkerGroupState.STARTING,
             WorkerGroupState.RUNNING,
             WorkerGroupState.DONE,
         ):
-            self._event(say.stopping(group.assignment, stop.reason, group.alive))
+            self._event(_stopped(group, stop))
             self._workers.stop(lets_settle=stop.lets_settle)
 
     def _take_verdict(self, verdict: Verdict) -> None:
@@ -406,3 +407,8 @@ class Agent:
     def _send(self, message: Report | Leave | ChallengeReply | Heard | CheckResult) -> None:
         assert self._link is not None
         self._link.send(message)
+
+
+def _stopped(group: WorkerGroup, stop: Stop) -> ev.WorkersStopped:
+    at = group.assignment
+    return ev.WorkersStopped(at.round, at.node_rank, group.alive, stop.reason, stop.is_stale)

@@ -1,14 +1,13 @@
 """How a node's part in its job ends: by the verdict, by a signal, or for a reason of its own."""
 
-import logging
 import signal
 import time
 
+from ... import events as ev
 from ... import exit_codes
 from ...rendezvous.policy.matches import exit_status
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ..options import LaunchOptions
-from ..reporting import event_lines as say
 from ..reporting.failure_report import final_report
 from .parts import NodeParts
 
@@ -95,6 +94,5 @@ def show_verdict(verdict: Verdict, parts: NodeParts) -> None:
     if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
         display.report(final_report(verdict, options.name or options.script))
         if log_dir.keeps_files:
-            display.event(f"logs of this node: {log_dir.path}")
-    level = logging.INFO if verdict.exit_code == 0 else logging.ERROR
-    display.event(say.verdict(verdict), level)
+            display.event(ev.LogsKept(str(log_dir.path)))
+    display.event(ev.JobEnded(verdict))

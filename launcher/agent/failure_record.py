@@ -3,17 +3,12 @@
 import json
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
-
-_MESSAGE_MAX_CHARS = 4096
-_TRACEBACK_MARGIN = 2048
-"""What JSON, the message and escapes may need beside the traceback in a bounded record."""
+from .error_file import MESSAGE_MAX_CHARS, read_error_file
 
 
 def worker_failure(
@@ -30,8 +25,8 @@ def worker_failure(
     after_stop: bool,
 ) -> Failure:
     """Return the record of a worker that exited non-zero or by a signal; bounded in size."""
-    error = _read_error_file(error_file)
-    timestamp = _timestamp(error)
+    error = read_error_file(error_file)
+    written_at = error.time_s if error is not None else None
     return Failure(
         kind=FailureKind.WORKER,
         rank=assignment.rank_offset + local_rank,
@@ -40,11 +35,11 @@ def worker_failure(
         host=host,
         pid=pid,
         exit_code=exit_code,
-        time_s=int(time.time()) if timestamp is None else timestamp,
+        time_s=int(time.time()) if written_at is None else written_at,
         role=role,
         error_file=error_file if error is not None else "",
-        error_json=json.dumps(error) if error is not None else "",
-        message=_message(error) if error is not None else _last_line(_text(stderr_tail)),
+        error_json=error.text if error is not None else "",
+        message=error.message if error is not None else _last_line(_text(stderr_tail)),
         stderr_tail=_text(stderr_tail[-defaults.STDERR_TAIL_MAX_BYTES :]),
         out_of_memory=out_of_memory,
         after_stop=after_stop,
@@ -145,62 +140,10 @@ def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: list[in
     )
 
 
-def _read_error_file(path: str) -> dict[str, Any] | None:
-    """Return the content of an ``@record`` file, its traceback cut to the record's bound."""
-    if not path:
-        return None
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(16 * defaults.ERROR_FILE_MAX_BYTES)
-        error = json.loads(text)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(error, dict) or "message" not in error:
-        return None
-    if len(json.dumps(error)) > defaults.ERROR_FILE_MAX_BYTES:
-        return _shortened(error)
-    return error
-
-
-def _shortened(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what names the error: the message, and the end of the traceback."""
-    stack = str(_extra(error).get("py_callstack", ""))
-    # JSON may write six bytes for one character.
-    kept = (defaults.ERROR_FILE_MAX_BYTES - _TRACEBACK_MARGIN - 6 * 512) // 6
-    return {
-        "message": {
-            "message": _message(error)[:512],
-            "extraInfo": {
-                "py_callstack": stack[-kept:],
-                "timestamp": str(_extra(error).get("timestamp", "0"))[:20],
-            },
-        }
-    }
-
-
-def _extra(error: Mapping[str, Any]) -> Mapping[str, Any]:
-    message = error["message"]
-    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return extra if isinstance(extra, dict) else {}
-
-
-def _message(error: Mapping[str, Any]) -> str:
-    message = error["message"]
-    text = message.get("message", "") if isinstance(message, dict) else message
-    return str(text)[:_MESSAGE_MAX_CHARS]
-
-
-def _timestamp(error: Mapping[str, Any] | None) -> int | None:
-    if error is None:
-        return None
-    given = str(_extra(error).get("timestamp", error.get("timestamp")))
-    return int(given) if given.isascii() and given.isdecimal() else None
-
-
 def _last_line(text: str) -> str:
     """Return the last line that says something: of a Python traceback, type and text."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip()[:_MESSAGE_MAX_CHARS] if lines else ""
+    return lines[-1].strip()[:MESSAGE_MAX_CHARS] if lines else ""
 
 
 def _text(data: bytes) -> str:

@@ -1,11 +1,11 @@
 """Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ... import defaults
+from ... import events as ev
 from ...errors import PortInUseError, UsageError
 from ...rendezvous.group.checking import Examiner
 from ...rendezvous.group.events import GroupSettings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...rendezvous.transport.server import MasterServer
     from .agent import Agent
 
-Note = Callable[[str, int], None]
+Note = Callable[[ev.Event], None]
 
 
 class Hosting:
@@ -173,17 +173,16 @@ class Hosting:
         try:
             await self._serve(self._address)
         except UsageError as error:  # an address that this host has no more
-            self._note(f"cannot host the master: {error.sentence}", logging.DEBUG)
+            self._note(ev.MasterNotHosted(error.sentence))
         if self.master is not None:
-            text = f"the port of the endpoint is free now: master hosted here, {self._address}"
-            self._note(text, logging.INFO)
+            self._note(ev.MasterMoved(str(self._address)))
 
     def _new_master(self) -> Master:
         return Master(
             group_settings(self._options.timeouts),
-            lambda text: self._note(f"master: {text}", logging.DEBUG),
+            lambda text: self._note(ev.MasterNoted(text, is_apart=False)),
             examiner=new_examiner(),
-            warn=lambda text: self._note(f"master: {text}", logging.WARNING),
+            warn=lambda text: self._note(ev.MasterNoted(text, is_apart=False, is_warning=True)),
         )
 
 

@@ -1,26 +1,26 @@
 """One node on the event loop: the master if it is hosted here, the agent, the live line."""
 
-import asyncio
 import contextlib
 import json
-import logging
 import os
-import signal
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from ... import events as ev
 from ... import exit_codes
 from ...errors import NodeExcludedError
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
-from ..reporting import event_lines as say
 from ..reporting.display import Display
+from ..reporting.failure_report import recorded
 from ..spawner.client import ForkServerEvent
+from . import told
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
 from .live_line import live_line
 from .parts import NodeParts
+from .signals import hurry_on, unless_asked
 
 if TYPE_CHECKING:
     from ..preflight.crew import CheckCrew, CrewPlan
@@ -40,7 +40,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     """
     rendezvous, display = parts.options.rendezvous, parts.display
     for remark in parts.options.remarks:
-        display.event(remark)
+        display.event(ev.Remark(remark))
     identity = NodeIdentity(rendezvous.job_id)
     address = _address(rendezvous, display)
     port = PortReservation(address.find, rendezvous.worker_ports, rendezvous.worker_ports_flag)
@@ -51,7 +51,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         await hosting.start()
         count, where = parts.count, hosting.where
         display.event(
-            say.hello(identity.node_id, rendezvous.job_id, count.count, count.source, where)
+            ev.NodeStarted(rendezvous.job_id, identity.node_id, count.count, count.source, where)
         )
         async with live_line(display, agent.status.text, parts.spawner):
             status = await agent.run(hosting.connect)
@@ -68,6 +68,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     finally:
         if crew is not None:
             await crew.rest()
+        hurry_on(parts.options.signals, display.hurry)
         display.close()
         port.close()
         identity.close()
@@ -86,11 +87,7 @@ def _address(rendezvous: RendezvousOptions, display: Display) -> AdvertisedAddre
     address = AdvertisedAddress(towards, rendezvous.local_addr)
     found = address.find()
     if rendezvous.local_addr is not None and not is_local_address(found):
-        display.event(
-            f"--local-addr: {found} is not an address of this host; workers of other nodes "
-            "will use it all the same (right for a translated address only)",
-            logging.WARNING,
-        )
+        display.event(ev.ForeignAddressAdvertised(found))
     return address
 
 
@@ -103,9 +100,11 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
     assert parts.check_spawner is not None
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        text, level = say.image(event, options.preload, "check workers")
         # A preload that fails does so for the workers that train as well: that is said once.
-        parts.display.event(text, level if options.only_checks else logging.DEBUG)
+        is_repeated = not options.only_checks
+        parts.display.event(
+            told.preload(event, options.preload, is_of_checks=True, is_repeated=is_repeated)
+        )
 
     return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), fork_server_changed)
 
@@ -113,8 +112,8 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
     """Host the master until the job is over, or until a signal asks this node to go away."""
     if hosting.serves_others:
-        display.event("this node is excluded; it goes on hosting the master", logging.ERROR)
-        await _unless_asked(hosting.stop(wait=True), options)
+        display.event(ev.MasterKept(is_excluded=True))
+        await unless_asked(hosting.stop(wait=True), options.signals)
     await hosting.stop(wait=False)
 
 
@@ -126,25 +125,9 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
     nobody had waited.
     """
     if hosting.is_needed:
-        display.event("hosting the master until the other nodes run again without this one")
-        await _unless_asked(hosting.settled(), options, options.shutdown_timeout_s + _REGROUP_S)
-
-
-async def _unless_asked(
-    awaited: Coroutine[Any, Any, None], options: LaunchOptions, timeout_s: float | None = None
-) -> None:
-    """Wait for something, but no longer than until a signal asks this node to go away."""
-    loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
-    for number in options.signals:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, asked.set)
-    tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
-    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        display.event(ev.MasterKept(is_excluded=False))
+        limit_s = options.shutdown_timeout_s + _REGROUP_S
+        await unless_asked(hosting.settled(), options.signals, limit_s)
 
 
 def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
@@ -176,10 +159,10 @@ def _pass_on_error_file(agent: Agent) -> None:
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     cause = agent.verdict.cause if agent.verdict is not None else None
-    if not path or cause is None or not cause.error_json:
+    error = recorded(cause) if cause is not None else None
+    if not path or cause is None or error is None:
         return
-    error = json.loads(cause.error_json)
     if isinstance(error["message"], dict):
         error["message"]["errorCode"] = cause.exit_code
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+    with contextlib.suppress(OSError, RecursionError), open(path, "w") as file:
         json.dump(error, file)

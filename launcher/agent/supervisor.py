@@ -5,7 +5,6 @@ left. What follows from it for the job is not its business: it tells its listene
 """
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ... import defaults
+from ... import events as ev
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass
@@ -20,9 +20,9 @@ from ..machine import shortage
 from ..machine.oom import OomWatch
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
-from ..reporting import event_lines as say
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
+from . import told
 from .failure_record import (
     SHORTAGE,
     ended_by_timer,
@@ -141,7 +141,7 @@ class Supervisor:
         assert self.group is None
         logs = self._log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
-            self._note(logs.warning, logging.WARNING)
+            self._note(ev.Remark(logs.warning, ev.Severity.WARNING))
         self._oom.has_struck()  # what happened before this round is not of this round
         self._not_started.clear()
         self._timed_out.clear()
@@ -155,7 +155,7 @@ class Supervisor:
             self._failed_to_open(self._group, error)
             return
         if self._spawner.preloading:
-            self._note(say.waiting_for_preload(assignment), logging.INFO)
+            self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
     def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
         """Tell the workers to end, and kill those that have not when their time is over.
@@ -203,7 +203,7 @@ class Supervisor:
         if group.state is WorkerGroupState.DONE and gently:
             leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
             if leftovers:
-                self._note(say.leftovers(leftovers), logging.INFO)
+                self._note(ev.LeftoversEnded(tuple(leftovers)))
             group.end_leftovers()
             self._arm(group, _LEFTOVERS_S)
         else:
@@ -230,7 +230,7 @@ class Supervisor:
         self._event_log.started(group.assignment, group.pids)
         reasons = event.why_not(self._programs)
         if not reasons:
-            self._note(say.started(group.assignment, group.pids, group.store_pid), logging.INFO)
+            self._note(told.started(group.assignment, group.pids, group.store_pid))
         self._not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
@@ -259,8 +259,9 @@ class Supervisor:
             rank = group.assignment.rank_offset + event.local_rank
             self._listener.worker_succeeded(group.assignment, rank)
         if group.state is WorkerGroupState.DONE:
-            self._note(say.done(group.assignment, len(group.pids)), logging.INFO)
-            self._listener.workers_done(group.assignment)
+            at = group.assignment
+            self._note(ev.WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
+            self._listener.workers_done(at)
         elif group.state is WorkerGroupState.KILLING:
             self._arm(group, SURVIVES_KILL_S)
         if self._is_settling and not group.alive:
@@ -297,8 +298,8 @@ class Supervisor:
             self.empty()
             return
         if event.state is WorkerGroupState.STOPPING:
-            text = say.killing(group.assignment, group.alive, self._shutdown_timeout_s)
-            self._note(text, logging.WARNING)
+            at, limit_s = group.assignment, self._shutdown_timeout_s
+            self._note(ev.WorkersKilled(at.round, at.node_rank, group.alive, limit_s))
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
 
@@ -336,8 +337,9 @@ class Supervisor:
             return
         if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
             self._timed_out[pid] = scope[:_SCOPE_MAX_CHARS]
-            text = say.timer_expired(group.assignment, pid, self._timed_out[pid])
-            self._note(text, logging.WARNING)
+            at = group.assignment
+            scope = self._timed_out[pid]
+            self._note(ev.TimerExpired(at.round, at.node_rank, pid, scope))
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -381,7 +383,8 @@ class Supervisor:
 
     def _failed(self, group: WorkerGroup, failure: Failure) -> None:
         if not failure.after_stop:
-            self._note(say.failed(group.assignment, failure), logging.ERROR)
+            at = group.assignment
+            self._note(ev.WorkerFailed(at.round, at.node_rank, failure))
         self._listener.worker_failed(group.assignment, failure)
         if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
             # The whole group stops anyway: the workers here need not wait to be told.

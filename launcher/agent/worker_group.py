@@ -21,8 +21,8 @@ from ..logs.log_dir import (
     StreamPlan,
     console_prefix,
     open_log,
-    tail_of_file,
 )
+from ..logs.regular_file import tail_of_file
 from ..logs.relay_client import RelayClient
 from ..logs.relay_stream import StreamOrder
 from ..spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand

@@ -1,7 +1,6 @@
 """``ft-run check``: this node checked by itself, for an init container, a prolog or a person."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ... import events as ev
 from ... import exit_codes
 from ...checks.plan import plan
 from ...checks.records import Level, Metrics, Order, Phase, Record
@@ -22,6 +22,7 @@ from ...values import replace
 from .. import startup
 from ..agent.live_line import live_line
 from ..agent.preload import other_interpreter
+from ..agent.told import preload as preload_event
 from ..agent.worker_command import check_interpreter, virtual_devices, worker_python
 from ..cli.floor_flags import refuse_floors
 from ..logs.log_dir import check_log_dir
@@ -32,7 +33,6 @@ from ..preflight.expected_gpus import gpus_asked_by
 from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
 from ..processes.tree import require_own_proc
-from ..reporting import event_lines as say
 from ..reporting.display import Display
 from ..spawner.client import ForkServerEvent, SpawnerClient
 
@@ -51,9 +51,9 @@ def run_check(options: CheckOptions) -> int:
     check_interpreter(os.environ)
     display = Display()
     for text in options.remarks:
-        display.event(text)
+        display.event(ev.Remark(text))
     if options.preload and (remark := other_interpreter(os.environ)):
-        display.event(remark, logging.WARNING)
+        display.event(ev.Remark(remark, ev.Severity.WARNING))
         options = replace(options, preload=())
     plan_of_crew = _crew_plan(options)
     spawner = SpawnerClient()  # before anything starts a thread
@@ -73,7 +73,7 @@ def run_check(options: CheckOptions) -> int:
         # A full disk must not make a faulty node pass for one that was asked wrongly.
         if status == exit_codes.SUCCESS:
             raise lost
-        display.event(lost.sentence, logging.ERROR)
+        display.event(ev.Remark(lost.sentence, ev.Severity.ERROR))
     return status
 
 
@@ -118,7 +118,7 @@ async def _check(
     """Return the verdict, or the number of the signal that ended the check."""
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        display.event(*say.image(event, options.preload, "check workers"))
+        display.event(preload_event(event, options.preload, is_of_checks=True))
 
     crew = CheckCrew(spawner, crew_plan, fork_server_changed)
     climb = _Climb(options, crew, crew_plan.node, display)
@@ -128,7 +128,7 @@ async def _check(
     def stop(number: int) -> None:
         if not received:
             received.append(number)
-            display.event(f"check: received {signal_name(number)}: ending", logging.WARNING)
+            display.event(ev.NodeSignalled(signal_name(number), workers=0, is_check=True))
             task.cancel()
 
     loop = asyncio.get_running_loop()
@@ -172,7 +172,7 @@ class _Climb:
         while (step := plan(results)) is not None:
             again = any(answered.step.phase is step.phase for answered in results.steps)
             self._doing = step.phase.value + (", once more" if again else "")
-            self._display.event(f"check: {self._doing}", logging.DEBUG)
+            self._display.event(ev.ChecksProgressed(self._doing, is_alone=True))
             record = await self._record(len(results.steps), step.phase)
             answered = Answered(step, {self._node: record})
             results = replace(results, steps=(*results.steps, answered))

@@ -1,19 +1,21 @@
 """``ft-run script.py``: from the options to the exit status of this node."""
 
 import gc
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NoProcessError
+from ...events import Remark, Severity
 from ...values import replace
 from ..agent.parts import NodeParts
 from ..agent.preload import start_preload
+from ..agent.signals import ignore
 from ..agent.worker_command import WorkerCommands, check_interpreter
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import start_relay
+from ..machine.shortage import too_few_files
 from ..machine.worker_count import WorkerCount, omp_num_threads, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..processes.tree import require_own_proc
@@ -52,6 +54,8 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
 
 def _parts(options: LaunchOptions) -> NodeParts:
     """Find out what to start, and fork what must be forked before the event loop."""
+    if (too_few := too_few_files()) is not None:
+        raise NoProcessError(f"{too_few}.")
     display = Display()
     environ = dict(os.environ)
     count = resolve_worker_count(
@@ -77,11 +81,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
     try:
         spawner = SpawnerClient()
         check_spawner = SpawnerClient() if options.checks is not None else None
-        relay = (
-            start_relay(lambda text: display.event(text, logging.WARNING))
-            if log_dir.needs_relay
-            else None
-        )
+        relay = start_relay(display.event) if log_dir.needs_relay else None
     except NoProcessError:
         log_dir.remove_if_unused()
         if timers is not None:
@@ -106,13 +106,14 @@ def _preloaded(parts: NodeParts) -> NodeParts:
     remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
     if remark is None:
         return parts
-    parts.display.event(remark, logging.WARNING)
+    parts.display.event(Remark(remark, Severity.WARNING))
     return replace(parts, options=replace(parts.options, preload=()))
 
 
 def _close(parts: NodeParts, status: int) -> None:
     """End what was forked; keep log files where they may be looked for."""
     parts.display.close()
+    ignore(parts.options.signals)
     if parts.check_spawner is not None:
         parts.check_spawner.close()
     parts.spawner.close()

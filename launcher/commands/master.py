@@ -1,9 +1,9 @@
 """``ft-run master``: a master without an agent, for a pod of its own or a login node."""
 
 import asyncio
-import logging
 import signal
 
+from ... import events as ev
 from ... import exit_codes
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
@@ -11,7 +11,6 @@ from .. import startup
 from ..agent.hosting import group_settings, new_examiner
 from ..options import MasterOptions
 from ..reporting.display import Display
-from ..reporting.event_lines import verdict as verdict_line
 from ..version import VERSION
 
 
@@ -31,16 +30,18 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     from ...rendezvous.transport.server import MasterServer
 
     for remark in options.remarks:
-        display.event(remark)
+        display.event(ev.Remark(remark))
     timeouts = options.timeouts
     settings = group_settings(timeouts, options.rescale_delay_s)
     master = Master(
-        settings, lambda text: display.event(f"master: {text}"), examiner=new_examiner()
+        settings,
+        lambda text: display.event(ev.MasterNoted(text, is_apart=True)),
+        examiner=new_examiner(),
     )
     silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
     server = MasterServer(master, VERSION, silence)
     port = await server.start(options.endpoint)
-    display.event(f"master: listening at {options.endpoint} (port {port})")
+    display.event(ev.MasterListening(str(options.endpoint), port))
     outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -55,14 +56,12 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     try:
         first = await outcome.get()
         if isinstance(first, Verdict):
-            failed = first.exit_code != exit_codes.SUCCESS
-            display.event(verdict_line(first), logging.ERROR if failed else logging.INFO)
+            display.event(ev.JobEnded(first))
             return first.exit_code
-        left = "no node is here"
-        if any(node.link is not None for node in master.group.roster):
-            left = "the workers run on and their agents wait for a new master"
-        display.event(f"master: received {signal_name(first)}: ending; {left}", logging.WARNING)
+        has_nodes = any(node.link is not None for node in master.group.roster)
+        display.event(ev.MasterSignalled(signal_name(first), has_nodes))
         return exit_codes.SIGNAL_BASE + first
     finally:
         finished.cancel()
         await server.stop()
+        display.close()

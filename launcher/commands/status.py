@@ -8,6 +8,7 @@ from typing import Any
 
 from ... import exit_codes
 from ...errors import RendezvousError
+from ...printable import printable
 from ..options import StatusOptions
 from ..reporting.standard_output import standard_output
 
@@ -80,8 +81,10 @@ def _as_dict(reply: Any) -> dict[str, Any]:
 def _print_table(status: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from ..reporting.event_lines import duration, nodes_wanted
+    from ..reporting.event_lines import nodes_wanted
+    from ..reporting.live_status import duration
 
     # Into a pipe nothing is folded, so that it can be searched by line.
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -104,7 +107,7 @@ def _print_table(status: dict[str, Any]) -> None:
         ]
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
     for line in lines:
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
     if not status["nodes"]:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -114,7 +117,7 @@ def _print_table(status: dict[str, Any]) -> None:
         first, size = node["rank_offset"], node["local_world_size"]
         ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
         spare = node["node_rank"] < 0 and node["phase"] == "ready" and status["round"] >= 0
-        table.add_row(
+        cells = (
             "-" if node["node_rank"] < 0 else str(node["node_rank"]),
             node["host"],
             node["address"],
@@ -123,4 +126,5 @@ def _print_table(status: dict[str, Any]) -> None:
             "spare" if spare else node["phase"],
             "yes" if node["attached"] else "no",
         )
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)

@@ -216,17 +216,6 @@ def open_log(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
-def tail_of_file(path: str, max_bytes: int) -> bytes:
-    """Return the last ``max_bytes`` of a file; empty where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            return file.read(max_bytes)
-    except OSError:
-        return b""
-
-
 def console_prefix(role: str, rank: int, local_rank: int, template: str | None) -> bytes:
     """Return what stands before each console line of a tee'd stream.
 

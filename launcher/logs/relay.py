@@ -6,7 +6,9 @@ and outlives the agent until everything that a worker has written is where it be
 Agent and relay talk over a ``SOCK_SEQPACKET`` socket pair, one JSON object per packet; bytes
 travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached, and
 ``{"tail": n}``. From it: ``{"closed": n, "tail": …}`` when a stream has ended and all of it is
-written and shown, ``{"tail": n, "text": …}``, ``{"warning": sentence}``.
+written and shown, ``{"tail": n, "text": …}``, ``{"ended": path, "reason": …}`` for a log
+file, ``{"full": true}`` where no descriptor was left, and last, where
+nothing read the console, ``{"unshown": bytes}``.
 """
 
 import contextlib
@@ -58,6 +60,15 @@ def run_in_child(control: socket.socket) -> NoReturn:
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Be the relay of an agent that cannot fork any more: it has threads by now.
+
+    Args:
+        arguments: the descriptor of this side's end of the socket pair.
+    """
+    run_in_child(socket.socket(fileno=int(arguments[0])))
 
 
 def encode_order(number: int, order: StreamOrder) -> bytes:
@@ -152,9 +163,14 @@ class Relay:
     def _give_up(self) -> None:
         """End without the agent: a process that outlived its job keeps a pipe open, or the
         console has stalled. What has arrived is in the files; unfinished lines are shown."""
+        unshown = sum(stream.unshown for stream in self._streams.values())
+        unshown += sum(console.unshown for console in {*self._consoles.values()})
         for stream in self._streams.values():
             if not stream.has_ended:
                 stream.end()
+        if unshown:
+            self._post({"unshown": unshown})
+            self._send()
 
     def _timeout_s(self) -> float | None:
         if self._may_catch_up():
@@ -208,14 +224,14 @@ class Relay:
         elif fds:
             self._add(request, fds[0])
         else:
-            self._warn("The relay has no file descriptor left: raise the limit (ulimit -n).")
+            self._post({"full": True})
             self._post({"closed": request["add"], "tail": ""})
 
     def _add(self, request: dict[str, Any], pipe: int) -> None:
         number = request["add"]
         order = _decode_order(request)
         os.set_blocking(pipe, False)
-        stream = RelayedStream(number, pipe, order, self._consoles[order.stream], self._warn)
+        stream = RelayedStream(number, pipe, order, self._consoles[order.stream], self._log_ended)
         self._streams[number] = stream
         self._handlers[pipe] = lambda: self._on_pipe(stream)
         self._epoll.register(pipe, select.EPOLLIN)
@@ -227,8 +243,8 @@ class Relay:
                 self._on_pipe(stream)  # what has been written before the question counts
             self._post({"tail": number, "text": stream.tail.decode("latin-1")})
 
-    def _warn(self, sentence: str) -> None:
-        self._post({"warning": sentence})
+    def _log_ended(self, path: str, reason: str) -> None:
+        self._post({"ended": path, "reason": reason})
 
     def _post(self, message: dict[str, Any]) -> None:
         self._outbox.append(json.dumps(message).encode())

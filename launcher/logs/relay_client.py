@@ -12,11 +12,13 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import NoProcessError
+from ...events import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ...values import dataclass
 from ..machine.shortage import no_process
 from . import relay
@@ -26,9 +28,15 @@ from .relay_stream import StreamOrder
 if TYPE_CHECKING:
     import asyncio
 
+_RUN_MODULE: Final = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
+)
 _PACKET_MAX_BYTES: Final = 256 * 1024
 _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
+
+
+RelayEvent = LogFileEnded | OutputUnshown | RelayFull | RelayLost | RelayReplaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +47,10 @@ class OpenStream:
     write_fd: int
 
 
-def start_relay(on_warning: Callable[[str], None]) -> "RelayClient":
+def start_relay(tell: Callable[[RelayEvent], None]) -> "RelayClient":
     """Fork the relay, with this process's standard output and error as its console.
 
-    ``on_warning`` is called with one sentence when a log file had to end (disk full) or the
+    ``tell`` is called when a log file had to end (disk full), output could not be shown, or the
     relay itself was lost. Raises ``NoProcessError`` if no process can be started.
     """
     try:
@@ -61,24 +69,28 @@ def start_relay(on_warning: Callable[[str], None]) -> "RelayClient":
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
-    return RelayClient(pid, ours, on_warning)
+    return RelayClient(pid, ours, tell)
 
 
 class RelayClient:
     """The relay as the agent sees it. Make it with ``start_relay``; not thread-safe."""
 
-    def __init__(self, pid: int, control: socket.socket, on_warning: Callable[[str], None]) -> None:
+    def __init__(
+        self, pid: int, control: socket.socket, tell: Callable[[RelayEvent], None]
+    ) -> None:
         self.pid = pid
         self.is_lost = False
         """Whether the relay is gone: closed, or killed. Nothing more will be heard of it."""
         self._control = control
-        self._on_warning = on_warning
+        self._tell = tell
         self._is_closing = False
         self._count = 0
         self._open: set[int] = set()
         self._tails: dict[int, bytes] = {}
         self._tail_answers: set[int] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._lost_loop: asyncio.AbstractEventLoop | None = None
+        """The loop that received from a relay that is lost."""
         self._waiters: set[asyncio.Future[None]] = set()
         control.setblocking(False)
 
@@ -104,25 +116,36 @@ class RelayClient:
     def add_stream(self, order: StreamOrder) -> OpenStream:
         """Make a pipe for one stream of a worker and give its read end to the relay.
 
-        The caller closes ``write_fd`` when the worker has it. If the relay has been lost, the
-        worker gets the log file itself (or the agent's own stream where there is none): its
-        output is kept, only without tee. Raises ``OSError`` if descriptors or disk run out.
+        The caller closes ``write_fd`` when the worker has it. A relay that has been lost is
+        replaced. If it cannot be, the worker gets the log file itself (or the agent's own stream
+        where there is none): its output is kept, only without tee. Raises ``OSError`` if
+        descriptors or disk run out.
         """
         self._count += 1
         number = self._count
-        if not self.is_lost:
-            read_fd, write_fd = os.pipe()
-            try:
-                if self._send(relay.encode_order(number, order), [read_fd]):
-                    self._open.add(number)
-                    return OpenStream(number, write_fd)
-            finally:
-                os.close(read_fd)
-            os.close(write_fd)
+        for _ in range(2):
+            if self.is_lost and not self._is_closing:
+                self._replace()
+            if (stream := self._relayed(number, order)) is not None:
+                return stream
         self._tails[number] = b""
         if order.log_path is not None:
             return OpenStream(number, open_log(order.log_path))
         return OpenStream(number, os.dup(1 if order.stream.value == "stdout" else 2))
+
+    def _relayed(self, number: int, order: StreamOrder) -> OpenStream | None:
+        """Return a pipe to the relay; None where it is lost."""
+        if self.is_lost:
+            return None
+        read_fd, write_fd = os.pipe()
+        try:
+            if self._send(relay.encode_order(number, order), [read_fd]):
+                self._open.add(number)
+                return OpenStream(number, write_fd)
+        finally:
+            os.close(read_fd)
+        os.close(write_fd)
+        return None
 
     def receive(self) -> None:
         """Take one event from the relay; returns at once if there is none."""
@@ -169,12 +192,6 @@ class RelayClient:
                 self._tails.pop(number, None)
             self._tail_answers.discard(number)
 
-    def wait_drained(self, numbers: Iterable[int], timeout_s: float) -> frozenset[int]:
-        """Do as ``drained``, blocking; for use without an event loop."""
-        wanted = frozenset(numbers)
-        self._block_until(lambda: not wanted & self._open, timeout_s)
-        return wanted & self._open
-
     async def aclose(self, timeout_s: float) -> bool:
         """Tell the relay to end once everything is written; return whether it did in time.
 
@@ -182,14 +199,11 @@ class RelayClient:
         or nothing has moved for a few seconds.
         """
         self._begin_close()
-        await self._until(lambda: self.is_lost, timeout_s)
-        return self._finish_close()
-
-    def close(self, timeout_s: float) -> bool:
-        """Do as ``aclose``, blocking."""
-        self._begin_close()
-        self._block_until(lambda: self.is_lost, timeout_s)
-        return self._finish_close()
+        try:
+            await self._until(lambda: self.is_lost, timeout_s)
+        finally:
+            has_ended = self._finish_close()
+        return has_ended
 
     def _begin_close(self) -> None:
         self._is_closing = True
@@ -211,20 +225,46 @@ class RelayClient:
         elif "tail" in event:
             self._tails[event["tail"]] = event["text"].encode("latin-1")
             self._tail_answers.add(event["tail"])
+        elif "unshown" in event:
+            self._tell(OutputUnshown(event["unshown"]))
+        elif "ended" in event:
+            self._tell(LogFileEnded(event["ended"], event["reason"]))
         else:
-            self._on_warning(event["warning"])
+            self._tell(RelayFull())
 
     def _lose(self) -> None:
         if self.is_lost:
             return
-        self.is_lost = True
+        self.is_lost, self._lost_loop = True, self._loop
         self.detach()
         self._wake()
         if not self._is_closing:
-            self._on_warning(
-                f"The relay of the workers' output (pid {self.pid}) is gone with "
-                f"{len(self._open)} streams open; workers that write to them get a broken pipe."
-            )
+            self._tell(RelayLost(self.pid, len(self._open)))
+
+    def _replace(self) -> None:
+        """Start another relay: by ``exec``, since this process may have threads by now."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return
+        os.set_inheritable(theirs.fileno(), True)
+        argv = (sys.executable, _RUN_MODULE, "logs.relay", str(theirs.fileno()))
+        with theirs:
+            try:
+                pid = os.posix_spawn(sys.executable, argv, os.environ)
+            except OSError:
+                ours.close()
+                return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        self._control.close()
+        self._control, self.pid = ours, pid
+        ours.setblocking(False)
+        self._open.clear()
+        self.is_lost = False
+        if self._lost_loop is not None and not self._lost_loop.is_closed():
+            self.attach(self._lost_loop)
+        self._tell(RelayReplaced(pid))
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -267,13 +307,6 @@ class RelayClient:
                 await asyncio.wait((waiter,), timeout=left)
             finally:
                 self._waiters.discard(waiter)
-
-    def _block_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition() and not self.is_lost:
-            if not _wait_for(self._control, select.POLLIN, deadline):
-                return
-            self.receive()
 
 
 def _wait_for(control: socket.socket, event: int, deadline: float) -> bool:

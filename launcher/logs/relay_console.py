@@ -1,19 +1,12 @@
-"""The relay's way to the console: whole lines, written without ever waiting.
+"""The relay's way to the console: whole lines, written without ever waiting."""
 
-The agent, and workers that inherit its streams, write to the same console, and the flags of an
-open file are shared with all of them. So the relay opens a pipe or terminal again for itself,
-non-blocking, and leaves theirs as it is.
-"""
-
-import contextlib
 import errno
 import os
 import select
-import socket
-import stat
 from collections.abc import Mapping
 from typing import Final
 
+from .console_file import ConsoleFile
 from .log_dir import Stream
 
 PENDING_MAX_BYTES: Final = 256 * 1024
@@ -33,11 +26,10 @@ class Console:
         self._epoll = epoll
         self._pending = bytearray()
         self._is_waiting = False
-        self._socket: socket.socket | None = None
-        self._is_pipe = False
-        self._asks_first = False
+        self._file: ConsoleFile | None = None
         try:
-            self._open(fd)
+            self._file = ConsoleFile(fd)
+            self.fd = self._file.fd
         except OSError:
             self._close()
 
@@ -45,6 +37,11 @@ class Console:
     def has_room(self) -> bool:
         """Whether another chunk may be written now without memory growing beyond bounds."""
         return not self.is_closed and len(self._pending) < PENDING_MAX_BYTES
+
+    @property
+    def unshown(self) -> int:
+        """How many bytes the console has not yet taken."""
+        return len(self._pending)
 
     def write(self, lines: bytes) -> None:
         """Write whole lines, now or as soon as the console takes them."""
@@ -55,10 +52,9 @@ class Console:
 
     def flush(self) -> None:
         """Write as much as the console takes now; to be called when it is ready for more."""
-        while self._pending:
+        while self._pending and self._file is not None:
             try:
-                with memoryview(self._pending) as view, view[: self._piece_bytes()] as piece:
-                    done = self._write(piece)
+                done = self._file.write(self._pending)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -69,44 +65,6 @@ class Console:
             self.written += done
             del self._pending[:done]
         self._wait(bool(self._pending))
-
-    def _open(self, fd: int) -> None:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISSOCK(mode):
-            self._socket = socket.socket(fileno=os.dup(fd))
-            self.fd = self._socket.fileno()
-            return
-        self._is_pipe = stat.S_ISFIFO(mode)
-        if self._is_pipe or os.isatty(fd):
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            try:
-                self.fd = os.open(f"/proc/self/fd/{fd}", flags)
-                return
-            except OSError:  # the terminal of another user, or nobody reads
-                self._asks_first = True
-        self.fd = os.dup(fd)
-
-    def _piece_bytes(self) -> int:
-        """Return how much of what is pending to write in one call.
-
-        A pipe takes up to PIPE_BUF bytes as one or not at all (``pipe(7)``), so whole lines up
-        to there are never torn, whoever else writes. A longer line goes in one call, too, but
-        the kernel may take a part of it.
-        """
-        pending = self._pending
-        if len(pending) <= select.PIPE_BUF or not (self._is_pipe or self._asks_first):
-            return len(pending)
-        short_lines = pending.rfind(b"\n", 0, select.PIPE_BUF) + 1
-        if short_lines:
-            return short_lines
-        return select.PIPE_BUF if self._asks_first else pending.find(b"\n") + 1
-
-    def _write(self, piece: memoryview) -> int:
-        if self._socket is not None:
-            return self._socket.send(piece, socket.MSG_DONTWAIT)
-        if self._asks_first and not _is_writable(self.fd):
-            raise BlockingIOError
-        return os.write(self.fd, piece)
 
     def _wait(self, is_wanted: bool) -> None:
         if is_wanted and not self._is_waiting:
@@ -121,11 +79,8 @@ class Console:
         self._pending.clear()
         if self._is_waiting:
             self._wait(False)
-        if self._socket is not None:
-            self._socket.close()
-        elif self.fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self.fd)
+        if self._file is not None:
+            self._file.close()
 
 
 def open_consoles(epoll: select.epoll) -> Mapping[Stream, Console]:
@@ -142,9 +97,3 @@ def _identity(fd: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _is_writable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(0))

@@ -89,11 +89,11 @@ def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
 
 
 class LogFile:
-    """A file that is appended to until it cannot be; then one warning, and nothing more."""
+    """A file that is appended to until it cannot be; then that is told once."""
 
-    def __init__(self, path: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, path: str, log_ended: Callable[[str, str], None]) -> None:
         self._path = path
-        self._warn = warn
+        self._ended = log_ended
         self._fd = -1
         self.size = 0
         self.is_whole = True
@@ -133,7 +133,7 @@ class LogFile:
 
     def _stop(self, error: OSError) -> None:
         self.is_whole = False
-        self._warn(f"The log file {self._path} ends here, the workers run on: {error.strerror}.")
+        self._ended(self._path, error.strerror or str(error))
 
 
 class RelayedStream:
@@ -145,7 +145,7 @@ class RelayedStream:
         pipe: int,
         order: StreamOrder,
         console: Console,
-        warn: Callable[[str], None],
+        log_ended: Callable[[str, str], None],
     ) -> None:
         self.number = number
         self.pipe = pipe
@@ -154,9 +154,9 @@ class RelayedStream:
         self.has_ended = False
         self._order = order
         self._console = console if order.console else None
-        self._log = LogFile(order.log_path, warn) if order.log_path else None
+        self._log = LogFile(order.log_path, log_ended) if order.log_path else None
         filtered = order.filtered_path if order.filters else None
-        self._filtered = LogFile(filtered, warn) if filtered else None
+        self._filtered = LogFile(filtered, log_ended) if filtered else None
         self._lines = LineBuffer()
         self._filter_lines = LineBuffer()
         self._next_shown: int | None = None
@@ -174,6 +174,15 @@ class RelayedStream:
         """Whether the stream is behind and the console takes more, or never will again."""
         console = self._console
         return self.is_behind and console is not None and (console.has_room or console.is_closed)
+
+    @property
+    def unshown(self) -> int:
+        """How many bytes the console should have been given, and was not."""
+        if self._console is None or self._console.is_closed:
+            return 0
+        if self._log is None or self._next_shown is None:
+            return self._dropped
+        return self._dropped + self._log.size - self._next_shown
 
     def pump(self) -> None:
         """Read and pass on one chunk, or note the end of file. Does not wait."""

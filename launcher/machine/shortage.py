@@ -7,6 +7,9 @@ from pathlib import Path
 
 from .cgroups import own_directory, read_text
 
+LEAST_FILES = 32
+"""Open files that the agent of one worker needs, and some to spare."""
+
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
@@ -23,6 +26,17 @@ def no_process(error: OSError, root: Path = Path("/")) -> str:
 def explained(error: OSError, root: Path = Path("/")) -> str:
     """Return what an error of the kernel says, and what to raise where a limit was met."""
     return f"{error.strerror}{_remedy(error, root)}"
+
+
+def too_few_files() -> str | None:
+    """Return one clause for people where this process may open too few files; else None."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit >= LEAST_FILES:
+        return None
+    return (
+        f"a process may have {limit} open files here, and an agent needs {LEAST_FILES}: raise "
+        "ulimit -n"
+    )
 
 
 def most_processes(root: Path = Path("/")) -> int | None:

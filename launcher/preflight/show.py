@@ -1,12 +1,12 @@
 """What a person sees of the checks: the table or a line for each verdict, and the report file."""
 
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Final
 
 from ... import exit_codes
 from ...errors import NodeUnfitError, UsageError
+from ...events import ChecksEnded, NodeJudged, NodePassedWithRemark, Remark, Severity
 from ...rendezvous.protocol.check_messages import CheckVerdict
 from ..options import LadderOptions
 from ..reporting.display import Display
@@ -41,9 +41,9 @@ def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) 
     if found.exit_code:
         return  # the sentence is the last that this agent says
     if found.sentence:
-        display.event(f"checks: this node passed, but {found.sentence}", logging.WARNING)
+        display.event(NodePassedWithRemark(found.sentence))
     if not has_table:  # which ends with it
-        display.event(f"checks: {found.conclusion}")
+        display.event(ChecksEnded(found.conclusion))
 
 
 def unfit(found: CheckVerdict) -> NodeUnfitError:
@@ -82,7 +82,7 @@ def _print(report: str, display: Display, *, as_json: bool) -> None:
     try:
         print_report(report_from_json(report), report if as_json else None)
     except UsageError as error:
-        display.event(error.sentence, logging.ERROR)
+        display.event(Remark(error.sentence, Severity.ERROR))
 
 
 def _show_table(report: str, display: Display) -> None:
@@ -90,7 +90,7 @@ def _show_table(report: str, display: Display) -> None:
     from ...checks.table import noteworthy_nodes, table_text
 
     verdicts = noteworthy_nodes(report_from_json(report))
-    display.report(table_text(verdicts, display.columns, colour=display.colour))
+    display.report(table_text(verdicts, display.columns, colour=display.colour), is_styled=True)
 
 
 def _show_lines(report: str, display: Display) -> None:
@@ -98,12 +98,11 @@ def _show_lines(report: str, display: Display) -> None:
     from ...checks.table import has_to_tell, reasons
 
     for verdict in filter(has_to_tell, report_from_json(report).nodes):
-        text = f"checks: {verdict.node} {verdict.standing.value}: {reasons(verdict)}"
-        display.event(text, logging.WARNING)
+        display.event(NodeJudged(verdict.node, verdict.standing.value, reasons(verdict)))
 
 
 def _write(report: str, path: str, display: Display) -> None:
     try:
         write_report(path, report)
     except UsageError as error:
-        display.event(error.sentence, logging.ERROR)
+        display.event(Remark(error.sentence, Severity.ERROR))

@@ -8,12 +8,14 @@ and to them the terminal is still a terminal.
 
 import logging
 import os
-import re
-import select
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
+
+from ...events import Event
+from ...printable import printable, printable_lines
+from . import event_lines
+from .line_writer import LineWriter
 
 _LEVELS: Final = {
     "DEBUG": logging.DEBUG,
@@ -35,9 +37,6 @@ _CLEAR_LINE = "\x1b[2K"
 _RESET_SCROLLING = "\x1b[r"
 _GIVE_BACK = f"{_SAVE}{_RESET_SCROLLING}{_BOTTOM}{_CLEAR_LINE}{_RESTORE}"
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-"""What must not reach a terminal or a log from a job's name or a worker's message."""
-
 
 class Display:
     """Writes event lines to standard error, and the live line where that is a terminal."""
@@ -56,10 +55,7 @@ class Display:
         self._rows = 0
         """Rows of the terminal whose last is set aside; 0: none is."""
         self._status = ""
-        self._held: list[str] = []
-        """Lines that could not be written without waiting."""
-        self._waits = False
-        """Whether writing may wait: when there is nothing else left to do."""
+        self._writer = LineWriter()
         self._tell_last_words: Callable[[str], None] = lambda _: None
 
     @property
@@ -77,28 +73,36 @@ class Display:
         """Whether colours may be used."""
         return self._colour
 
-    def event(self, text: str, level: int = logging.INFO) -> None:
+    def event(self, event: Event) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
         Where nobody reads (Ctrl-S on a terminal, a pager on a pipe), the line is kept for later:
         what stops the output must not stop the job.
         """
+        level = event_lines.level(event)
         if level < self._level:
             return
-        line = f"{time.strftime('%H:%M:%S')} ft-run {_printable(text)}"
+        line = f"{time.strftime('%H:%M:%S')} ft-run {printable(event_lines.line(event))}"
         if self._colour and level >= logging.WARNING:
             line = f"\x1b[{31 if level >= logging.ERROR else 33}m{line}\x1b[0m"
-        self._held.append(line + "\n")
-        self._catch_up()
+        self._writer.put(line + "\n")
 
-    def report(self, text: str) -> None:
-        """Write a text of several lines as it is, below an empty line.
+    def line(self, text: str) -> None:
+        """Write a line for programs, without a time, whatever the level."""
+        self._writer.put(text + "\n")
+
+    def report(self, text: str, *, is_styled: bool = False) -> None:
+        """Write a text of several lines, below an empty line.
 
         The empty line is for workers that write to the same place: one that was stopped in the
         middle of a line has left it unfinished.
+
+        Args:
+            text: the lines.
+            is_styled: it has colours, and what is in it from elsewhere is printable.
         """
-        self._held.append("\n" + (text if text.endswith("\n") else text + "\n"))
-        self._catch_up()
+        text = text if is_styled else printable_lines(text)
+        self._writer.put("\n" + (text if text.endswith("\n") else text + "\n"))
 
     def open(self, tell_last_words: Callable[[str], None]) -> None:
         """Set the live line's row aside.
@@ -112,13 +116,13 @@ class Display:
 
     def status(self, text: str) -> None:
         """Redraw the live line with this text."""
-        self._status = _printable(text)
+        self._status = printable(text)
         self.refresh()
 
     def refresh(self) -> None:
         """Draw what is there in the terminal's present size, if this is its foreground."""
-        self._catch_up()
-        if not self._live or not _in_foreground() or not _is_writable():
+        self._writer.flush()
+        if not self._live or not _in_foreground() or not self._writer.is_ready:
             return
         rows, columns = _size()
         if rows != self._rows:
@@ -129,26 +133,25 @@ class Display:
     def suspend(self) -> None:
         """Give the terminal back until the next ``refresh``."""
         if self._rows:
-            _write(_GIVE_BACK)
+            self._writer.put(_GIVE_BACK)
             self._rows = 0
             self._tell_last_words("")
 
     def close(self) -> None:
-        """Give the whole terminal back, for good; from now on, wait for whoever reads."""
+        """Give the whole terminal back, for good; from now on, wait a few seconds for a reader."""
         self.suspend()
         self._live = False
-        self._waits = True
-        self._catch_up()
+        self._writer.finish()
 
-    def _catch_up(self) -> None:
-        while self._held and (self._waits or _is_writable()):
-            _write(self._held.pop(0))
+    def hurry(self) -> None:
+        """Wait no more for a reader: a signal asks this process to end."""
+        self._writer.hurry()
 
     def _set_aside(self, rows: int) -> None:
         text = _SAVE + _RESET_SCROLLING + _RESTORE if self._rows else ""
         if rows:
             text += f"{_MAKE_ROOM}{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}"
-        _write(text)
+        self._writer.put(text)
         if bool(rows) != bool(self._rows):
             self._tell_last_words(_GIVE_BACK if rows else "")
         self._rows = rows
@@ -162,7 +165,7 @@ class Display:
             text = f"\x1b[7m{text.ljust(columns - 1)}\x1b[0m"
         # The region is set anew each time: a worker may have reset the terminal.
         region = f"\x1b[1;{self._rows - 1}r"
-        _write(f"{_SAVE}{region}\x1b[{self._rows};1H{_CLEAR_LINE}{text}{_RESTORE}")
+        self._writer.put(f"{_SAVE}{region}\x1b[{self._rows};1H{_CLEAR_LINE}{text}{_RESTORE}")
 
 
 def _in_foreground() -> bool:
@@ -170,13 +173,6 @@ def _in_foreground() -> bool:
         return os.tcgetpgrp(_STDERR) == os.getpgrp()
     except OSError:
         return False
-
-
-def _is_writable() -> bool:
-    """Whether a line can be written without waiting."""
-    poll = select.poll()
-    poll.register(_STDERR, select.POLLOUT)
-    return bool(poll.poll(0))
 
 
 def _size() -> tuple[int, int]:
@@ -191,15 +187,3 @@ def _size() -> tuple[int, int]:
     if size.lines < _MIN_ROWS or size.columns < _MIN_COLUMNS:
         return 0, 0
     return size.lines, size.columns
-
-
-def _printable(text: str) -> str:
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-def _write(text: str) -> None:
-    """Write in one system call: that is what keeps lines of several processes whole."""
-    data = text.encode(errors="backslashreplace")
-    with suppress(BlockingIOError, BrokenPipeError, OSError):
-        while data:
-            data = data[os.write(_STDERR, data) :]

@@ -1,21 +1,70 @@
 """The words of the event lines: what a person reads of a run, each line with round and node."""
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from ...rendezvous.protocol.failure import Failure
-from ...rendezvous.protocol.messages import Assignment, Outcome, Verdict, Waiting
-from ...values import replace
-from ..options import LaunchOptions
-from ..spawner.client import ForkServerEvent, ForkServerState
+from ... import events as ev
+from ...rendezvous.protocol.messages import Outcome
 
 _PIDS_SHOWN = 8
-_REMINDER_S = 30.0
 
 
-def _at(assignment: Assignment) -> str:
-    return f"round={assignment.round} node={assignment.node_rank}"
+def line(event: ev.Event) -> str:
+    """Return the line for an event; control characters in it are as they came."""
+    return _LINES[type(event)](event)
+
+
+def level(event: ev.Event) -> int:
+    """Return how much an event matters, as a level of ``logging``."""
+    match event:
+        case ev.Remark():
+            return _SEVERITIES[event.severity]
+        case ev.MasterNoted():
+            if event.is_warning:
+                return logging.WARNING
+            return logging.INFO if event.is_apart else logging.DEBUG
+        case ev.MasterKept():
+            return logging.ERROR if event.is_excluded else logging.INFO
+        case ev.PreloadChanged():
+            if event.is_repeated:
+                return logging.DEBUG
+            return _PRELOAD_LEVELS.get(event.state, logging.INFO)
+        case ev.JobEnded():
+            return logging.INFO if event.verdict.exit_code == 0 else logging.ERROR
+    return _LEVELS.get(type(event), logging.INFO)
+
+
+_SEVERITIES: Final = {
+    ev.Severity.INFO: logging.INFO,
+    ev.Severity.WARNING: logging.WARNING,
+    ev.Severity.ERROR: logging.ERROR,
+}
+_PRELOAD_LEVELS: Final = {
+    ev.PreloadState.LOADING: logging.DEBUG,
+    ev.PreloadState.FAILED: logging.WARNING,
+}
+_LEVELS: Final[Mapping[type, int]] = {
+    ev.MasterNotHosted: logging.DEBUG,
+    ev.ChecksProgressed: logging.DEBUG,
+    ev.ForeignAddressAdvertised: logging.WARNING,
+    ev.MasterSignalled: logging.WARNING,
+    ev.MasterUnreachable: logging.WARNING,
+    ev.NodeSignalled: logging.WARNING,
+    ev.KilledOnRequest: logging.WARNING,
+    ev.WorkersKilled: logging.WARNING,
+    ev.TimerExpired: logging.WARNING,
+    ev.RestartBegun: logging.WARNING,
+    ev.LogFileEnded: logging.WARNING,
+    ev.RelayLost: logging.WARNING,
+    ev.RelayReplaced: logging.WARNING,
+    ev.RelayFull: logging.WARNING,
+    ev.OutputUnshown: logging.WARNING,
+    ev.NodeJudged: logging.WARNING,
+    ev.NodePassedWithRemark: logging.WARNING,
+    ev.WorkerFailed: logging.ERROR,
+}
+"""Of the events that are no plain information."""
 
 
 def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
@@ -23,204 +72,171 @@ def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
     return str(min_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
 
 
-def hello(node_id: str, job_id: str, workers: int, source: str, where: str) -> str:
-    """Return the first line of every run."""
-    return f"job={job_id} node={node_id} nproc_per_node={workers} ({source}), {where}"
+def _at(event: Any) -> str:
+    return f"round={event.round} node={event.node_rank}"
 
 
-def timer_expired(assignment: Assignment, pid: int, scope: str) -> str:
-    """Return the line for a process that did not take its timer back in time."""
-    return f"{_at(assignment)} ending process {pid}: its timer {scope!r} expired"
-
-
-def started(assignment: Assignment, pids: Sequence[int], store_pid: int | None) -> str:
-    """Return the line for workers that have been started, and the store process if there is one."""
-    last = assignment.rank_offset + len(pids) - 1
-    ranks = f"{assignment.rank_offset}-{last}" if len(pids) > 1 else str(last)
-    shown = ",".join(map(str, pids[:_PIDS_SHOWN])) + (",…" if len(pids) > _PIDS_SHOWN else "")
+def _hello(event: ev.NodeStarted) -> str:
     return (
-        f"{_at(assignment)} started ranks={ranks} of {assignment.world_size} "
-        f"on {assignment.nodes} node(s) pids={shown} "
-        f"store={assignment.master_addr}:{assignment.master_port}"
-        + (f" in process {store_pid}" if store_pid is not None else "")
+        f"job={event.job_id} node={event.node_id} nproc_per_node={event.workers} "
+        f"({event.source}), {event.master}"
     )
 
 
-def waiting(message: Waiting) -> str:
-    """Return the line for a node that waits, with who is missing where that is known."""
-    if message.spare:
-        return f"this node is a spare: a round runs without it ({message.joined} nodes in all)"
-    if message.backoff_s:
-        return f"the next round is formed in {message.backoff_s:.0f} s (--restart-backoff)"
-    wanted = nodes_wanted(message.min_nodes, message.max_nodes)
-    missing = f"; missing: {', '.join(message.missing)}" if message.missing else ""
+def _started(event: ev.WorkersStarted) -> str:
+    last = event.first_rank + len(event.pids) - 1
+    ranks = f"{event.first_rank}-{last}" if len(event.pids) > 1 else str(last)
+    more = ",…" if len(event.pids) > _PIDS_SHOWN else ""
     return (
-        f"waiting for nodes: {message.joined} of {wanted} are here{missing} "
-        f"(gives up in {message.timeout_s:.0f} s)"
+        f"{_at(event)} started ranks={ranks} of {event.world_size} on {event.nodes} node(s) "
+        f"pids={_pids(event.pids, ',')}{more} store={event.store_addr}:{event.store_port}"
+        + (f" in process {event.store_pid}" if event.store_pid is not None else "")
     )
 
 
-def is_news(message: Waiting, before: Waiting | None) -> bool:
-    """Return whether a node that waits has something to say that it did not just say.
-
-    The master tells a newcomer at once, and soon after all of them who has come; its reminders
-    are a minute apart.
-    """
-    if before is None or message.backoff_s or before.backoff_s:
-        return True
-    is_soon = 0 <= before.timeout_s - message.timeout_s < _REMINDER_S
-    return not (is_soon and replace(message, timeout_s=before.timeout_s) == before)
+def _pids(pids: Sequence[int], between: str) -> str:
+    return between.join(map(str, pids[:_PIDS_SHOWN]))
 
 
-def checking(progress: str) -> str:
-    """Return the line for how far the checks are."""
-    return f"checks: {progress}"
-
-
-def failed(assignment: Assignment, failure: Failure) -> str:
-    """Return the line for a failure on this node."""
-    return f"{_at(assignment)} {failure.summary()}"
-
-
-def stopping(assignment: Assignment, reason: str, alive: int) -> str:
-    """Return the line for the lockstep stop."""
-    return f"{_at(assignment)} stopping {alive} worker(s): {reason}"
-
-
-def stale(assignment: Assignment, reason: str, alive: int) -> str:
-    """Return the line for workers that the others went on without."""
-    return f"{_at(assignment)} killing {alive} worker(s) at once: {reason}"
-
-
-def killing(assignment: Assignment, alive: int, timeout_s: float) -> str:
-    """Return the line for workers that did not end in time."""
+def _waits(event: ev.NodeWaits) -> str:
+    if event.is_spare:
+        return f"this node is a spare: a round runs without it ({event.joined} nodes in all)"
+    if event.backoff_s:
+        why = "--restart-backoff" if event.is_backoff_given else "restarts in a row are spaced"
+        return f"the next round is formed in {event.backoff_s:.0f} s ({why})"
+    wanted = nodes_wanted(event.min_nodes, event.max_nodes)
+    missing = f"; missing: {', '.join(event.missing)}" if event.missing else ""
     return (
-        f"{_at(assignment)} {alive} worker(s) still alive "
-        f"after --shutdown-timeout {timeout_s:g} s: sending SIGKILL"
+        f"waiting for nodes: {event.joined} of {wanted} are here{missing} "
+        f"(gives up in {event.timeout_s:.0f} s)"
     )
 
 
-def restarts_used(assignment: Assignment, options: LaunchOptions) -> str:
-    """Return how much of the restart budget is used, as ``1/3``."""
-    has_window = options.policy is not None and options.policy.restart_window_s
-    used = assignment.restarts_in_window if has_window else assignment.restarts
-    return f"{used}/{options.rendezvous.max_restarts}"
+def _stopped(event: ev.WorkersStopped) -> str:
+    if event.is_stale:
+        return f"{_at(event)} killing {event.workers} worker(s) at once: {event.reason}"
+    return f"{_at(event)} stopping {event.workers} worker(s): {event.reason}"
 
 
-def restart(assignment: Assignment, options: LaunchOptions) -> str:
-    """Return the line that opens a round after a failure; the same on every node."""
-    assert assignment.cause is not None
-    count = restarts_used(assignment, options)
-    if assignment.is_free:
+def _killed(event: ev.WorkersKilled) -> str:
+    return (
+        f"{_at(event)} {event.workers} worker(s) still alive "
+        f"after --shutdown-timeout {event.timeout_s:g} s: sending SIGKILL"
+    )
+
+
+def _restart(event: ev.RestartBegun) -> str:
+    count = f"{event.restarts_used}/{event.max_restarts}"
+    if event.is_free:
         count = f"without a count ({count} used)"
-    decision = assignment.decision or "default rule"
-    return f"{_at(assignment)} restart {count}: {assignment.cause.summary()} ({decision})"
+    decision = event.decision or "default rule"
+    return f"{_at(event)} restart {count}: {event.cause.summary()} ({decision})"
 
 
-def regroup(assignment: Assignment) -> str:
-    """Return the line that opens a round after a change of members."""
-    return f"{_at(assignment)} regroup with {assignment.nodes} node(s): {assignment.reason}"
+def _succeeded(event: ev.WorkersSucceeded) -> str:
+    others = "; waiting for the other nodes" if event.nodes > 1 else ""
+    return f"{_at(event)} all {event.workers} worker(s) of this node finished{others}"
 
 
-def done(assignment: Assignment, workers: int) -> str:
-    """Return the line for a node whose workers have all succeeded."""
-    others = "; waiting for the other nodes" if assignment.nodes > 1 else ""
-    return f"{_at(assignment)} all {workers} worker(s) of this node finished{others}"
+def _signalled(event: ev.NodeSignalled) -> str:
+    if event.is_check:
+        return f"check: received {event.signal}: ending"
+    stopping = f"stopping {event.workers} worker(s) and " if event.workers else ""
+    return f"received {event.signal}: {stopping}leaving the job"
 
 
-def leftovers(pids: Sequence[int]) -> str:
-    """Return the line for processes that workers left running."""
-    named = ", ".join(map(str, pids[:_PIDS_SHOWN]))
-    return f"ending {len(pids)} process(es) that the workers left running (pid {named})"
+def _unreachable(event: ev.MasterUnreachable) -> str:
+    so = "workers run on; trying again" if event.has_workers else "trying again"
+    return f"no connection to the master at {event.endpoint} ({event.reason}): {so}"
 
 
-def leaving(signal_name: str, workers: int) -> str:
-    """Return the line for an agent that was asked to go away."""
-    stopping = f"stopping {workers} worker(s) and " if workers else ""
-    return f"received {signal_name}: {stopping}leaving the job"
+def _master_signalled(event: ev.MasterSignalled) -> str:
+    left = "no node is here"
+    if event.has_nodes:
+        left = "the workers run on and their agents wait for a new master"
+    return f"master: received {event.signal}: ending; {left}"
 
 
-def link_down(reason: str, where: object, has_workers: bool) -> str:
-    """Return the line for a master that cannot be reached."""
-    so = "workers run on; trying again" if has_workers else "trying again"
-    return f"no connection to the master at {where} ({reason}): {so}"
+def _kept(event: ev.MasterKept) -> str:
+    if event.is_excluded:
+        return "this node is excluded; it goes on hosting the master"
+    return "hosting the master until the other nodes run again without this one"
 
 
-def farewell(limit_s: float) -> str:
-    """Return the line for a node that leaves while the master is away."""
-    return f"the master is away: trying for {limit_s:.0f} s to tell it that this node leaves"
-
-
-def verdict(message: Verdict) -> str:
-    """Return the last line of every run, the same on every node."""
-    word = "succeeded" if message.outcome is Outcome.SUCCEEDED else "FAILED"
-    return f"job {word}: {message.sentence}"
-
-
-def image(event: ForkServerEvent, modules: Sequence[str], who: str = "workers") -> tuple[str, int]:
-    """Return the line for the image that ``who`` are forked from, and its level."""
-    named = ", ".join(modules)
+def _preload(event: ev.PreloadChanged) -> str:
+    named = ", ".join(event.modules)
     match event.state:
-        case ForkServerState.LOADING:
-            return f"preload: importing {named}", logging.DEBUG
-        case ForkServerState.READY:
-            return f"preload: imported {named} in {event.text}", logging.INFO
-        case ForkServerState.STALE:
-            return f"preload: {event.text} has changed on disk; importing again", logging.INFO
-        case ForkServerState.FAILED:
-            text = f"preload: {event.text}; {who} start the ordinary way"
-            return text, logging.WARNING
+        case ev.PreloadState.LOADING:
+            return f"preload: importing {named}"
+        case ev.PreloadState.READY:
+            return f"preload: imported {named} in {event.text}"
+        case ev.PreloadState.STALE:
+            return f"preload: {event.text} has changed on disk; importing again"
+        case ev.PreloadState.FAILED:
+            who = "check workers" if event.is_of_checks else "workers"
+            return f"preload: {event.text}; {who} start the ordinary way"
 
 
-def waiting_for_preload(assignment: Assignment) -> str:
-    """Return the line for workers that begin when modules have been imported."""
-    return f"{_at(assignment)} waits for the preload"
+def _relay_lost(event: ev.RelayLost) -> str:
+    return (
+        f"The relay of the workers' output (pid {event.pid}) is gone with {event.streams} streams "
+        "open; workers that write to them get a broken pipe."
+    )
 
 
-class LiveStatus:
-    """The text of the live line."""
-
-    def __init__(self, options: LaunchOptions) -> None:
-        self._options = options
-        self._since = time.monotonic()
-        self._place: Assignment | None = None
-        self.waiting: Waiting | None = None
-        self.connected = True
-        self.checking = ""
-        """How far the checks are; empty while there are none."""
-
-    def started(self, assignment: Assignment) -> None:
-        """A round was started here."""
-        self._place, self.waiting = assignment, None
-
-    def text(self) -> str:
-        """Return the line as of now."""
-        options, assignment, waiting_ = self._options.rendezvous, self._place, self.waiting
-        wanted = nodes_wanted(options.min_nodes, options.max_nodes)
-        parts = [f"ft-run {options.job_id}"]
-        if self.checking:
-            parts.append(f"checks {self.checking}")
-        elif waiting_ is not None:
-            parts.append(f"{waiting_.joined}/{wanted} nodes")
-            if waiting_.missing:
-                parts.append("missing " + ", ".join(waiting_.missing))
-            if waiting_.spare:
-                parts.append("spare")
-        elif assignment is not None:
-            parts.append(f"{assignment.nodes}/{wanted} nodes")
-        if assignment is not None:
-            parts += [
-                f"round {assignment.round}",
-                f"restarts {restarts_used(assignment, self._options)}",
-            ]
-        if not self.connected:
-            parts.append("master away")
-        parts.append("up " + duration(time.monotonic() - self._since))
-        return " · ".join(parts)
+def _ended(event: ev.JobEnded) -> str:
+    word = "succeeded" if event.verdict.outcome is Outcome.SUCCEEDED else "FAILED"
+    return f"job {word}: {event.verdict.sentence}"
 
 
-def duration(seconds: float) -> str:
-    """Return ``1:02:03``."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
+_LINES: Final[Mapping[type, Callable[[Any], str]]] = {
+    ev.Remark: lambda e: e.sentence,
+    ev.NodeStarted: _hello,
+    ev.ForeignAddressAdvertised: lambda e: (
+        f"--local-addr: {e.address} is not an address of this host; workers of other nodes "
+        "will use it all the same (right for a translated address only)"
+    ),
+    ev.MasterListening: lambda e: f"master: listening at {e.endpoint} (port {e.port})",
+    ev.MasterNoted: lambda e: f"master: {e.text}",
+    ev.MasterSignalled: _master_signalled,
+    ev.MasterMoved: lambda e: (
+        f"the port of the endpoint is free now: master hosted here, {e.address}"
+    ),
+    ev.MasterNotHosted: lambda e: f"cannot host the master: {e.reason}",
+    ev.MasterKept: _kept,
+    ev.MasterConnected: lambda e: "connected to the master" + (" again" if e.is_again else ""),
+    ev.MasterUnreachable: _unreachable,
+    ev.MasterAwaitedToLeave: lambda e: (
+        f"the master is away: trying for {e.limit_s:.0f} s to tell it that this node leaves"
+    ),
+    ev.NodeWaits: _waits,
+    ev.NodeSignalled: _signalled,
+    ev.KilledOnRequest: lambda _: "a second Ctrl-C: killing what is left",
+    ev.WorkersStarted: _started,
+    ev.WorkerFailed: lambda e: f"{_at(e)} {e.failure.summary()}",
+    ev.WorkersStopped: _stopped,
+    ev.WorkersKilled: _killed,
+    ev.TimerExpired: lambda e: f"{_at(e)} ending process {e.pid}: its timer {e.scope!r} expired",
+    ev.WorkersSucceeded: _succeeded,
+    ev.LeftoversEnded: lambda e: (
+        f"ending {len(e.pids)} process(es) that the workers left running "
+        f"(pid {_pids(e.pids, ', ')})"
+    ),
+    ev.RestartBegun: _restart,
+    ev.RegroupBegun: lambda e: f"{_at(e)} regroup with {e.nodes} node(s): {e.reason}",
+    ev.PreloadChanged: _preload,
+    ev.PreloadAwaited: lambda e: f"{_at(e)} waits for the preload",
+    ev.LogFileEnded: lambda e: f"The log file {e.path} ends here, the workers run on: {e.reason}.",
+    ev.RelayLost: _relay_lost,
+    ev.RelayReplaced: lambda e: f"Another relay carries the workers' output now (pid {e.pid}).",
+    ev.RelayFull: lambda _: "The relay has no file descriptor left: raise the limit (ulimit -n).",
+    ev.OutputUnshown: lambda e: (
+        f"{e.bytes} bytes of the workers' output are not shown: nothing read them."
+    ),
+    ev.ChecksProgressed: lambda e: f"{'check' if e.is_alone else 'checks'}: {e.progress}",
+    ev.NodeJudged: lambda e: f"checks: {e.node} {e.standing}: {e.reasons}",
+    ev.NodePassedWithRemark: lambda e: f"checks: this node passed, but {e.sentence}",
+    ev.ChecksEnded: lambda e: f"checks: {e.conclusion}",
+    ev.LogsKept: lambda e: f"logs of this node: {e.path}",
+    ev.JobEnded: _ended,
+}

@@ -7,29 +7,30 @@ Not written is ``ASSIGN_WORKER_RANKS``: here it is no step of its own.
 import json
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
 from ...rendezvous.protocol.messages import Assignment, Outcome, Verdict
 from ..options import LaunchOptions
-
-_STDERR = 2
 
 
 class EventLog:
     """Writes the events of this node's agent and workers to standard error."""
 
-    def __init__(self, options: LaunchOptions, host: str, entry_point: str) -> None:
+    def __init__(
+        self, options: LaunchOptions, host: str, entry_point: str, line: Callable[[str], None]
+    ) -> None:
         """Create a log that writes if the options ask for it.
 
         Args:
             options: what the agent was asked to do.
             host: the name of this host.
             entry_point: the program that the workers execute.
+            line: writes a line to standard error, without waiting for its reader.
         """
         self._wanted = options.event_log_handler == "console"
         self._options = options
         self._host = host
+        self._line = line
         self._entry_point = os.path.basename(entry_point)
         self._began = self._waits_since = time.monotonic()
         self._place: Assignment | None = None
@@ -112,6 +113,4 @@ class EventLog:
             "timestamp": 0,
             "metadata": metadata | fields,
         }
-        # Nobody may be left who reads it: no reason to end a job.
-        with suppress(OSError):
-            os.write(_STDERR, (json.dumps(event) + "\n").encode())
+        self._line(json.dumps(event))

@@ -6,12 +6,15 @@ workers that the launcher itself stopped are not listed as failures.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ...rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence, signal_name
 from ...rendezvous.protocol.messages import Verdict
 
 _MAX_RULE = 60
+_OF_NODE = {FailureKind.NODE_LOST: "lost", FailureKind.PREEMPTED: "left"}
+"""What became of a node: no worker failed there, so there is no rank, process or exit status."""
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
@@ -49,12 +52,13 @@ def final_report(verdict: Verdict, script: str) -> str:
 
 
 def _entry(index: int, failure: Failure) -> str:
-    if failure.kind is FailureKind.NODE_LOST:
+    if failure.kind in _OF_NODE:
+        number = "<N/A>" if failure.node_rank < 0 else str(failure.node_rank)
         return (
             f"[{index}]:\n"
             f"  host      : {failure.host}\n"
-            f"  node      : {failure.node_rank}\n"
-            f"  reason    : lost, {failure.message}"
+            f"  node      : {number}\n"
+            f"  reason    : {_OF_NODE[failure.kind]}, {failure.message}"
         )
     if failure.kind is FailureKind.STORE:
         return (
@@ -64,12 +68,10 @@ def _entry(index: int, failure: Failure) -> str:
             f"  exitcode  : {failure.exit_code} (pid: {failure.pid})\n"
             f"  reason    : {failure.summary()}"
         )
-    from datetime import datetime  # an agent that reports nothing does not load it
-
     name = f" ({signal_name(-failure.exit_code)})" if failure.exit_code < 0 else ""
     return (
         f"[{index}]:\n"
-        f"  time      : {datetime.fromtimestamp(failure.time_s).isoformat(sep='_')}\n"
+        f"  time      : {_time(failure.time_s)}\n"
         f"  host      : {failure.host}\n"
         f"  rank      : {failure.rank} (local_rank: {failure.local_rank})\n"
         f"  exitcode  : {failure.exit_code} (pid: {failure.pid}){name}\n"
@@ -78,9 +80,19 @@ def _entry(index: int, failure: Failure) -> str:
     )
 
 
+def _time(time_s: int) -> str:
+    from datetime import datetime  # an agent that reports nothing does not load it
+
+    try:
+        return datetime.fromtimestamp(time_s).isoformat(sep="_") if time_s > 0 else "<N/A>"
+    except (OverflowError, OSError, ValueError):  # of a node that says anything
+        return "<N/A>"
+
+
 def _traceback(failure: Failure) -> str:
-    if failure.error_json:
-        return _recorded(failure.error_json).replace("\n", "\n  ").rstrip()
+    error = recorded(failure)
+    if error is not None:
+        return _recorded_traceback(error).replace("\n", "\n  ").rstrip()
     if failure.out_of_memory:
         return (
             f"Signal 9 (SIGKILL) received by PID {failure.pid}: out of memory, by the kernel's "
@@ -94,9 +106,21 @@ def _traceback(failure: Failure) -> str:
     return _NO_TRACEBACK
 
 
-def _recorded(error_json: str) -> str:
+def recorded(failure: Failure) -> dict[str, Any] | None:
+    """Return the content of a failure's ``@record`` file; None where it is none."""
+    if not failure.error_json:
+        return None
+    try:
+        error = json.loads(failure.error_json)
+    except (ValueError, RecursionError):  # of a node that says anything
+        return None
+    is_record = isinstance(error, dict) and isinstance(error.get("message"), str | dict)
+    return error if is_record else None
+
+
+def _recorded_traceback(error: Mapping[str, Any]) -> str:
     """Return the traceback of an ``@record`` file, or its message where it has none."""
-    message = json.loads(error_json)["message"]
+    message = error["message"]
     if not isinstance(message, dict):
         return str(message)
     extra = message.get("extraInfo")

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from ...errors import UsageError
+from ...printable import printable
+from .line_writer import LineWriter
 
 
 @contextmanager
@@ -41,13 +43,10 @@ def standard_output() -> Iterator[None]:
 
 
 def say_last(text: str) -> None:
-    """Write a line to standard error; where it cannot be written, the exit status says enough."""
-    if sys.stderr is None:  # closed when Python started
-        return
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        _drop(sys.stderr)
+    """Write a line to standard error; where nothing takes it, the exit status says enough."""
+    writer = LineWriter()
+    writer.put(printable(text) + "\n")
+    writer.finish()
 
 
 def _drop(stream: TextIO) -> None:

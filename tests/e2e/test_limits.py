@@ -111,3 +111,14 @@ def test_what_ran_out_may_be_there_again_and_is_no_usage_error(ft: "Launcher") -
     )
     assert command.process.returncode == 1
     assert "2 of 2 restarts used" in command.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("limit", [6, 8, 12, 16])
+def test_too_few_open_files_are_refused(ft: "Launcher", limit: int) -> None:
+    enter = ("sh", "-c", f'ulimit -n {limit} && exec "$0" "$@"', *ft.program)
+    command = ft.run("--standalone", "--tee", 3, "--no-python", "true", program=enter)
+    assert command.process.returncode == 1
+    assert command.stderr == (
+        f"ft-run: error: a process may have {limit} open files here, and an agent needs 32: raise "
+        "ulimit -n.\n"
+    )

@@ -173,3 +173,21 @@ def test_a_kill_at_many_moments_leaves_readable_logs(ft: "Launcher", repeat: int
     moments = random.Random(f"{SEED} {repeat}")
     for flag, whom in ANY_MOMENT:
         die_while_talking(ft, flag, whom, round(10 ** moments.uniform(0, 4)))
+
+
+def test_a_killed_relay_is_replaced_with_the_next_round(ft: "Launcher") -> None:
+    script = ft.script(
+        "import os, time\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt', attempt, flush=True)\n"
+        "while attempt == '0':\n"
+        "    print('more', flush=True)\n"
+        "    time.sleep(0.01)\n"
+    )
+    command = ft.start("--standalone", "--max-restarts", 1, "--tee", 3,
+                       "--log-dir", ft.folder / "logs", script)  # fmt: skip
+    command.expect(r"^\[default0\]:attempt 0")
+    kill(ft, command, "relay")
+    assert command.wait() == 0
+    assert "[default0]:attempt 1\n" in command.stdout
+    assert "Another relay carries the workers' output now" in command.stderr

@@ -1,8 +1,16 @@
 """What workers write arrives whole, in order, and where it was asked for."""
 
+import contextlib
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from ft_run import exit_codes
+
+TIMEOUT_S = 120.0
 
 WORKERS, LINES = 8, 20_000
 
@@ -106,11 +114,28 @@ def test_the_recorded_traceback_is_in_the_report_and_passed_on(ft):
     assert "KeyError: fish" in passed_on.read_text()
 
 
+def test_no_error_file_ends_the_agent_or_silences_the_report(ft):
+    script = ft.script(
+        "import os, sys\n"
+        "path, kind = os.environ['TORCHELASTIC_ERROR_FILE'], sys.argv[1]\n"
+        'record = \'{"message": {"message": "fish", "extraInfo": {"timestamp": %s}}}\'\n'
+        "texts = {'nanoseconds': record % (17 * 10**17), '22': record % 10**21,\n"
+        "         'text': record % ('\"' + '9' * 5000 + '\"'), 'deep': '[' * 100000}\n"
+        "if kind == 'fifo':\n"
+        "    os.mkfifo(path)\n"
+        "else:\n"
+        "    open(path, 'w').write(texts[kind])\n"
+        "raise SystemExit(5)\n"
+    )
+    for kind in ("nanoseconds", "22", "text", "deep", "fifo"):
+        command = ft.run("--standalone", "--on-failure", "exit:5=fail", script, kind)
+        assert command.process.returncode == exit_codes.POLICY_ENDED_JOB, kind
+        assert "Root cause: rank 0 on node 0" in command.stderr, kind
+        assert "  exitcode  : 5 (pid: " in command.stderr, kind
+        assert ("exited with 5: fish" in command.stderr) == (kind in ("nanoseconds", "text")), kind
+
+
 def test_an_out_of_memory_kill_is_called_one(ft):
-    import os
-
-    import pytest
-
     memory = Path("/sys/fs/cgroup/memory")
     if os.geteuid() != 0 or not (memory / "memory.limit_in_bytes").exists():
         pytest.skip("needs root and the v1 memory controller")
@@ -151,3 +176,41 @@ def test_a_standard_error_that_nobody_reads_ends_no_job(ft):
     )
     assert command.process.returncode == 0
     assert command.stdout == "attempt 0\nattempt 1\n"
+
+
+def unread_console() -> tuple[int, int]:
+    """Return both ends of a pipe that is full."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+def start_unread(ft, writer: int, *args: object) -> "subprocess.Popen[bytes]":
+    command = (*ft.program, *map(str, args))
+    return subprocess.Popen(
+        command, stdout=writer, stderr=writer, env=ft.environment(), cwd=ft.folder
+    )
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_console_that_nothing_reads_does_not_hold_the_end(ft, code: int) -> None:
+    reader, writer = unread_console()
+    script = ft.script(f"print('y' * 200_000)\nraise SystemExit({code})\n")
+    # Both ends stay open here: nothing reads, but something could.
+    process = start_unread(ft, writer, "--standalone", "--tee", 3, "--log-dir", ft.folder, script)
+    assert process.wait(TIMEOUT_S) == bool(code)
+    ft.wait_until(lambda: not ft.processes(), "everything is gone")
+    os.close(reader)
+    os.close(writer)
+
+
+def test_what_steers_a_terminal_is_visible_in_the_report(ft) -> None:
+    script = ft.script("raise ValueError('\\x1b]0;title\\x07\\x9b2J\\tfish')\n")
+    command = ft.run("--standalone", "--redirects", 2, "--log-dir", ft.folder / "logs", script)
+    assert command.process.returncode == 1
+    assert "ValueError: \\x1b]0;title\\x07\\x9b2J\tfish" in command.stderr
+    assert not {"\x1b", "\x07", "\x9b"} & set(command.stderr)

@@ -1,6 +1,8 @@
 """Signals to an agent: one line, an orderly stop, 128 + n, nothing left."""
 
+import contextlib
 import signal
+import subprocess
 
 import pytest
 
@@ -66,6 +68,21 @@ def test_a_second_ctrl_c_kills_at_once(ft):
     command.send(signal.SIGINT)
     assert command.wait() == 128 + signal.SIGINT
     assert "a second Ctrl-C" in command.stderr
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_signals_at_the_end_do_not_end_the_agent_raw(ft, code):
+    """They come at every moment from the worker's end on: while it reports, closes and exits."""
+    script = ft.script(f"print('ready', flush=True)\nraise SystemExit({code})\n")
+    command = ft.start("--standalone", "--log-dir", ft.folder / "logs", script)
+    command.expect("^ready")
+    while command.process.poll() is None:
+        command.send(signal.SIGTERM)
+        command.send(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.process.wait(0.001)
+    assert command.wait() in (code, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+    assert "Traceback" not in command.stderr
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])

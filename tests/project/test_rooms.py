@@ -28,8 +28,9 @@ FLOORS = (
     ("rendezvous.transport",),
     ("rendezvous.group",),
     ("rendezvous.policy",),
+    ("events",),
     ("rendezvous.protocol",),
-    ("protos", "errors"),
+    ("protos", "errors", "printable"),
     ("defaults", "exit_codes", "values"),
 )
 """From the top down. Rooms of one floor do not import each other."""

@@ -10,9 +10,11 @@ from typing import Any, TypeVar, cast
 
 import pytest
 from ft_run.errors import UsageError
+from ft_run.events import Event, MasterNoted
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
+from ft_run.launcher.reporting.event_lines import level
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -41,7 +43,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def hosting(endpoint: Endpoint | None, *, hosts_master: bool | None = None) -> Hosting:
     options = RendezvousOptions(job_id="j", endpoint=endpoint, hosts_master=hosts_master)
-    return Hosting(options, lambda _text, _level: None)
+    return Hosting(options, lambda _: None)
 
 
 @pytest.fixture
@@ -207,12 +209,13 @@ def test_an_address_of_another_host_cannot_be_listened_at(port: int) -> None:
 
 def test_what_the_master_has_to_say_is_for_debugging() -> None:
     async def test() -> None:
-        notes: list[tuple[str, int]] = []
-        here = Hosting(RendezvousOptions(job_id="j"), lambda *note: notes.append(note))
+        notes: list[Event] = []
+        here = Hosting(RendezvousOptions(job_id="j"), notes.append)
         await here.start()
         assert here.master is not None
         here.master._note("x")
-        assert notes == [("master: x", logging.DEBUG)]
+        assert notes == [MasterNoted("x", is_apart=False)]
+        assert level(notes[0]) == logging.DEBUG
         await here.stop(wait=False)
 
     run(test)

@@ -80,7 +80,7 @@ class Node:
             parts,
             post=self.over.append,
             listener=cast(Listener, None),
-            event_log=EventLog(options, "h", "train.py"),
+            event_log=EventLog(options, "h", "train.py", print),
         )
 
     def start(self) -> None:

@@ -17,7 +17,6 @@ from ft_run.launcher.logs.log_dir import (
     check_log_dir,
     console_prefix,
     open_log,
-    tail_of_file,
 )
 from ft_run.launcher.options import LogOptions, Streams, StreamSelection
 
@@ -337,14 +336,6 @@ def test_open_log_appends(tmp_path: Path) -> None:
     assert not os.get_inheritable(fd)
     os.close(fd)
     assert path.read_bytes() == b"old new"
-
-
-def test_tail_of_file(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_bytes(b"0123456789")
-    assert tail_of_file(str(path), 4) == b"6789"
-    assert tail_of_file(str(path), 100) == b"0123456789"
-    assert tail_of_file(str(tmp_path / "missing"), 4) == b""
 
 
 @pytest.mark.parametrize(

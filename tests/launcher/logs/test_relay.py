@@ -15,12 +15,13 @@ import textwrap
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from ft_run.events import LogFileEnded, OutputUnshown, RelayLost, RelayReplaced
 from ft_run.launcher.logs.log_dir import Stream
-from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, start_relay
+from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, RelayEvent, start_relay
 from ft_run.launcher.logs.relay_stream import (
     LINE_MAX_BYTES,
     LineBuffer,
@@ -35,6 +36,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarn
 
 PATIENCE_S = 60.0
 TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+
+def wait_drained(client: RelayClient, numbers: Iterable[int], timeout_s: float) -> frozenset[int]:
+    return asyncio.run(client.drained(numbers, timeout_s))
+
+
+def close(client: RelayClient, timeout_s: float) -> bool:
+    return asyncio.run(client.aclose(timeout_s))
 
 
 class Reader:
@@ -61,7 +70,7 @@ class Consoles:
     """Starts relays with consoles of the test's choice; leaves nothing behind."""
 
     def __init__(self) -> None:
-        self.warnings: list[str] = []
+        self.warnings: list[RelayEvent] = []
         self.clients: list[RelayClient] = []
 
     def start(self, stdout: int, stderr: int | None = None) -> RelayClient:
@@ -109,7 +118,7 @@ def consoles() -> Iterator[Consoles]:
     before = open_descriptors()
     yield consoles
     for client in consoles.clients:
-        if client.fileno() >= 0 and not client.close(0.0):
+        if client.fileno() >= 0 and not close(client, 0.0):
             os.kill(client.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(client.pid, 0)
@@ -141,7 +150,7 @@ def worker(code: str, stdout: OpenStream, *args: object) -> "subprocess.Popen[by
 
 
 def finish(client: RelayClient) -> None:
-    assert client.close(PATIENCE_S)
+    assert close(client, PATIENCE_S)
 
 
 def say(stream: OpenStream, data: bytes) -> None:
@@ -194,7 +203,7 @@ def test_file_is_exact_and_console_is_prefixed(consoles: Consoles, tmp_path: Pat
     stream = client.add_stream(order(log_path=tmp_path / "log"))
     say(stream, data)
 
-    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
     assert (tmp_path / "log").read_bytes() == data
     finish(client)
     expected = [b"one", b"two", b"bar 1", b"bar 2", b"\xff\xfe", b"unfinished", b""]
@@ -321,7 +330,7 @@ def test_line_without_end_stalls_nobody(consoles: Consoles, tmp_path: Path) -> N
     # The writer is still there, and its line unfinished: another stream comes through.
     other = client.add_stream(order("[short]:", tmp_path / "short"))
     say(other, b"quick\n")
-    assert client.wait_drained([other.number], PATIENCE_S) == frozenset()
+    assert wait_drained(client, [other.number], PATIENCE_S) == frozenset()
     os.write(gate_write, b"\n")
     os.close(gate_write)
     assert process.wait() == 0
@@ -392,7 +401,7 @@ def test_stalled_console_blocks_no_worker_and_loses_nothing(
     ]
     # Several megabytes, and nobody reads the console: the workers end all the same.
     assert [process.wait() for process in processes] == [0, 0]
-    assert client.wait_drained([s.number for s in streams], 0.0) != frozenset()
+    assert wait_drained(client, [s.number for s in streams], 0.0) != frozenset()
     reader = Reader(read_fd)
     finish(client)
     assert_whole(reader.finish(), "ab", 20_000, 50)
@@ -405,7 +414,7 @@ def test_closed_console_stops_neither_files_nor_workers(consoles: Consoles, tmp_
     os.close(read_fd)
     stream = client.add_stream(order("[a]:", tmp_path / "a"))
     assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
-    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
     assert (tmp_path / "a").read_bytes().count(b"\n") == 20_000
     finish(client)
 
@@ -416,7 +425,7 @@ def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -
     stream = client.add_stream(order("[a]:", tmp_path / "a"))
     assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
     os.close(read_fd)
-    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
     assert (tmp_path / "a").read_bytes().count(b"\n") == 20_000
     finish(client)
 
@@ -439,7 +448,7 @@ def test_full_disk_ends_the_file_only(consoles: Consoles, small_disk: Path) -> N
     client, reader = consoles.piped()
     stream = client.add_stream(order("[a]:", small_disk / "a"))
     assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
-    assert client.wait_drained([stream.number], PATIENCE_S) == frozenset()
+    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
     finish(client)
 
     console = reader.finish()
@@ -448,9 +457,7 @@ def test_full_disk_ends_the_file_only(consoles: Consoles, small_disk: Path) -> N
     if b"lost]" not in console:  # a reader that kept up missed nothing
         assert_whole(console, "a", 20_000, 50)
     assert console.replace(b"[a]:", b"").startswith(logged[: logged.rfind(b"\n") + 1])
-    assert consoles.warnings == [
-        f"The log file {small_disk / 'a'} ends here, the workers run on: No space left on device."
-    ]
+    assert consoles.warnings == [LogFileEnded(str(small_disk / "a"), "No space left on device")]
 
 
 @pytest.mark.root
@@ -476,8 +483,9 @@ def test_log_file_that_cannot_be_opened(consoles: Consoles, tmp_path: Path) -> N
     say(client.add_stream(order(log_path=tmp_path / "missing" / "log")), b"shown\n")
     finish(client)
     assert reader.finish() == b"[default0]:shown\n"
-    assert len(consoles.warnings) == 1
-    assert "No such file or directory" in consoles.warnings[0]
+    (told,) = consoles.warnings
+    assert isinstance(told, LogFileEnded)
+    assert told.reason == "No such file or directory"
 
 
 AGENT = """
@@ -530,7 +538,7 @@ def test_pipe_held_by_a_daemon_does_not_keep_the_relay(consoles: Consoles, tmp_p
     os.write(stream.write_fd, b"from a daemon")
     finish(client)
     assert reader.finish() == b"[default0]:from a daemon\n"
-    assert client.wait_drained([stream.number], 0.0) == {stream.number}
+    assert wait_drained(client, [stream.number], 0.0) == {stream.number}
     os.close(stream.write_fd)
 
 
@@ -568,24 +576,58 @@ def test_relay_keeps_no_file_of_the_agent(consoles: Consoles, tmp_path: Path) ->
     reader.finish()
 
 
-def test_killed_relay_is_told_and_output_goes_to_the_file(
-    consoles: Consoles, tmp_path: Path
-) -> None:
-    client, reader = consoles.piped()
-    first = client.add_stream(order())
-    os.kill(client.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
-    second = client.add_stream(order(log_path=tmp_path / "log"))
-    assert client.is_lost
-    assert client.wait_drained([first.number], PATIENCE_S) == {first.number}
-    assert len(consoles.warnings) == 1
-    assert f"(pid {client.pid}) is gone with 1 streams open" in consoles.warnings[0]
+def test_a_killed_relay_is_told_and_replaced(consoles: Consoles, tmp_path: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    saved = os.dup(1)
+    client = consoles.start(os.dup(write_fd))
+    os.dup2(write_fd, 1)  # the console of the next relay is what this process has then
+    try:
+        first = client.add_stream(order())
+        killed = client.pid
+        os.kill(killed, signal.SIGKILL)
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+        second = client.add_stream(order(log_path=tmp_path / "log"))
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(write_fd)
+    assert consoles.warnings == [RelayLost(killed, 1), RelayReplaced(client.pid)]
     say(second, b"kept\n")
-    assert client.wait_drained([second.number], 0.0) == frozenset()
+    assert wait_drained(client, [first.number, second.number], PATIENCE_S) == frozenset()
     assert (tmp_path / "log").read_bytes() == b"kept\n"
     os.close(first.write_fd)
-    client.close(0.0)
+    assert close(client, PATIENCE_S)
+    assert Reader(read_fd).finish() == b"[default0]:kept\n"
+
+
+def test_where_no_other_relay_starts_the_output_goes_to_the_file(
+    consoles: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, reader = consoles.piped()
+    os.kill(client.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    stream = client.add_stream(order(log_path=tmp_path / "log"))
+    assert client.is_lost
+    assert consoles.warnings == [RelayLost(client.pid, 0)]
+    say(stream, b"kept\n")
+    assert wait_drained(client, [stream.number], 0.0) == frozenset()
+    assert (tmp_path / "log").read_bytes() == b"kept\n"
+    close(client, 0.0)
     reader.finish()
+
+
+def test_what_nothing_read_is_counted(consoles: Consoles, tmp_path: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    stream = client.add_stream(order("", log_path=tmp_path / "log"))
+    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+    size = (tmp_path / "log").stat().st_size
+    assert close(client, PATIENCE_S)
+    shown = Reader(read_fd).finish()
+    (told,) = consoles.warnings
+    assert isinstance(told, OutputUnshown)
+    assert told.bytes + len(shown) == size
 
 
 # ---------------------------------------------------------------- memory, cost
@@ -679,7 +721,7 @@ def test_many_streams_while_the_agent_does_not_listen(consoles: Consoles, tmp_pa
         stream = client.add_stream(order(f"[{n}]:", stream=Stream.STDERR))
         say(stream, b"z" * 3000 + b"\n")
         numbers.append(stream.number)
-    assert client.wait_drained(numbers, PATIENCE_S) == frozenset()
+    assert wait_drained(client, numbers, PATIENCE_S) == frozenset()
     assert all(client.last_tail(number) == b"z" * 3000 + b"\n" for number in numbers)
     finish(client)
     assert reader.finish().count(b"\n") == 600
@@ -710,7 +752,7 @@ def test_readable_control_socket_announces_events(consoles: Consoles) -> None:
     poll.register(client.fileno(), select.POLLIN)
     assert poll.poll(PATIENCE_S * 1000)
     client.receive()
-    assert client.wait_drained([stream.number], 0.0) == frozenset()
+    assert wait_drained(client, [stream.number], 0.0) == frozenset()
     finish(client)
     reader.finish()
 

@@ -2,16 +2,16 @@
 
 import contextlib
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 
 import pytest
+from ft_run.events import ChecksProgressed, Remark, Severity
 from ft_run.launcher.reporting.display import Display
 
 
 def test_an_event_is_one_line_with_the_time(capfd: pytest.CaptureFixture[str]) -> None:
-    Display().event("round=3 node=2 started")
+    Display().event(Remark("round=3 node=2 started"))
     line = capfd.readouterr().err
     assert line[2::3][:2] == "::"
     assert line[8:] == " ft-run round=3 node=2 started\n"
@@ -29,15 +29,25 @@ def test_the_level_decides(
 ) -> None:
     monkeypatch.setenv("LOGLEVEL", level)
     display = Display()
-    for number in (logging.DEBUG, logging.INFO, logging.WARNING):
-        display.event("x", number)
+    for event in (ChecksProgressed("x"), Remark("x"), Remark("x", Severity.WARNING)):
+        display.event(event)
     assert len(capfd.readouterr().err.splitlines()) == shown
 
 
 def test_nothing_but_text_gets_through(capfd: pytest.CaptureFixture[str]) -> None:
     display = Display()
-    display.event("a\x1b[31m\r\nb\x00\x7f\x9b\tü …\udcff", logging.ERROR)
+    display.event(Remark("a\x1b[31m\r\nb\x00\x7f\x9b\tü …\udcff", Severity.ERROR))
     assert capfd.readouterr().err[8:] == " ft-run a\\x1b[31m\\r\\nb\\x00\\x7f\\x9b\tü …\\udcff\n"
+
+
+def test_a_report_keeps_its_lines_and_nothing_else_gets_through(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Display().report("Traceback\n\tin \x1b]0;title\x07\r\n")
+    Display().report("\x1b[1mbold\x1b[0m", is_styled=True)
+    assert capfd.readouterr().err == (
+        "\nTraceback\n\tin \\x1b]0;title\\x07\\r\n\n\x1b[1mbold\x1b[0m\n"
+    )
 
 
 def test_a_report_is_written_as_it_is_below_an_empty_line(
@@ -82,13 +92,13 @@ def full_pipe() -> Iterator[int]:
 def test_who_does_not_read_does_not_hold_the_job() -> None:
     with full_pipe() as reader:
         display = Display()
-        display.event("first")
-        display.event("second")  # this test hangs where these wait
+        display.event(Remark("first"))
+        display.event(Remark("second"))  # this test hangs where these wait
         filling = os.read(reader, 10000)
-        display.event("third")
+        display.event(Remark("third"))
         display.close()
         lines = os.read(reader, 10000).decode().splitlines()
-        display.event("last")
+        display.event(Remark("last"))
         last = os.read(reader, 10000)
     assert filling == b"x" * 4096
     assert [line.split()[-1] for line in lines] == ["first", "second", "third"]
@@ -99,5 +109,5 @@ def test_nobody_reads_any_more() -> None:
     with full_pipe() as reader:
         os.close(reader)
         display = Display()
-        display.event("nobody hears this")
+        display.event(Remark("nobody hears this"))
         display.close()

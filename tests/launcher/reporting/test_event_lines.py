@@ -1,45 +1,114 @@
-"""The words of the event lines, and when they are said."""
+"""The words of the event lines: every event has some, and a level."""
 
-from dataclasses import replace
+import logging
+import typing
 
 import pytest
-from ft_run.launcher.reporting import event_lines as say
-from ft_run.rendezvous.protocol.endpoint import Endpoint
-from ft_run.rendezvous.protocol.messages import Waiting
+from ft_run import events as ev
+from ft_run.launcher.reporting.event_lines import _LINES, level, line
+from ft_run.rendezvous.protocol.failure import Failure, node_lost
+from ft_run.rendezvous.protocol.messages import Outcome, Verdict
 
-FIRST = Waiting(1, 2, 2, ("--node-rank 1",), timeout_s=600.0, spare=False)
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        replace(FIRST, joined=2, timeout_s=599.0),
-        replace(FIRST, missing=("host-7",), timeout_s=599.0),
-        replace(FIRST, spare=True, timeout_s=599.0),
-        replace(FIRST, timeout_s=540.0),  # a reminder
-        replace(FIRST, timeout_s=601.0),  # another wait
-        replace(FIRST, backoff_s=4.0),
-    ],
-)
-def test_a_wait_that_has_changed_is_news(now: Waiting) -> None:
-    assert say.is_news(now, FIRST)
-    assert say.is_news(now, None)
-
-
-def test_the_same_wait_a_moment_later_is_none() -> None:
-    assert say.is_news(FIRST, None)
-    assert not say.is_news(replace(FIRST, timeout_s=599.0), FIRST)
-    assert not say.is_news(FIRST, FIRST)
-
-
-def test_a_node_that_leaves_without_workers_stops_none() -> None:
-    assert say.leaving("SIGTERM", 0) == "received SIGTERM: leaving the job"
-    assert say.leaving("SIGINT", 2) == "received SIGINT: stopping 2 worker(s) and leaving the job"
-
-
-def test_a_master_that_cannot_be_reached_is_told_with_its_address() -> None:
-    where = Endpoint("10.0.0.1", 29400)
-    assert say.link_down("connection refused", where, True) == (
+LOST: Failure = node_lost(1, "h1", "default", "its connection was closed")
+CASES: list[tuple[ev.Event, int, str]] = [
+    (ev.Remark("a key is ignored"), logging.INFO, "a key is ignored"),
+    (ev.Remark("x", ev.Severity.ERROR), logging.ERROR, "x"),
+    (
+        ev.NodeStarted("j", "vm/0", 2, "given as a number", "standalone"),
+        logging.INFO,
+        "job=j node=vm/0 nproc_per_node=2 (given as a number), standalone",
+    ),
+    (ev.MasterListening("h:1", 2), logging.INFO, "master: listening at h:1 (port 2)"),
+    (ev.MasterNoted("node 1 is gone", is_apart=False), logging.DEBUG, "master: node 1 is gone"),
+    (ev.MasterNoted("node 1 is gone", is_apart=True), logging.INFO, "master: node 1 is gone"),
+    (
+        ev.MasterSignalled("SIGTERM", has_nodes=False),
+        logging.WARNING,
+        "master: received SIGTERM: ending; no node is here",
+    ),
+    (ev.MasterConnected(is_again=True), logging.INFO, "connected to the master again"),
+    (
+        ev.MasterUnreachable("connection refused", "10.0.0.1:29400", has_workers=True),
+        logging.WARNING,
         "no connection to the master at 10.0.0.1:29400 (connection refused): "
-        "workers run on; trying again"
-    )
+        "workers run on; trying again",
+    ),
+    (
+        ev.NodeWaits(1, 2, 3, ("host-7",), 600.0, False, 0.0, False),
+        logging.INFO,
+        "waiting for nodes: 1 of 2:3 are here; missing: host-7 (gives up in 600 s)",
+    ),
+    (ev.NodeSignalled("SIGTERM", 0), logging.WARNING, "received SIGTERM: leaving the job"),
+    (
+        ev.NodeSignalled("SIGINT", 2),
+        logging.WARNING,
+        "received SIGINT: stopping 2 worker(s) and leaving the job",
+    ),
+    (
+        ev.WorkersStarted(1, 2, 8, (5, 6), 16, 2, "h", 9, None),
+        logging.INFO,
+        "round=1 node=2 started ranks=8-9 of 16 on 2 node(s) pids=5,6 store=h:9",
+    ),
+    (
+        ev.WorkerFailed(1, 2, LOST),
+        logging.ERROR,
+        "round=1 node=2 node 1 (h1) was lost: its connection was closed",
+    ),
+    (
+        ev.WorkersStopped(1, 2, 4, "why", is_stale=False),
+        logging.INFO,
+        "round=1 node=2 stopping 4 worker(s): why",
+    ),
+    (
+        ev.WorkersStopped(1, 2, 4, "why", is_stale=True),
+        logging.INFO,
+        "round=1 node=2 killing 4 worker(s) at once: why",
+    ),
+    (
+        ev.RestartBegun(1, 2, LOST, "", False, 1, 3),
+        logging.WARNING,
+        "round=1 node=2 restart 1/3: node 1 (h1) was lost: its connection was closed "
+        "(default rule)",
+    ),
+    (
+        ev.RestartBegun(1, 2, LOST, "oom=restart-free", True, 0, 3),
+        logging.WARNING,
+        "round=1 node=2 restart without a count (0/3 used): node 1 (h1) was lost: its connection "
+        "was closed (oom=restart-free)",
+    ),
+    (
+        ev.PreloadChanged(ev.PreloadState.FAILED, ("torch",), "no torch", is_of_checks=True),
+        logging.WARNING,
+        "preload: no torch; check workers start the ordinary way",
+    ),
+    (
+        ev.PreloadChanged(ev.PreloadState.FAILED, ("torch",), "no torch", True, True),
+        logging.DEBUG,
+        "preload: no torch; check workers start the ordinary way",
+    ),
+    (
+        ev.OutputUnshown(12),
+        logging.WARNING,
+        "12 bytes of the workers' output are not shown: nothing read them.",
+    ),
+    (
+        ev.JobEnded(Verdict(Outcome.SUCCEEDED, 0, "done", 0, 1, None, (), 0)),
+        logging.INFO,
+        "job succeeded: done",
+    ),
+    (
+        ev.JobEnded(Verdict(Outcome.WORKERS_FAILED, 1, "lost", 0, 1, LOST, (LOST,), 1)),
+        logging.ERROR,
+        "job FAILED: lost",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "number", "text"), CASES, ids=lambda case: type(case).__name__)
+def test_the_words_of_an_event(event: ev.Event, number: int, text: str) -> None:
+    assert line(event) == text
+    assert level(event) == number
+
+
+def test_every_event_has_words() -> None:
+    assert set(_LINES) == set(typing.get_args(ev.Event))

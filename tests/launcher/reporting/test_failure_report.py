@@ -1,7 +1,7 @@
 """The report of a failed job: what it says where the root cause is not certain."""
 
 from ft_run.launcher.reporting.failure_report import final_report
-from ft_run.rendezvous.protocol.failure import Failure
+from ft_run.rendezvous.protocol.failure import Failure, node_lost, preempted
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict
 from ft_run.tests.harness.scene import worker_failure
 
@@ -27,3 +27,26 @@ def test_a_cause_that_is_plain_is_not_in_doubt() -> None:
     reset = worker_failure(0, message="Connection reset by peer")
     for failures in ((alone,), (alone, reset), (said, worker_failure(0)), (said, reset)):
         assert "note" not in report(*failures)
+
+
+def test_a_node_that_is_gone_has_no_rank_process_or_time() -> None:
+    told = report(preempted(2, "host-2", "default", "SIGTERM"))
+    assert "  host      : host-2\n  node      : 2\n  reason    : left, SIGTERM\n" in told
+    lost = report(node_lost(None, "host-2", "default", "its connection was closed"))
+    assert "  node      : <N/A>\n  reason    : lost, its connection was closed\n" in lost
+    for text in (told, lost):
+        assert not any(word in text for word in ("1970", "rank", "pid", "-1"))
+
+
+def test_numbers_of_another_node_are_not_believed() -> None:
+    for time_s in (0, 2**40, 2**64 - 1):
+        assert "  time      : <N/A>\n" in report(worker_failure(1, time_s=time_s))
+    for error_json in ("[" * 100_000, "[]", "{}", '{"message": 3}', "\x1b"):
+        told = report(worker_failure(1, error_json=error_json, message="ValueError: nan"))
+        assert "exited with 1: ValueError: nan\n" in told
+
+
+def test_a_message_of_spaces_is_none() -> None:
+    assert report(worker_failure(1, message=" \n ")).startswith(
+        "Root cause: rank 1 on node 1 (host-1) exited with 1\n"
+    )

@@ -1,0 +1,106 @@
+"""The file that ``@record`` writes when a worker fails (``TORCHELASTIC_ERROR_FILE``).
+
+Anything may write there, so nothing of it is believed: what is not a regular file, not JSON, too
+large, too deep or without a message is no record, and every number in a record is bounded.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ... import defaults
+from ...values import dataclass
+from ..logs.regular_file import head_of_file
+
+MESSAGE_MAX_CHARS = 4096
+_READ_MAX_BYTES = 16 * defaults.ERROR_FILE_MAX_BYTES
+_TRACEBACK_MARGIN = 2048
+"""What JSON, the message and escapes may need beside the traceback in a bounded record."""
+_DEPTH_MAX = 16
+"""Of lists and objects in each other; torch writes three."""
+_NUMBER_MAX = 2**63
+_TIME_MAX_S = 2**32
+"""Unix time in seconds, in 2106. A larger one is in other units."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFile:
+    """What a worker recorded of its end."""
+
+    text: str
+    """The record as JSON, in ASCII; at most ``defaults.ERROR_FILE_MAX_BYTES``."""
+    message: str
+    """Type and text of the exception; at most ``MESSAGE_MAX_CHARS``."""
+    time_s: int | None
+    """Unix time in whole seconds; None where the record has none that makes sense."""
+
+
+def read_error_file(path: str) -> ErrorFile | None:
+    """Return what a worker recorded, its traceback cut to the bound; None where there is nothing.
+
+    Args:
+        path: of the file, which need not exist; empty: none was asked for.
+    """
+    data = head_of_file(path, _READ_MAX_BYTES) if path else None
+    if data is None:
+        return None
+    try:
+        error = json.loads(data.decode("utf-8", errors="replace"), parse_constant=_refuse)
+    except (ValueError, RecursionError):  # ValueError also for numbers of thousands of digits
+        return None
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str | dict):
+        return None
+    if not _is_sound(error, _DEPTH_MAX):
+        return None
+    text = json.dumps(error)
+    if len(text) > defaults.ERROR_FILE_MAX_BYTES:
+        text = json.dumps(_shortened(error))
+    return ErrorFile(text, _message(error)[:MESSAGE_MAX_CHARS], _time_s(error))
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is_sound(value: Any, depth: int) -> bool:
+    """Return whether all numbers are bounded, and nothing is nested deeper than ``depth``."""
+    if isinstance(value, int | float):
+        return abs(value) < _NUMBER_MAX  # no NaN, no infinity either
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_is_sound(item, depth - 1) for item in inner)
+    return True
+
+
+def _shortened(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what names the error: the message, and the end of the traceback."""
+    stack = str(_extra(error).get("py_callstack", ""))
+    # JSON may write six bytes for one character.
+    kept = (defaults.ERROR_FILE_MAX_BYTES - _TRACEBACK_MARGIN - 6 * 512) // 6
+    return {
+        "message": {
+            "message": _message(error)[:512],
+            "extraInfo": {
+                "py_callstack": stack[-kept:],
+                "timestamp": str(_extra(error).get("timestamp", "0"))[:20],
+            },
+        }
+    }
+
+
+def _extra(error: Mapping[str, Any]) -> Mapping[str, Any]:
+    message = error["message"]
+    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return extra if isinstance(extra, dict) else {}
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    message = error["message"]
+    return str(message.get("message", "") if isinstance(message, dict) else message)
+
+
+def _time_s(error: Mapping[str, Any]) -> int | None:
+    given = str(_extra(error).get("timestamp", error.get("timestamp")))
+    if not (given.isascii() and given.isdecimal() and len(given) <= len(str(_TIME_MAX_S))):
+        return None
+    return int(given) if 0 < int(given) < _TIME_MAX_S else None

@@ -1,0 +1,63 @@
+"""Signals at the end of a node, when its part in the job is over but something is still waited for.
+
+Before that, the agent handles them (``Agent``).
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+
+async def unless_asked(
+    awaited: Coroutine[Any, Any, object],
+    signals: Iterable[signal.Signals],
+    timeout_s: float | None = None,
+) -> bool:
+    """Wait for something, but no longer than until a signal asks this node to go away.
+
+    Args:
+        awaited: what is waited for; it is cancelled where it does not end in time.
+        signals: that ask; those that are ignored are not heard.
+        timeout_s: the most that is waited.
+
+    Returns:
+        Whether a signal asked.
+    """
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in _heard(signals):
+        loop.add_signal_handler(number, asked.set)
+    tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    return asked.is_set()
+
+
+def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> None:
+    """From now on, let signals only end what is waited for, also when the event loop is closed.
+
+    The outcome is known, and so is the exit status: a signal must not change it any more.
+    """
+    loop = asyncio.get_running_loop()
+    heard = _heard(signals)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    for number in heard:
+        loop.remove_signal_handler(number)  # closing the loop would bring back the default
+        signal.signal(number, lambda *_: hurry())
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore(signals: Iterable[signal.Signals]) -> None:
+    """Ignore signals: nothing is left but to exit, with the status that is known."""
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return those that were not ignored when this process was started (nohup)."""
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]

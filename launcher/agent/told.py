@@ -1,0 +1,88 @@
+"""From what this node hears and does to the events that are told of it."""
+
+from collections.abc import Sequence
+
+from ... import events as ev
+from ...rendezvous.protocol.messages import Assignment, Waiting
+from ...values import replace
+from ..options import LaunchOptions
+from ..reporting.live_status import restarts_used
+from ..spawner.client import ForkServerEvent
+
+_REMINDER_S = 30.0
+
+
+def waits(message: Waiting, options: LaunchOptions) -> ev.NodeWaits:
+    """Return the event of a node that waits for a round."""
+    return ev.NodeWaits(
+        joined=message.joined,
+        min_nodes=message.min_nodes,
+        max_nodes=message.max_nodes,
+        missing=message.missing,
+        timeout_s=message.timeout_s,
+        is_spare=message.spare,
+        backoff_s=message.backoff_s,
+        is_backoff_given=options.policy is not None and options.policy.backoff_max_s > 0,
+    )
+
+
+def is_news(message: Waiting, before: Waiting | None) -> bool:
+    """Return whether a node that waits has something to say that it did not just say.
+
+    The master tells a newcomer at once, and soon after all of them who has come; its reminders
+    are a minute apart.
+    """
+    if before is None or message.backoff_s or before.backoff_s:
+        return True
+    is_soon = 0 <= before.timeout_s - message.timeout_s < _REMINDER_S
+    return not (is_soon and replace(message, timeout_s=before.timeout_s) == before)
+
+
+def round_begun(
+    assignment: Assignment, options: LaunchOptions
+) -> ev.RestartBegun | ev.RegroupBegun | None:
+    """Return the event of a round that is not the first; None for the first."""
+    if assignment.cause is not None:
+        return ev.RestartBegun(
+            assignment.round,
+            assignment.node_rank,
+            cause=assignment.cause,
+            decision=assignment.decision,
+            is_free=assignment.is_free,
+            restarts_used=restarts_used(assignment, options),
+            max_restarts=options.rendezvous.max_restarts,
+        )
+    if assignment.round == 0:
+        return None
+    return ev.RegroupBegun(
+        assignment.round, assignment.node_rank, assignment.nodes, assignment.reason
+    )
+
+
+def started(
+    assignment: Assignment, pids: Sequence[int], store_pid: int | None
+) -> ev.WorkersStarted:
+    """Return the event of workers that have been started, and of their store."""
+    return ev.WorkersStarted(
+        assignment.round,
+        assignment.node_rank,
+        first_rank=assignment.rank_offset,
+        pids=tuple(pids),
+        world_size=assignment.world_size,
+        nodes=assignment.nodes,
+        store_addr=assignment.master_addr,
+        store_port=assignment.master_port,
+        store_pid=store_pid,
+    )
+
+
+def preload(
+    event: ForkServerEvent,
+    modules: Sequence[str],
+    *,
+    is_of_checks: bool = False,
+    is_repeated: bool = False,
+) -> ev.PreloadChanged:
+    """Return the event of a fork server that imports modules."""
+    state = ev.PreloadState[event.state.name]
+    return ev.PreloadChanged(state, tuple(modules), event.text, is_of_checks, is_repeated)

@@ -1,0 +1,62 @@
+"""The live line at the bottom of a terminal: how far a job is, and for how long it runs."""
+
+import time
+
+from ...rendezvous.protocol.messages import Assignment, Waiting
+from ..options import LaunchOptions
+from .event_lines import nodes_wanted
+
+
+def restarts_used(assignment: Assignment, options: LaunchOptions) -> int:
+    """Return how much of the restart budget is used: within the window, where there is one."""
+    has_window = options.policy is not None and options.policy.restart_window_s
+    return assignment.restarts_in_window if has_window else assignment.restarts
+
+
+class LiveStatus:
+    """The text of the live line."""
+
+    def __init__(self, options: LaunchOptions) -> None:
+        self._options = options
+        self._since = time.monotonic()
+        self._place: Assignment | None = None
+        self.waiting: Waiting | None = None
+        self.connected = True
+        self.checking = ""
+        """How far the checks are; empty while there are none."""
+
+    def started(self, assignment: Assignment) -> None:
+        """A round was started here."""
+        self._place, self.waiting = assignment, None
+
+    def text(self) -> str:
+        """Return the line as of now."""
+        options, assignment, waiting_ = self._options.rendezvous, self._place, self.waiting
+        wanted = nodes_wanted(options.min_nodes, options.max_nodes)
+        parts = [f"ft-run {options.job_id}"]
+        if self.checking:
+            parts.append(f"checks {self.checking}")
+        elif waiting_ is not None:
+            parts.append(f"{waiting_.joined}/{wanted} nodes")
+            if waiting_.missing:
+                parts.append("missing " + ", ".join(waiting_.missing))
+            if waiting_.spare:
+                parts.append("spare")
+        elif assignment is not None:
+            parts.append(f"{assignment.nodes}/{wanted} nodes")
+        if assignment is not None:
+            parts += [
+                f"round {assignment.round}",
+                f"restarts {restarts_used(assignment, self._options)}/{options.max_restarts}",
+            ]
+        if not self.connected:
+            parts.append("master away")
+        parts.append("up " + duration(time.monotonic() - self._since))
+        return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return ``1:02:03``."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"
