@@ -19,11 +19,11 @@ from ..protocol.check_messages import (
     CheckVerdict,
 )
 from ..protocol.messages import Claim, NodeSpec, Outcome
-from .events import Close, GroupSettings, Send
 from .examination import CheckStep, Conclusion, Examination
+from .outbox import Outbox
 from .roster import Node, NodePhase
 from .rounds import Rounds
-from .state import GroupPhase
+from .state import GroupPhase, JobState
 from .world import usable_size
 
 _ANSWER_GRACE_S = 2.0
@@ -59,13 +59,8 @@ class _Checks:
 class Checking(Rounds):
     """Lets no node into a world that has not passed, in a job with checks."""
 
-    def __init__(
-        self,
-        settings: GroupSettings | None = None,
-        master_id: str = "",
-        examiner: Examiner | None = None,
-    ) -> None:
-        super().__init__(settings, master_id)
+    def __init__(self, state: JobState, out: Outbox, examiner: Examiner | None) -> None:
+        super().__init__(state, out)
         self.examiner = examiner
         self._checks: _Checks | None = None
         self._order_number = 0
@@ -85,7 +80,7 @@ class Checking(Rounds):
 
     def _candidates(self, without: str = "") -> list[Node]:
         nodes = super()._candidates(without)
-        if self.job is None or self.job.checks is None:
+        if self._state.job is None or self._state.job.checks is None:
             return nodes
         out = self._kept_out(without)
         fit = [node for node in nodes if node.passed and node.spec.node_id not in out]
@@ -105,7 +100,7 @@ class Checking(Rounds):
         """
         inside = {
             node.spec.node_id
-            for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
+            for node in self._roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
         }
         out: set[str] = set()
         ends: defaultdict[str, set[str]] = defaultdict(set)
@@ -119,7 +114,7 @@ class Checking(Rounds):
         return out
 
     def _form(self, size: int, now: float) -> None:
-        spec = self.job.checks if self.job is not None else None
+        spec = self._state.job.checks if self._state.job is not None else None
         if spec is None:
             super()._form(size, now)
         elif spec.only or self._usable(len(self._candidates())) != size:
@@ -133,8 +128,8 @@ class Checking(Rounds):
         self._plan_rescale(now)
 
     def _usable(self, count: int) -> int:
-        assert self.job is not None
-        job = self.job
+        assert self._state.job is not None
+        job = self._state.job
         return usable_size(count, job.min_nodes, job.max_nodes, job.node_unit)
 
     def _has_passed(self, node_id: str, claim: Claim | None) -> bool:
@@ -145,16 +140,16 @@ class Checking(Rounds):
 
     def _round_is_over(self, now: float) -> None:
         super()._round_is_over(now)
-        spec = self.job.checks if self.job is not None else None
+        spec = self._state.job.checks if self._state.job is not None else None
         if spec is None or not self._postmortem.counted:
             return
         if spec.on_restart == "always":
-            self._doubt(list(self.roster))
+            self._doubt(list(self._roster))
         cause = self._postmortem.cause
         if spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
             everybody = casts_doubt_on_all(cause)
-            suspects = [node for node in self.roster if everybody or node.rank == cause.node_rank]
-            self._doubt([node for node in suspects if node.round == self.round])
+            suspects = [node for node in self._roster if everybody or node.rank == cause.node_rank]
+            self._doubt([node for node in suspects if node.round == self._state.round])
 
     def _doubt(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -162,7 +157,7 @@ class Checking(Rounds):
 
     def _lose(self, node: Node, why: str) -> None:
         super()._lose(node, why)
-        spec = self.job.checks if self.job is not None else None
+        spec = self._state.job.checks if self._state.job is not None else None
         if spec is not None and spec.on_restart != "never":
             self._doubted.add(node.spec.node_id)
 
@@ -170,7 +165,7 @@ class Checking(Rounds):
 
     def _begin_checks(self, spec: CheckSpec, now: float) -> None:
         assert self.examiner is not None, "a job with checks is admitted only where they can be"
-        nodes = [node for node in self.roster.in_phase(NodePhase.READY) if node.link is not None]
+        nodes = [node for node in self._roster.in_phase(NodePhase.READY) if node.link is not None]
         names = [node.spec.node_id for node in nodes]
         self._told.clear()
         # Of more than two nodes, one that has passed alone only is not known to be good company.
@@ -180,10 +175,10 @@ class Checking(Rounds):
         self._checks = _Checks(
             self.examiner(spec, names, vouched), frozenset(names), now + spec.timeout_s
         )
-        self.phase = GroupPhase.CHECKING
+        self._state.phase = GroupPhase.CHECKING
         self._lobby.close()
-        self._newly_ready = []
-        self._note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
+        self._lobby.forget_newcomers()
+        self._out.note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
         self._advance_checks(now)
 
     def _forget_findings(self) -> None:
@@ -195,7 +190,7 @@ class Checking(Rounds):
     def _give_up_checks(self) -> None:
         """A round of an earlier master turns out to run: nobody waits for these checks."""
         if self._checks is not None:
-            self._note("the checks are given up")
+            self._out.note("the checks are given up")
             self._checks = None
 
     def _advance_checks(self, now: float) -> None:
@@ -231,14 +226,14 @@ class Checking(Rounds):
         """Tell one node: to tell all would disturb what they measure."""
         checks.told_at, checks.has_news = now, False
         text = checks.examination.progress()
-        there = (node for node in self.roster if node.link is not None)
+        there = (node for node in self._roster if node.link is not None)
         node = next((node for node in there if node.spec.node_id in checks.nodes), None)
         if node is not None:
-            self._send(node, CheckProgress(text))
+            self._out.send(node, CheckProgress(text))
 
     def _order(self, checks: _Checks, step: CheckStep, now: float) -> None:
-        assert self.job is not None
-        assert self.job.checks is not None
+        assert self._state.job is not None
+        assert self._state.job.checks is not None
         self._order_number += 1
         checks.step_begun = checks.told_at = now  # each order says how far it is
         checks.has_news = False
@@ -246,14 +241,14 @@ class Checking(Rounds):
         # The last answer has its grace too, which is no time for another order.
         checks.step_until = now + checks.limit_s + _ANSWER_GRACE_S
         for meeting in step.meetings:
-            nodes = [node for name in meeting if (node := self.roster.get(name)) is not None]
+            nodes = [node for name in meeting if (node := self._roster.get(name)) is not None]
             size = sum(node.spec.local_world_size for node in nodes)
             offset = 0
             for node in nodes:
                 order = CheckOrder(
                     number=self._order_number,
                     phase=step.phase,
-                    level=self.job.checks.level,
+                    level=self._state.job.checks.level,
                     rank_offset=offset,
                     world_size=size,
                     master_addr=nodes[0].offer.address,
@@ -263,7 +258,7 @@ class Checking(Rounds):
                 )
                 offset += node.spec.local_world_size
                 checks.orders[node.spec.node_id] = order
-                self._send(node, order)
+                self._out.send(node, order)
 
     def _check_result(self, node: Node, result: CheckResult, now: float) -> None:
         """A node has carried out an order."""
@@ -287,11 +282,7 @@ class Checking(Rounds):
         # Its stream broke: the order, or the answer to it, may be lost.
         order = self._checks.orders.get(node.spec.node_id) if self._checks is not None else None
         if order is not None:
-            self._send(node, order)
-
-    def _tell_newly_ready(self, now: float) -> None:
-        if self.phase is not GroupPhase.CHECKING:
-            super()._tell_newly_ready(now)
+            self._out.send(node, order)
 
     def _forget(self, node: Node) -> None:
         super()._forget(node)
@@ -305,15 +296,15 @@ class Checking(Rounds):
     def _conclude(self, conclusion: Conclusion, now: float) -> None:
         checks, self._checks = self._checks, None
         assert checks is not None
-        assert self.job is not None
-        assert self.job.checks is not None
-        self.phase = GroupPhase.GATHERING
+        assert self._state.job is not None
+        assert self._state.job.checks is not None
+        self._state.phase = GroupPhase.GATHERING
         self._examined = checks.nodes
         # Each once, however often it is found again in a job of weeks.
         self._bad_links = tuple(dict.fromkeys((*self._bad_links, *conclusion.bad_links)))
-        self._note(f"checks: {conclusion.sentence}")
-        went = self._tell_findings(self.job.checks, checks, conclusion)
-        if self.job.checks.only:
+        self._out.note(f"checks: {conclusion.sentence}")
+        went = self._tell_findings(self._state.job.checks, checks, conclusion)
+        if self._state.job.checks.only:
             self._finish(Outcome.SUCCEEDED, now, f"the checks are over: {conclusion.sentence}")
             return
         size = self._usable(len(self._candidates()))
@@ -326,11 +317,11 @@ class Checking(Rounds):
 
     def _potential(self) -> int:
         """Return how many nodes could be in a world if all went well from now on."""
-        return self._could_join() + self.roster.detached + self.roster.count(NodePhase.STALE)
+        return self._could_join() + self._roster.detached + self._roster.count(NodePhase.STALE)
 
     def _too_few(self, conclusion: Conclusion) -> str:
-        assert self.job is not None
-        job = self.job
+        assert self._state.job is not None
+        job = self._state.job
         unit = f" in multiples of {job.node_unit}" if job.node_unit > 1 else ""
         return (
             f"{len(self._candidates())} of at least {job.min_nodes} nodes{unit} are fit for the "
@@ -342,7 +333,7 @@ class Checking(Rounds):
         went = 0
         found = conclusion.findings
         names = checks.nodes & found.keys()
-        nodes = [node for node in self.roster if node.spec.node_id in names]
+        nodes = [node for node in self._roster if node.spec.node_id in names]
         # The whole goes to one node: it grows with their number. To one that is there, if any is.
         there = (node for node in nodes if node.link is not None)
         reporter = next(there, nodes[0] if nodes else None)
@@ -351,20 +342,22 @@ class Checking(Rounds):
             report = conclusion.report if node is reporter else ""
             verdict = CheckVerdict(finding.exit_code, finding.sentence, conclusion.sentence, report)
             self._told[name, node.spec.incarnation] = verdict
-            self._send(node, verdict)
+            self._out.send(node, verdict)
             node.passed = not finding.exit_code
             node.has_met |= finding.has_met
             if node.passed:
                 self._doubted.discard(name)
                 continue
             went += 1
-            self._note(f"node {name} is sent away: {finding.sentence}")
+            self._out.note(f"node {name} is sent away: {finding.sentence}")
             if finding.exit_code == exit_codes.NODE_EXCLUDED:
-                self._aftermath.ledger.exclude(name, f"it failed the checks: {finding.sentence}")
+                self._state.aftermath.ledger.exclude(
+                    name, f"it failed the checks: {finding.sentence}"
+                )
             if node.link is None and spec.only:
                 continue  # the verdict on the job waits for it: it has not heard its own
             self._let_go(node)
-            self._former_ranks.pop(name, None)  # nobody waits for it
+            self._state.former_ranks.pop(name, None)  # nobody waits for it
         return went
 
     def _tell_again(self, link: int, spec: NodeSpec) -> bool:
@@ -376,11 +369,11 @@ class Checking(Rounds):
         found = self._told.get((spec.node_id, spec.incarnation))
         if found is None:
             return False
-        self._out.append(Send(link, found))
+        self._out.send_on(link, found)
         if not found.exit_code:
             return False
-        self._out.append(Close(link))
-        node = self.roster.get(spec.node_id)
+        self._out.close(link)
+        node = self._roster.get(spec.node_id)
         if node is not None:
             self._forget(node)
         return True

@@ -19,18 +19,22 @@ from ..protocol.messages import (
     Done,
     Failed,
     Heard,
+    JobSpec,
     Leave,
     NodeMessage,
     Outcome,
     Stop,
     Stopped,
+    Verdict,
 )
-from .events import Command, Detached, Event, Received
+from .checking import Examiner
+from .events import Command, Detached, Event, GroupSettings, Received
 from .joining import Joining
+from .outbox import Outbox
 from .roster import NodePhase
 from .rounds import IN_ROUND, stale_stop
-from .silence import Judgement
-from .state import GroupPhase
+from .silence import Judgement, Silence
+from .state import GroupPhase, JobState
 from .takeover import Adoption, TakeoverState
 
 __all__ = ["Group", "GroupPhase"]
@@ -38,6 +42,66 @@ __all__ = ["Group", "GroupPhase"]
 
 class Group(Joining):
     """The worker group of one job. See the module's text."""
+
+    def __init__(
+        self,
+        settings: GroupSettings | None = None,
+        master_id: str = "",
+        examiner: Examiner | None = None,
+    ) -> None:
+        """Begin with no node and no round.
+
+        Args:
+            settings: the times to keep.
+            master_id: random, one per master process; it tells worlds apart.
+            examiner: begins the examinations of a job with checks.
+        """
+        self.state = JobState(settings or GroupSettings(), master_id)
+        self.settings, self.roster = self.state.settings, self.state.roster
+        super().__init__(self.state, Outbox(), examiner)
+        self._silence = Silence(self.settings)
+
+    # --- what others may know ----------------------------------------------------------------
+
+    @property
+    def job(self) -> JobSpec | None:
+        """The options of the job; None before its first node."""
+        return self._state.job
+
+    @property
+    def phase(self) -> GroupPhase:
+        """What the group as a whole is doing."""
+        return self._state.phase
+
+    @property
+    def round(self) -> int:
+        """The present or last round; -1 before the first."""
+        return self._state.round
+
+    @property
+    def formed_by(self) -> str:
+        """The master that formed the round."""
+        return self._state.formed_by
+
+    @property
+    def restarts(self) -> int:
+        """How many restarts were counted in the life of the job."""
+        return self._state.restarts
+
+    @property
+    def restarts_in_budget(self) -> int:
+        """How many of them count against ``--max-restarts`` now."""
+        return self._state.restarts_in_budget
+
+    @property
+    def world_nodes(self) -> int:
+        """Nodes in the world of the round."""
+        return self._state.world_nodes
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the job ended; None while it has not."""
+        return self._ending.verdict if self._ending is not None else None
 
     # --- the interface -----------------------------------------------------------------------
 
@@ -48,39 +112,39 @@ class Group(Joining):
             event: what happened.
             now: seconds of any clock that never goes back.
         """
-        self._now = now
+        self._state.now = now
         if isinstance(event, Received):
             if self._silence.spoke():
-                self._note("nodes are heard of again")
+                self._out.note("nodes are heard of again")
                 # A word on a stream that never broke says that there is nothing to come back from.
                 if isinstance(event.message, Attend):
-                    self.roster.await_return(now + self.settings.adoption_grace_s)
+                    self._roster.await_return(now + self._state.settings.adoption_grace_s)
             self._received(event.link, event.message, now)
         elif isinstance(event, Detached):
             self._link_gone(event.link, now)
         self._timers(now)
         self._advance(now)
-        self._tell_newly_ready(now)
+        if self._state.phase is not GroupPhase.CHECKING:
+            self._lobby.tell_newcomers(now)
         self._forget_job()
-        commands, self._out = self._out, []
-        return commands
+        return self._out.take()
 
     def deadline(self) -> float | None:
         """Return when the next ``Tick`` is wanted; None for never."""
-        losses = self._silence.delayed(self.roster.next_loss())
+        losses = self._silence.delayed(self._roster.next_loss())
         times = [losses, self._contest.deadline(), self._rescale_at]
         if self._ending is not None:
             if self._ending.is_over:
                 return None
             times.append(self._ending.until)
-        elif self.phase is GroupPhase.GATHERING and self.job is not None:
+        elif self._state.phase is GroupPhase.GATHERING and self._state.job is not None:
             times += [self._lobby.join_deadline(), self._lobby.announce_at]
-            if self._now < self._not_before:
-                times.append(self._not_before)
+            if self._state.now < self._lobby.not_before:
+                times.append(self._lobby.not_before)
             # While somebody is detached, his return or his loss comes before the last call.
-            if not self._formed_before and self.roster.ready_attached() == len(self.roster):
+            if not self._state.formed_before and self._roster.ready_attached() == len(self._roster):
                 times.append(self._last_call())
-        elif self.phase is GroupPhase.CHECKING:
+        elif self._state.phase is GroupPhase.CHECKING:
             times.append(self._next_of_checks())
         elif self._adoption is not None:
             times.append(self._adoption.until)
@@ -95,9 +159,9 @@ class Group(Joining):
         """
         if self._ending is not None:
             return self._ending.is_over
-        if self.phase is GroupPhase.GATHERING:
-            return self.job is None or len(self.roster) < self.job.min_nodes
-        return self.phase is GroupPhase.RUNNING
+        if self._state.phase is GroupPhase.GATHERING:
+            return self._state.job is None or len(self._roster) < self._state.job.min_nodes
+        return self._state.phase is GroupPhase.RUNNING
 
     def _last_call(self) -> float | None:
         """Return when a world may be formed of those who are there; None for too few.
@@ -111,18 +175,22 @@ class Group(Joining):
 
         Its options and its patience are those of whoever comes first, not of one who left.
         """
-        has_begun = self._formed_before or self._adoption is not None or self._highest >= 0
-        is_waiting = self.phase is GroupPhase.GATHERING and not self._aftermath.ledger.excluded
-        if self.job is not None and is_waiting and not has_begun and not len(self.roster):
-            self._note("nobody is left of a job that has not begun")
-            self.job = None
+        has_begun = (
+            self._state.formed_before or self._adoption is not None or self._state.highest >= 0
+        )
+        is_waiting = (
+            self._state.phase is GroupPhase.GATHERING and not self._state.aftermath.ledger.excluded
+        )
+        if self._state.job is not None and is_waiting and not has_begun and not len(self._roster):
+            self._out.note("nobody is left of a job that has not begun")
+            self._state.job = None
             self._lobby.close()
             self._forget_findings()
 
     # --- events ------------------------------------------------------------------------------
 
     def _received(self, link: int, message: NodeMessage, now: float) -> None:
-        node = self.roster.by_link(link)
+        node = self._roster.by_link(link)
         if isinstance(message, Attend):
             if node is None and not self._contest.waits(link):
                 self._attend(link, message, now)
@@ -131,7 +199,7 @@ class Group(Joining):
             if self._ending is not None:
                 self._ending.heard(link)
             return
-        if node is None or self.phase is GroupPhase.FINISHED:
+        if node is None or self._state.phase is GroupPhase.FINISHED:
             return  # a stream that was replaced or refused; nothing changes a verdict
         match message:
             case Failed(round_number, failure):
@@ -151,25 +219,25 @@ class Group(Joining):
     def _link_gone(self, link: int, now: float) -> None:
         self._contest.withdraw(link)
         had_heard = self._ending is not None and self._ending.gone(link)
-        node = self.roster.by_link(link)
+        node = self._roster.by_link(link)
         if node is None:
             return
         if had_heard:
-            self.roster.remove(node)  # it has nothing left to come back for
+            self._roster.remove(node)  # it has nothing left to come back for
             return
         node.detached_at = now
-        self.roster.detach(node, now + self.settings.node_grace_s)
+        self._roster.detach(node, now + self._state.settings.node_grace_s)
         self._silence.broke()
         self._postmortem.suspect(node.spec.node_id)
         self._contest.postpone(node.spec, now)
         if self._ending is None:
-            self._note(f"node {node.spec.node_id} lost its connection")
-            if self.roster.detached == len(self.roster) and self._spans_hosts():
+            self._out.note(f"node {node.spec.node_id} lost its connection")
+            if self._roster.detached == len(self._roster) and self._spans_hosts():
                 self._silence.all_broke(now)
                 self._note_cut_off()
 
     def _timers(self, now: float) -> None:
-        loss_at = self._silence.delayed(self.roster.next_loss())
+        loss_at = self._silence.delayed(self._roster.next_loss())
         if loss_at is not None and loss_at <= now:
             self._grace_is_over(now)
         for newcomer in self._contest.won(now):
@@ -178,94 +246,93 @@ class Group(Joining):
             self._rescale()
         announce_at = self._lobby.announce_at
         if announce_at is not None and announce_at <= now:
-            self._lobby.announced(now)
-            waiting = self._waiting(now)
-            for node in self.roster.in_phase(NodePhase.READY):
-                self._send(node, waiting)
+            self._lobby.announce(now)
 
     def _grace_is_over(self, now: float) -> None:
         """Give up who is overdue, unless nothing is heard of anybody."""
         judgement = Judgement.LOST
         if self._ending is None and self._spans_hosts():
-            there = [node for node in self.roster if node.link is not None]
+            there = [node for node in self._roster if node.link is not None]
             judgement = self._silence.judge(now, are_others_there=bool(there))
         match judgement:
             case Judgement.LOST:
-                for node in self.roster.overdue(now):
+                for node in self._roster.overdue(now):
                     gone_s = round(now - node.detached_at, 1)  # more than the grace, if all were
                     self._lose(node, f"its connection was gone for {gone_s:g} s")
             case Judgement.ASK:
                 for node in there:
-                    self._send(node, Challenge())
+                    self._out.send(node, Challenge())
             case Judgement.KEEP:
                 self._note_cut_off()
 
     def _note_cut_off(self) -> None:
-        limit = f"{self.settings.master_timeout_s:g} s"
-        self._note(f"nothing is heard of any node: the round is kept for {limit}")
+        limit = f"{self._state.settings.master_timeout_s:g} s"
+        self._out.note(f"nothing is heard of any node: the round is kept for {limit}")
 
     def _spans_hosts(self) -> bool:
         """Whether nodes of several hosts are in the round, workers of which may be alive."""
-        hosts = {node.spec.host for node in self.roster.in_phase(*IN_ROUND)}
+        hosts = {node.spec.host for node in self._roster.in_phase(*IN_ROUND)}
         return len(hosts) > 1
 
     def _advance(self, now: float) -> None:
         if self._adoption is not None:
             self._try_adopt(self._adoption, now)
-        is_live = self.phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
-        all_done = self.phase is GroupPhase.RUNNING and not self.roster.count(NodePhase.RUNNING)
+        is_live = self._state.phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
+        all_done = self._state.phase is GroupPhase.RUNNING and not self._roster.count(
+            NodePhase.RUNNING
+        )
         if all_done or (is_live and self._rank0_is_done):
             self._finish(Outcome.SUCCEEDED, now)
-        if self.phase is GroupPhase.STOPPING and not self.roster.count(NodePhase.STOPPING):
+        if self._state.phase is GroupPhase.STOPPING and not self._roster.count(NodePhase.STOPPING):
             self._round_is_over(now)
-        if self.phase is GroupPhase.CHECKING:
+        if self._state.phase is GroupPhase.CHECKING:
             self._advance_checks(now)
-        if self.phase is GroupPhase.GATHERING:
+        if self._state.phase is GroupPhase.GATHERING:
             self._try_form(now)
         if self._ending is not None:
             newcomers = self._contest.dissolve()
-            self._out += self._ending.tell(newcomer.link for newcomer in newcomers)
-            self._out += self._ending.advance(self.roster.detached, now)
+            self._out.add(self._ending.tell(newcomer.link for newcomer in newcomers))
+            self._out.add(self._ending.advance(self._roster.detached, now))
 
     # --- taking over from an earlier master --------------------------------------------------
 
     def _try_adopt(self, adoption: Adoption, now: float) -> None:
-        finding = adoption.judge(len(self.roster), now, self._is_there)
+        finding = adoption.judge(len(self._roster), now, self._is_there)
         if finding is TakeoverState.INCOMPLETE:
             for node_id, round_number in adoption.take_stops().items():
-                node = self.roster.get(node_id)
+                node = self._roster.get(node_id)
                 assert node is not None
                 # Of the highest round it is a failure that ends it, for all alike.
                 is_stale = round_number < adoption.round
                 ordinary = Stop(round_number, f"round {round_number} is over")
-                self._send(node, stale_stop(round_number) if is_stale else ordinary)
+                self._out.send(node, stale_stop(round_number) if is_stale else ordinary)
             return
         self._adopt(adoption, finding)
         self._judge_adopted(finding, adoption)
-        for node in self.roster.in_phase(NodePhase.READY):
+        for node in self._roster.in_phase(NodePhase.READY):
             self._wait(node, now)
 
     def _adopt(self, adoption: Adoption, finding: TakeoverState) -> None:
         """Take over the nodes of the highest round as if it were our own."""
         self._adoption = None
-        self._formed_before = True
-        self.round, self.formed_by = adoption.round, adoption.formed_by()
-        self.phase = GroupPhase.RUNNING
+        self._state.formed_before = True
+        self._state.round, self._state.formed_by = adoption.round, adoption.formed_by()
+        self._state.phase = GroupPhase.RUNNING
         self._formed_at = None
-        self._rank0_is_done = self.policy.rank0_decides and adoption.rank0_is_done
+        self._rank0_is_done = self._state.policy.rank0_decides and adoption.rank0_is_done
         members = adoption.members()
         # Also those who are not there: the policy may want one of them replaced.
-        self._members = adoption.absent()
-        self._members |= {claim.node_rank: name for name, claim in members.items()}
+        self._state.members = adoption.absent()
+        self._state.members |= {claim.node_rank: name for name, claim in members.items()}
         self._keep_ranks(adoption.absent())
         self._lobby.close()
-        self.world_nodes = len(members) + adoption.missing()
-        self._note(
-            f"round={self.round} taken over nodes={len(members)}/{self.world_nodes} "
-            f"restarts={self.restarts} ({finding.value})"
+        self._state.world_nodes = len(members) + adoption.missing()
+        self._out.note(
+            f"round={self._state.round} taken over nodes={len(members)}/{self._state.world_nodes} "
+            f"restarts={self._state.restarts} ({finding.value})"
         )
         for name, claim in adoption.claims().items():
-            node = self.roster.get(name)
+            node = self._roster.get(name)
             if node is None:
                 # It has left: what it said of its round counts all the same.
                 for failure in claim.failures if name in members else ():
@@ -281,22 +348,22 @@ class Group(Joining):
                 self._postmortem.remember(failure)
             if claim.state is ClaimState.STOPPED:
                 continue
-            self.roster.move(node, NodePhase.RUNNING)
+            self._roster.move(node, NodePhase.RUNNING)
             if claim.state is ClaimState.DONE:
-                self.roster.move(node, NodePhase.DONE)
+                self._roster.move(node, NodePhase.DONE)
 
     def _keep_ranks(self, absent: dict[int, str]) -> None:
         """Who was started again, or will be, takes its old rank."""
         for rank, name in absent.items():
-            node = self.roster.get(name)
+            node = self._roster.get(name)
             if node is not None:
                 node.rank = rank
             else:
-                self._former_ranks[name] = rank
+                self._state.former_ranks[name] = rank
 
     def _not_back(self, adoption: Adoption) -> Failure | None:
         """Return the failure record of members that have not come back, the first by name."""
-        gone = adoption.gone(len(self.roster), self._is_there)
+        gone = adoption.gone(len(self._roster), self._is_there)
         if not gone:
             return None
         absent = adoption.absent()
@@ -305,9 +372,9 @@ class Group(Joining):
         rank = min(away, default=None)
         name = "unknown" if rank is None else away[rank]
         others = f", nor did {gone - 1} other(s)" if gone > 1 else ""
-        grace = f"{self.settings.adoption_grace_s:g} s"
+        grace = f"{self._state.settings.adoption_grace_s:g} s"
         why = (
-            f"it did not come back to the new master with its workers of round {self.round} "
+            f"it did not come back to the new master with its workers of round {self._state.round} "
             f"within {grace}{others}"
         )
         return node_lost(rank, name.rpartition("/")[0] or name, "", why)
@@ -315,22 +382,22 @@ class Group(Joining):
     def _who_returned(self, adoption: Adoption) -> str:
         """Say which members are there without workers of the round, the first by name."""
         claims = adoption.claims()
-        named = [(rank, self.roster.get(name)) for rank, name in sorted(adoption.absent().items())]
+        named = [(rank, self._roster.get(name)) for rank, name in sorted(adoption.absent().items())]
         rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
         if node is None:
-            return f"members of round {self.round} came back anew, or had never heard of it"
+            return f"members of round {self._state.round} came back anew, or had never heard of it"
         where = f"node {rank} ({node.spec.host})"
         others = adoption.missing() - 1
         if node.spec.node_id in claims:
-            what = f"had never heard of round {self.round} when the master was lost"
+            what = f"had never heard of round {self._state.round} when the master was lost"
             more = f", nor had {others} other(s)"
         else:
-            what = f"came back anew, without its workers of round {self.round}"
+            what = f"came back anew, without its workers of round {self._state.round}"
             more = f", and so did {others} other(s)"
         return f"{where} {what}" + (more if others else "")
 
     def _is_there(self, node_id: str) -> bool:
-        return self.roster.get(node_id) is not None
+        return self._roster.get(node_id) is not None
 
     def _judge_adopted(self, finding: TakeoverState, adoption: Adoption) -> None:
         if self._rank0_is_done:
@@ -350,9 +417,9 @@ class Group(Joining):
         elif finding is TakeoverState.BROKEN:
             self._break(finding.value, counted=False)
         else:
-            leavers = [node for node in self.roster.in_phase(NodePhase.RUNNING) if node.leaving]
+            leavers = [node for node in self._roster.in_phase(NodePhase.RUNNING) if node.leaving]
             for node in leavers[:1]:
                 self._leave(node, node.leaving)
-        for node in self.roster.in_phase(NodePhase.READY, NodePhase.DONE):
+        for node in self._roster.in_phase(NodePhase.READY, NodePhase.DONE):
             if node.leaving:
                 self._let_go(node)

@@ -640,7 +640,7 @@ class Invariants:
         spares = {n.spec.node_id for n in group.roster if n.phase is NodePhase.READY} - cut_off
         job, ready = self._job, len(spares)
         could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
-        grows = group.rescale_delay_s < math.inf and members == group.world_nodes
+        grows = group.state.rescale_delay_s < math.inf and members == group.world_nodes
         if grows and could > members:
             raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")
 
