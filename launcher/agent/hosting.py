@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import PortInUseError, UsageError
-from ...rendezvous.group.checking import Examiner
 from ...rendezvous.group.events import GroupSettings
-from ...rendezvous.group.examination import Examination
+from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.transport.link import (

@@ -1,23 +1,34 @@
 """A round's life: formed, running, being stopped, over; and the end of the job. Pure.
 
-This is the lower part of ``group.Group``. It knows who is there and what they report, but not
-how they come: that is ``joining``.
+How nodes come is not decided here but in ``joining``, and which of those that are ready may enter
+a world by the gate.
 """
 
 import math
+from collections.abc import Callable
 
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import Assignment, ClaimState, Excluded, Outcome, Past, Start, Stop
+from ..protocol.messages import (
+    Assignment,
+    ClaimState,
+    Excluded,
+    JobSpec,
+    Outcome,
+    Start,
+    Stop,
+)
 from ..protocol.offer import Offer
+from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
+from .gate import Findings, Gate, OpenGate
 from .lobby import Lobby
 from .outbox import Outbox
 from .roster import Node, NodePhase
 from .state import GroupPhase, JobState
 from .takeover import Adoption
-from .world import Candidate, World, form, largest_size, order, usable_size
+from .world import Candidate, World, form, largest_size, order
 
 _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
@@ -31,100 +42,126 @@ def stale_stop(round_number: int) -> Stop:
 class Rounds:
     """The rounds of one job, and what its nodes report of them."""
 
-    def __init__(self, state: JobState, out: Outbox) -> None:
+    def __init__(
+        self,
+        state: JobState,
+        out: Outbox,
+        lobby: Lobby,
+        checks: Checks,
+        gone: Callable[[Node], None],
+    ) -> None:
+        """Begin with no round.
+
+        Args:
+            state: what is known of the job.
+            out: where messages go.
+            lobby: where nodes wait for the next round.
+            checks: the gate of a job with checks.
+            gone: told of each node that is gone; ``Group`` tells the parts.
+        """
         self._state, self._roster, self._out = state, state.roster, out
-        self._lobby = Lobby(state, out)
-        self._adoption: Adoption | None = None
-        self._ending: Ending | None = None
-        self._postmortem = Postmortem()
+        self._lobby, self._checks, self._gone = lobby, checks, gone
+        self.gate: Gate = OpenGate()
+        """What stands between the ready nodes and a world of this job."""
+        self.adoption: Adoption | None = None
+        self.ending: Ending | None = None
+        self.postmortem = Postmortem()
         self._answer = RoundDecision()
         """To the end of the last round."""
-        self._rescale_at: float | None = None
+        self.rescale_at: float | None = None
         self._formed_at: float | None = None
         """When the round was formed; None when an earlier master did it."""
         self._ran_s: float | None = None
         """How long the round ran until it was stopped; None where that is not known."""
-        self._rank0_is_done = False
+        self.rank0_is_done = False
+
+    def agree(self, job: JobSpec | None) -> None:
+        """From now on these are the options of the job; None: no node is left of it."""
+        self._checks.reset()
+        self._state.job = job
+        self.gate = self._checks if job is not None and job.checks is not None else OpenGate()
 
     # --- what nodes report -------------------------------------------------------------------
 
-    def _failed(self, node: Node, round_number: int, failure: Failure) -> None:
-        if self._adoption is not None:
-            self._adoption.update(node.spec.node_id, round_number, failure=failure)
+    def failed(self, node: Node, round_number: int, failure: Failure) -> None:
+        """A worker of a node has failed."""
+        if self.adoption is not None:
+            self.adoption.update(node.spec.node_id, round_number, failure=failure)
         elif node.round == round_number == self._state.round and node.phase in IN_ROUND:
-            self._postmortem.remember(failure)
+            self.postmortem.remember(failure)
             if self._state.phase is GroupPhase.RUNNING:
                 is_certain = evidence(failure) is Evidence.OWN
-                self._break(failure.summary(), counted=True, lets_settle=not is_certain)
+                self.stop_round(failure.summary(), counted=True, lets_settle=not is_certain)
 
-    def _done(self, node: Node, round_number: int) -> None:
-        if self._adoption is not None:
-            self._adoption.update(node.spec.node_id, round_number, state=ClaimState.DONE)
+    def done(self, node: Node, round_number: int) -> None:
+        """All workers of a node, or rank 0 where it decides, have succeeded."""
+        if self.adoption is not None:
+            self.adoption.update(node.spec.node_id, round_number, state=ClaimState.DONE)
         elif node.round == round_number and node.phase in IN_ROUND:
             # Also when a peer that misses rank 0 has made the round end meanwhile.
-            self._rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
+            self.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
             if node.phase is NodePhase.RUNNING:
                 self._roster.move(node, NodePhase.DONE)
 
-    def _stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
-        if self._adoption is not None:
+    def stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
+        """No worker of the round is alive on a node."""
+        if self.adoption is not None:
             node.offer = offer
-            self._adoption.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
+            self.adoption.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
             return
         if node.round != round_number or node.phase is NodePhase.READY:
             return
         was_stale = node.phase is NodePhase.STALE
         if node.phase in (NodePhase.RUNNING, NodePhase.DONE):
-            self._break(f"node {node.rank} ({node.spec.host}) stopped its workers", counted=True)
+            self.stop_round(
+                f"node {node.rank} ({node.spec.host}) stopped its workers", counted=True
+            )
         self._roster.move(node, NodePhase.READY)
         node.offer = offer
         if node.leaving:
-            self._let_go(node)
-        elif was_stale and self._ending is None:
-            self._wait(node, now)
+            self.let_go(node)
+        elif was_stale and self.ending is None:
+            self.wait(node, now)
 
-    def _leave(self, node: Node, reason: str) -> None:
+    def leave(self, node: Node, reason: str) -> None:
+        """A node asks to go away: it may, as soon as its workers are dead."""
         if not node.leaving:
             self._out.note(f"node {node.spec.node_id} leaves: {reason}")
         node.leaving = reason
-        if self._adoption is not None:
-            self._adoption.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
-            if self._adoption.alive(node.spec.node_id):
+        if self.adoption is not None:
+            self.adoption.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
+            if self.adoption.alive(node.spec.node_id):
                 return  # it confirms when its workers are dead
         if node.phase is NodePhase.RUNNING:
             departure = preempted(node.rank, node.spec.host, node.spec.role, reason)
-            self._break(departure.summary(), counted=False, departure=departure)
+            self.stop_round(departure.summary(), counted=False, departure=departure)
         elif node.phase in (NodePhase.READY, NodePhase.DONE):
-            self._let_go(node)
+            self.let_go(node)
 
-    def _let_go(self, node: Node) -> None:
+    def let_go(self, node: Node) -> None:
+        """End the stream of a node and forget it."""
         self._out.close(node.link)
-        self._forget(node)
+        self._gone(node)
 
-    def _lose(self, node: Node, why: str) -> None:
-        if self._ending is None:
+    def lose(self, node: Node, why: str) -> None:
+        """A node does not come back, or another took its place: its workers count as dead."""
+        if self.ending is None:
             self._out.note(f"node {node.spec.node_id} is lost: {why}")
         was_running = node.phase is NodePhase.RUNNING
         was_in_round = was_running or node.phase is NodePhase.STOPPING
-        self._forget(node)
+        self._gone(node)
         if was_in_round and not node.leaving:
             # Also when the round is being stopped already: the first that was heard of a dead
             # node may have been what its peers said of their lost connections.
             loss = node_lost(node.rank, node.spec.host, node.spec.role, why)
-            self._postmortem.remember(loss, node.spec.node_id)
-        if was_running and self._ending is None:
-            self._break(f"node {node.rank} ({node.spec.host}) was lost: {why}", counted=True)
-
-    def _forget(self, node: Node) -> None:
-        if node.rank is not None:
-            self._state.former_ranks[node.spec.node_id] = node.rank
-        if self._adoption is not None:
-            self._adoption.node_removed(node.spec.node_id)
-        self._roster.remove(node)
+            self.postmortem.remember(loss, node.spec.node_id)
+        self.gate.lost(node.spec.node_id)
+        if was_running and self.ending is None:
+            self.stop_round(f"node {node.rank} ({node.spec.host}) was lost: {why}", counted=True)
 
     # --- the end of a round ------------------------------------------------------------------
 
-    def _break(
+    def stop_round(
         self,
         reason: str,
         *,
@@ -135,28 +172,30 @@ class Rounds:
         """End the round on every member: the lockstep stop."""
         assert self._state.phase is GroupPhase.RUNNING
         self._state.phase = GroupPhase.STOPPING
-        self._postmortem.begin(reason, counted=counted, preempted=departure)
+        self.postmortem.begin(reason, counted=counted, preempted=departure)
         self._ran_s = None if self._formed_at is None else self._state.now - self._formed_at
-        self._rescale_at = None
+        self.rescale_at = None
         stop = Stop(self._state.round, reason, lets_settle)  # one for all: it is encoded once
         for node in self._roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
             self._roster.move(node, NodePhase.STOPPING)
             self._out.send(node, stop)
 
-    def _stop_stale(self, node: Node, round_number: int) -> None:
+    def stop_stale(self, node: Node, round_number: int) -> None:
+        """Have a node kill the workers of a round that the others have left behind."""
         node.round = round_number
         self._roster.move(node, NodePhase.STALE)
         self._out.send(node, stale_stop(round_number))
 
-    def _round_is_over(self, now: float) -> None:
+    def end_round(self, now: float) -> None:
+        """All workers of the round are dead: decide what follows."""
         assert self._state.job is not None
-        self._postmortem.conclude()
+        self.postmortem.conclude()
         self._state.phase = GroupPhase.GATHERING
-        cause = self._postmortem.cause or self._postmortem.preempted
+        cause = self.postmortem.cause or self.postmortem.preempted
         suspect = self._state.members.get(cause.node_rank) if cause is not None else None
         self._answer = answer = self._state.aftermath.answer(
             self._state.job,
-            self._postmortem,
+            self.postmortem,
             restarts=self._state.restarts,
             ran_s=self._ran_s,
             suspect=suspect,
@@ -167,36 +206,34 @@ class Rounds:
         self._lobby.open(self._lobby.not_before)
         if answer.excluded is not None:
             self._out.note(f"node {answer.excluded} is excluded")
-        self._expel_excluded()
+        self.expel_excluded()
         if answer.outcome is not None:
-            self._finish(answer.outcome, now)
+            self.finish(answer.outcome, now)
         elif answer.is_counted:
             self._state.restarts += 1
         if answer.delay_s >= _DELAY_TOLD_S:
             for node in self._roster.in_phase(NodePhase.READY):
                 self._lobby.add(node)
+        self.gate.round_ended(self.postmortem)
 
     def _has_stand_in(self, node_id: str) -> bool:
         """Return whether a world of the same size can be formed without a node, as things stand."""
-        assert self._state.job is not None
-        job, others = self._state.job, len(self._candidates(without=node_id))
-        size = usable_size(others, job.min_nodes, job.max_nodes, job.node_unit)
-        return size >= self._state.world_nodes
+        others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
+        return self._state.usable(len(self.gate.fit(others))) >= self._state.world_nodes
 
     # --- excluded nodes ----------------------------------------------------------------------
 
-    def _expel_excluded(self) -> None:
+    def expel_excluded(self) -> None:
         """Send away the excluded nodes that have no workers of a round that counts."""
         for node_id in self._state.aftermath.ledger.excluded:
             node = self._roster.get(node_id)
             if node is not None and node.phase in (NodePhase.READY, NodePhase.STALE):
-                if node.link is not None:
-                    self._turn_away(node.link, node_id)
-                self._forget(node)
+                self.turn_away(node.link, node_id)
+                self._gone(node)
             if node is None or self._roster.get(node_id) is None:
                 self._state.former_ranks.pop(node_id, None)  # nobody waits for it
 
-    def _turn_away(self, link: int, node_id: str) -> bool:
+    def turn_away(self, link: int | None, node_id: str) -> bool:
         """Tell an excluded node that it is; return whether it is."""
         sentence = self._state.aftermath.ledger.sentence(node_id)
         if sentence is not None:
@@ -208,39 +245,40 @@ class Rounds:
 
     def _growth(self) -> int:
         """Return how many nodes more than now a world could have."""
-        job, members = self._state.job, self._roster.count(NodePhase.RUNNING)
+        state, members = self._state, self._roster.count(NodePhase.RUNNING)
         # Where a node is done, the job is about to end: nothing is begun anew for a newcomer.
         if (
-            self._state.phase is not GroupPhase.RUNNING
-            or job is None
-            or members < self._state.world_nodes
+            state.phase is not GroupPhase.RUNNING
+            or state.job is None
+            or members < state.world_nodes
         ):
             return 0
-        nodes = members + self._could_join()
-        return usable_size(nodes, job.min_nodes, job.max_nodes, job.node_unit) - members
+        return state.usable(members + self.could_join()) - members
 
     def _plan_rescale(self, now: float) -> None:
         delay_s = self._state.rescale_delay_s
-        if delay_s < math.inf and self._rescale_at is None and self._growth() > 0:
-            self._rescale_at = now + delay_s
+        if delay_s < math.inf and self.rescale_at is None and self._growth() > 0:
+            self.rescale_at = now + delay_s
 
-    def _rescale(self) -> None:
-        self._rescale_at = None
+    def rescale(self) -> None:
+        """Stop the round for a larger one, if there are still nodes for it."""
+        self.rescale_at = None
         growth = self._growth()
         if growth > 0:
             size = self._state.world_nodes + growth
-            self._break(
+            self.stop_round(
                 f"the world grows from {self._state.world_nodes} to {size} nodes", counted=False
             )
 
     # --- a new round -------------------------------------------------------------------------
 
-    def _try_form(self, now: float) -> None:
+    def try_form(self, now: float) -> None:
+        """Form a world if there are enough nodes, and it is time."""
         job = self._state.job
         if job is None or now < self._lobby.not_before:
             return
         ready = self._roster.ready_attached()
-        size = usable_size(self._could_join(), job.min_nodes, job.max_nodes, job.node_unit)
+        size = self._state.usable(self.could_join())
         # Known nodes that are detached or still stopping are waited for: nobody who is alive is
         # left out because he was slow.
         settled = ready == len(self._roster)
@@ -254,27 +292,29 @@ class Rounds:
         if size and (complete or overdue):
             for node in self._roster.in_phase(NodePhase.STALE):
                 self._give_up(node)
-            self._form(size, now)
+            if self.gate.must_examine(size):
+                self._begin_checks(now)
+            else:
+                self._form(size, now)
         elif overdue:
-            self._finish(Outcome.RENDEZVOUS_FAILED, now)
+            self.finish(Outcome.RENDEZVOUS_FAILED, now)
 
-    def _could_join(self) -> int:
+    def could_join(self) -> int:
         """Return how many nodes may turn out to be fit for a world now."""
-        return self._roster.ready_attached()
+        return self.gate.may_join(self._roster.ready_attached())
 
-    def _candidates(self, without: str = "") -> list[Node]:
-        """Return who is fit for the next world, of all or of all but one."""
-        ready = self._roster.in_phase(NodePhase.READY)
-        return [node for node in ready if node.link is not None and node.spec.node_id != without]
+    def _fit(self) -> list[Node]:
+        """Return the nodes that are known to be fit for the next world."""
+        return self.gate.fit(self._roster.ready_nodes())
 
     def _give_up(self, node: Node) -> None:
         self._out.close(node.link)
-        self._lose(node, "its workers did not stop in time")
+        self.lose(node, "its workers did not stop in time")
 
     def _form(self, size: int, now: float) -> None:
         assert self._state.job is not None
         candidates = [
-            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._candidates()
+            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
         ]
         self._state.round = self._state.highest = max(self._state.round, self._state.highest) + 1
         self._state.formed_by = self._state.master_id
@@ -284,25 +324,27 @@ class Rounds:
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._lobby.close()
-        ended, self._postmortem = self._postmortem, Postmortem()
+        ended, self.postmortem = self.postmortem, Postmortem()
         reason = ended.reason or "all nodes are there"
         self._out.note(
             f"round={self._state.round} formed nodes={size} world_size={world.world_size} "
             f"restarts={self._state.restarts}/{self._state.job.max_restarts} ({reason})"
         )
-        self._formed_at, self._rank0_is_done = now, False
+        self._formed_at, self.rank0_is_done = now, False
         self._start(world, reason, ended.cause)
         self._lobby.forget_newcomers()
         waiting = self._lobby.waiting(now)
         for spare in self._roster.in_phase(NodePhase.READY):
             spare.rank = None
             self._out.send(spare, waiting)
+        self._plan_rescale(now)  # those left out may yet turn out to be fit
 
     def _start(self, world: World, reason: str, cause: Failure | None) -> None:
+        state = self._state
         base = Assignment(
             round=world.round,
-            formed_by=self._state.formed_by,
-            restarts=self._state.restarts,
+            formed_by=state.formed_by,
+            restarts=state.restarts,
             node_rank=0,
             nodes=len(world.members),
             rank_offset=0,
@@ -316,65 +358,84 @@ class Rounds:
             cause=cause,
             decision=self._answer.words if cause is not None else "",
             is_free=cause is not None and not self._answer.is_counted,
-            restarts_in_window=self._state.restarts_in_budget
-            if self._state.policy.restart_window_s
-            else 0,
-            past=self._past(),
+            restarts_in_window=state.restarts_in_budget if state.policy.restart_window_s else 0,
+            past=state.aftermath.past(state.policy, state.now),
         )
         self._state.members = {member.node_rank: member.node_id for member in world.members}
         for member in world.members:
             node = self._roster.get(member.node_id)
             assert node is not None
-            node.assignment = replace(
-                base,
-                node_rank=member.node_rank,
-                rank_offset=member.rank_offset,
-                role_rank_offset=member.role_rank_offset,
-                role_world_size=member.role_world_size,
-                successor=world.successor(member).node_id,
-            )
+            node.assignment = world.assignment(member, base)
             node.round, node.rank = world.round, member.node_rank
             node.rank_offset = member.rank_offset
             self._roster.move(node, NodePhase.RUNNING)
             self._out.send(node, Start(node.assignment))
 
-    def _past(self) -> Past | None:
-        ages = self._state.aftermath.budget.ages_s(self._state.policy, self._state.now)
-        ledger, policy = self._state.aftermath.ledger, self._state.policy
-        excluded = ledger.excluded
-        failures = ledger.failures(
-            policy.max_node_failures, policy.restart_window_s, self._state.now
+    # --- checks before a round ---------------------------------------------------------------
+
+    def _begin_checks(self, now: float) -> None:
+        self._state.phase = GroupPhase.CHECKING
+        self._lobby.close()
+        self._lobby.forget_newcomers()
+        self.gate.begin(now)
+        self.advance_checks(now)
+
+    def advance_checks(self, now: float) -> None:
+        """Go on with the checks; when they are over, form a world of the nodes that are fit."""
+        found = self.gate.advance(now)
+        if found is None:
+            return
+        self._state.phase = GroupPhase.GATHERING
+        size = self._state.usable(len(self._fit()))
+        if found.ends_job:
+            self.finish(Outcome.SUCCEEDED, now, f"the checks are over: {found.sentence}")
+        elif size:
+            self._form(size, now)
+        elif found.costs_nodes and not self._state.usable(self._potential()):
+            self.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))
+        else:
+            self._lobby.open(now)  # lost nodes may be replaced, and newcomers are next
+
+    def _potential(self) -> int:
+        """Return how many nodes could be in a world if all went well from now on."""
+        return self.could_join() + self._roster.detached + self._roster.count(NodePhase.STALE)
+
+    def _too_few(self, found: Findings) -> str:
+        assert self._state.job is not None
+        job = self._state.job
+        unit = f" in multiples of {job.node_unit}" if job.node_unit > 1 else ""
+        return (
+            f"{len(self._fit())} of at least {job.min_nodes} nodes{unit} are fit for the "
+            f"job after the checks: {found.sentence}"
         )
-        if not (ages or excluded or failures):
-            return None
-        return Past(ages, excluded, failures=failures)
 
     # --- the end of the job ------------------------------------------------------------------
 
-    def _finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
+    def finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
         """End the job, for a reason in words where it is not that of its last round."""
         assert self._state.job is not None
         sentence = sentence or sentence_of(
             outcome,
-            self._postmortem,
+            self.postmortem,
             spent=spent(self._state.job, self._state.restarts_in_budget),
             decision=self._answer.words,
-            rank0_alone=self._rank0_is_done,
+            rank0_alone=self.rank0_is_done,
             not_enough=self._lobby.not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
         )
         verdict = verdict_of(
-            outcome, sentence, self._state.restarts, self._state.round + 1, self._postmortem
+            outcome, sentence, self._state.restarts, self._state.round + 1, self.postmortem
         )
-        self._ending = Ending(verdict, now + self._state.settings.verdict_grace_s)
+        self.ending = Ending(verdict, now + self._state.settings.verdict_grace_s)
         self._state.phase = GroupPhase.FINISHED
-        self._rescale_at = None
+        self.rescale_at = None
         self._lobby.close()
         self._out.note(f"verdict: {verdict.sentence}")
-        self._out.add(self._ending.tell(n.link for n in self._roster if n.link is not None))
+        self._out.add(self.ending.tell(n.link for n in self._roster if n.link is not None))
 
-    # --- waiting nodes ---
+    # --- waiting nodes -----------------------------------------------------------------------
 
-    def _wait(self, node: Node, now: float) -> None:
+    def wait(self, node: Node, now: float) -> None:
         """A node has become ready: make use of it, and if it still waits then, say for what."""
         self._lobby.add(node)
         self._plan_rescale(now)
+        self.gate.repeat_order(node)

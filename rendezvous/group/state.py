@@ -6,6 +6,7 @@ from ..policy.decision import Aftermath
 from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
 from .roster import Node, Roster
+from .world import usable_size
 
 _DEFAULT_POLICY = PolicySpec()
 
@@ -71,6 +72,12 @@ class JobState:
     def restarts_in_budget(self) -> int:
         """How many restarts count against ``--max-restarts`` now."""
         return self.aftermath.budget.used(self.restarts, self.policy, self.now)
+
+    def usable(self, count: int) -> int:
+        """Return how many of so many nodes a world of this job takes; 0 when they are too few."""
+        assert self.job is not None
+        job = self.job
+        return usable_size(count, job.min_nodes, job.max_nodes, job.node_unit)
 
     def was_member(self, node: Node) -> bool:
         """Return whether a node has been in the present round, also as another incarnation."""
