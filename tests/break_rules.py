@@ -114,7 +114,7 @@ BREAKS = (
     Break(
         "who comes back after the silence leaves the others time",
         "group/group",
-        "self.roster.await_return(now + self.settings.adoption_grace_s)",
+        "self.roster.await_return(now + self.settings.takeover_grace_s)",
         "self.roster.await_return(now)",
     ),
     Break(

@@ -10,9 +10,9 @@ from .identity import Contest, Newcomer
 from .lobby import Lobby
 from .outbox import Outbox
 from .roster import Node, NodePhase
-from .rounds import IN_ROUND, Rounds, stale_stop
+from .rounds import IN_ROUND, Rounds
 from .state import GroupPhase, JobState
-from .takeover import Adoption, is_spare
+from .takeover import Takeover, is_spare, over
 
 _NO_PAST = Past()
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
@@ -94,7 +94,7 @@ class Joining:
         0 that came back with a new master in it.
         """
         is_begun = (
-            self._rounds.adoption is not None
+            self._rounds.takeover is not None
             or self._state.formed_before
             or self._rounds.ending is not None
         )
@@ -199,7 +199,7 @@ class Joining:
             self._rounds.stop_stale(node, claim.round)
         if attend.leaving:
             self._rounds.leave(node, attend.leaving)
-        elif node.phase is NodePhase.READY and self._state.phase is not GroupPhase.ADOPTING:
+        elif node.phase is NodePhase.READY and self._state.phase is not GroupPhase.TAKING_OVER:
             self._rounds.wait(node, now)
 
     def _learn(self, claim: Claim | None, now: float) -> None:
@@ -218,12 +218,14 @@ class Joining:
             self._rounds.expel_excluded()
 
     def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
-        if self._rounds.adoption is None:
-            self._rounds.adoption = Adoption(now + self._state.settings.adoption_grace_s)
-            self._state.phase = GroupPhase.ADOPTING
+        if self._rounds.takeover is None:
+            self._rounds.takeover = Takeover(
+                self._roster, now, self._state.settings.takeover_grace_s
+            )
+            self._state.phase = GroupPhase.TAKING_OVER
             self._rounds.gate.give_up()
             self._out.note(f"round={claim.round} was formed by an earlier master; taking it over")
-        self._rounds.adoption.claim(node.spec.node_id, claim)
+        self._rounds.takeover.claim(node.spec.node_id, claim)
 
     # --- the next stream of a node -----------------------------------------------------------
 
@@ -244,7 +246,7 @@ class Joining:
         self._learn(claim, now)
         if self._roster.get(node.spec.node_id) is None:
             return
-        if self._rounds.adoption is not None:
+        if self._rounds.takeover is not None:
             if claim is not None:
                 self._take_claim(node, claim, now)
         elif node.phase is not NodePhase.READY:
@@ -269,7 +271,7 @@ class Joining:
         if was_told and node.phase in _TO_STOP:
             # Also to one that seems not to have heard of its round: the start may lie before it.
             if node.phase is NodePhase.STALE:
-                self._out.send(node, stale_stop(node.round))
+                self._out.send(node, over(node.round, is_stale=True))
                 return
             reason = self._rounds.postmortem.reason or f"round {node.round} is over"
             self._out.send(node, Stop(node.round, reason))

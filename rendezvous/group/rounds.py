@@ -1,7 +1,7 @@
-"""A round's life: formed, running, being stopped, over; and the end of the job. Pure.
+"""A round's life: running, being stopped, over, taken over; and the end of the job. Pure.
 
-How nodes come is not decided here but in ``joining``, and which of those that are ready may enter
-a world by the gate.
+How nodes come is decided in ``joining``, when and of which nodes a round is formed in
+``formation``.
 """
 
 import math
@@ -10,33 +10,19 @@ from collections.abc import Callable
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import (
-    Assignment,
-    ClaimState,
-    Excluded,
-    JobSpec,
-    Outcome,
-    Start,
-    Stop,
-)
+from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Stop
 from ..protocol.offer import Offer
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
-from .gate import Findings, Gate, OpenGate
+from .gate import Gate, OpenGate
 from .lobby import Lobby
 from .outbox import Outbox
 from .roster import Node, NodePhase
 from .state import GroupPhase, JobState
-from .takeover import Adoption
-from .world import Candidate, World, form, largest_size, order
+from .takeover import TakenOver, Takeover, TakeoverState, over
 
 _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
-
-
-def stale_stop(round_number: int) -> Stop:
-    """Return the order to kill the workers of a round that the others have left behind."""
-    return Stop(round_number, f"round {round_number} is over", is_stale=True)
 
 
 class Rounds:
@@ -63,10 +49,10 @@ class Rounds:
         self._lobby, self._checks, self._gone = lobby, checks, gone
         self.gate: Gate = OpenGate()
         """What stands between the ready nodes and a world of this job."""
-        self.adoption: Adoption | None = None
+        self.takeover: Takeover | None = None
         self.ending: Ending | None = None
         self.postmortem = Postmortem()
-        self._answer = RoundDecision()
+        self.answer = RoundDecision()
         """To the end of the last round."""
         self.rescale_at: float | None = None
         self._formed_at: float | None = None
@@ -81,12 +67,18 @@ class Rounds:
         self._state.job = job
         self.gate = self._checks if job is not None and job.checks is not None else OpenGate()
 
+    def begin(self, now: float) -> Postmortem:
+        """A round begins; return what is known of the end of the one before."""
+        ended, self.postmortem = self.postmortem, Postmortem()
+        self._formed_at, self.rank0_is_done = now, False
+        return ended
+
     # --- what nodes report -------------------------------------------------------------------
 
     def failed(self, node: Node, round_number: int, failure: Failure) -> None:
         """A worker of a node has failed."""
-        if self.adoption is not None:
-            self.adoption.update(node.spec.node_id, round_number, failure=failure)
+        if self.takeover is not None:
+            self.takeover.update(node.spec.node_id, round_number, failure=failure)
         elif node.round == round_number == self._state.round and node.phase in IN_ROUND:
             self.postmortem.remember(failure)
             if self._state.phase is GroupPhase.RUNNING:
@@ -95,8 +87,8 @@ class Rounds:
 
     def done(self, node: Node, round_number: int) -> None:
         """All workers of a node, or rank 0 where it decides, have succeeded."""
-        if self.adoption is not None:
-            self.adoption.update(node.spec.node_id, round_number, state=ClaimState.DONE)
+        if self.takeover is not None:
+            self.takeover.update(node.spec.node_id, round_number, state=ClaimState.DONE)
         elif node.round == round_number and node.phase in IN_ROUND:
             # Also when a peer that misses rank 0 has made the round end meanwhile.
             self.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
@@ -105,9 +97,9 @@ class Rounds:
 
     def stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
         """No worker of the round is alive on a node."""
-        if self.adoption is not None:
+        if self.takeover is not None:
             node.offer = offer
-            self.adoption.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
+            self.takeover.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
             return
         if node.round != round_number or node.phase is NodePhase.READY:
             return
@@ -128,9 +120,9 @@ class Rounds:
         if not node.leaving:
             self._out.note(f"node {node.spec.node_id} leaves: {reason}")
         node.leaving = reason
-        if self.adoption is not None:
-            self.adoption.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
-            if self.adoption.alive(node.spec.node_id):
+        if self.takeover is not None:
+            self.takeover.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
+            if self.takeover.alive(node.spec.node_id):
                 return  # it confirms when its workers are dead
         if node.phase is NodePhase.RUNNING:
             departure = preempted(node.rank, node.spec.host, node.spec.role, reason)
@@ -184,7 +176,7 @@ class Rounds:
         """Have a node kill the workers of a round that the others have left behind."""
         node.round = round_number
         self._roster.move(node, NodePhase.STALE)
-        self._out.send(node, stale_stop(round_number))
+        self._out.send(node, over(round_number, is_stale=True))
 
     def end_round(self, now: float) -> None:
         """All workers of the round are dead: decide what follows."""
@@ -193,7 +185,7 @@ class Rounds:
         self._state.phase = GroupPhase.GATHERING
         cause = self.postmortem.cause or self.postmortem.preempted
         suspect = self._state.members.get(cause.node_rank) if cause is not None else None
-        self._answer = answer = self._state.aftermath.answer(
+        self.answer = answer = self._state.aftermath.answer(
             self._state.job,
             self.postmortem,
             restarts=self._state.restarts,
@@ -220,6 +212,78 @@ class Rounds:
         """Return whether a world of the same size can be formed without a node, as things stand."""
         others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
         return self._state.usable(len(self.gate.fit(others))) >= self._state.world_nodes
+
+    # --- taking over from an earlier master --------------------------------------------------
+
+    def take_over(self, taken: TakenOver, now: float) -> None:
+        """Go on with the round of an earlier master as if it were our own."""
+        state, self.takeover = self._state, None
+        state.formed_before, state.phase = True, GroupPhase.RUNNING
+        state.round, state.formed_by = taken.round, taken.formed_by
+        state.world_nodes = taken.nodes
+        # Also those that are not there: the policy may want one of them replaced.
+        members = {claim.node_rank: name for name, claim in taken.members.items()}
+        state.members = taken.ranks | members
+        self._formed_at = None
+        self.rank0_is_done = state.policy.rank0_decides and taken.rank0_is_done
+        self._keep_ranks(taken.ranks)
+        self._lobby.close()
+        self._out.note(
+            f"round={state.round} taken over nodes={len(members)}/{state.world_nodes} "
+            f"restarts={state.restarts} ({taken.finding.value})"
+        )
+        for name, claim in taken.claims.items():
+            node = self._roster.get(name)
+            if name in taken.members:
+                self._resume(node, claim)
+            elif node is not None and claim.state is not ClaimState.STOPPED:
+                self.stop_stale(node, claim.round)
+        self._judge(taken)
+        for node in self._roster.in_phase(NodePhase.READY):
+            self.wait(node, now)
+
+    def _keep_ranks(self, absent: dict[int, str]) -> None:
+        """A node that was started again, or will be, takes its old rank."""
+        for rank, name in absent.items():
+            node = self._roster.get(name)
+            if node is not None:
+                node.rank = rank
+            else:
+                self._state.former_ranks[name] = rank
+
+    def _resume(self, node: Node | None, claim: Claim) -> None:
+        """Take a member for what it claims to be; None: it has left, but what it said counts."""
+        for failure in claim.failures:
+            self.postmortem.remember(failure)
+        if node is None:
+            return
+        node.round = claim.round
+        node.rank, node.rank_offset = claim.node_rank, claim.rank_offset
+        if claim.state is not ClaimState.STOPPED:
+            self._roster.move(node, NodePhase.RUNNING)
+        if claim.state is ClaimState.DONE:
+            self._roster.move(node, NodePhase.DONE)
+
+    def _judge(self, taken: TakenOver) -> None:
+        """Stop the round that was taken over, if it cannot go on."""
+        if self.rank0_is_done:
+            pass  # the job has succeeded, whatever became of the others
+        elif taken.finding is TakeoverState.FAILED:
+            if taken.lost is not None:
+                # When is not known: it goes before what may follow from it, and before no other.
+                self.postmortem.remember(taken.lost)
+            foremost = self.postmortem.foremost
+            assert foremost is not None
+            self.stop_round(foremost.summary(), counted=True)
+        elif taken.finding in (TakeoverState.REGROUP, TakeoverState.BROKEN):
+            self.stop_round(taken.reason, counted=False, departure=taken.departure)
+        else:
+            leavers = [node for node in self._roster.in_phase(NodePhase.RUNNING) if node.leaving]
+            for node in leavers[:1]:
+                self.leave(node, node.leaving)
+        for node in self._roster.in_phase(NodePhase.READY, NodePhase.DONE):
+            if node.leaving:
+                self.let_go(node)
 
     # --- excluded nodes ----------------------------------------------------------------------
 
@@ -255,7 +319,12 @@ class Rounds:
             return 0
         return state.usable(members + self.could_join()) - members
 
-    def _plan_rescale(self, now: float) -> None:
+    def could_join(self) -> int:
+        """Return how many nodes may turn out to be fit for a world now."""
+        return self.gate.may_join(self._roster.ready_attached())
+
+    def plan_rescale(self, now: float) -> None:
+        """Let the round end for a larger one in a while, if there are nodes for it."""
         delay_s = self._state.rescale_delay_s
         if delay_s < math.inf and self.rescale_at is None and self._growth() > 0:
             self.rescale_at = now + delay_s
@@ -270,145 +339,6 @@ class Rounds:
                 f"the world grows from {self._state.world_nodes} to {size} nodes", counted=False
             )
 
-    # --- a new round -------------------------------------------------------------------------
-
-    def try_form(self, now: float) -> None:
-        """Form a world if there are enough nodes, and it is time."""
-        job = self._state.job
-        if job is None or now < self._lobby.not_before:
-            return
-        ready = self._roster.ready_attached()
-        size = self._state.usable(self.could_join())
-        # Known nodes that are detached or still stopping are waited for: nobody who is alive is
-        # left out because he was slow.
-        settled = ready == len(self._roster)
-        if self._state.formed_before:
-            complete = settled
-        else:
-            complete = size == largest_size(job.max_nodes, job.node_unit) or (
-                settled and self._lobby.last_call() <= now
-            )
-        overdue = self._lobby.overdue(now)
-        if size and (complete or overdue):
-            for node in self._roster.in_phase(NodePhase.STALE):
-                self._give_up(node)
-            if self.gate.must_examine(size):
-                self._begin_checks(now)
-            else:
-                self._form(size, now)
-        elif overdue:
-            self.finish(Outcome.RENDEZVOUS_FAILED, now)
-
-    def could_join(self) -> int:
-        """Return how many nodes may turn out to be fit for a world now."""
-        return self.gate.may_join(self._roster.ready_attached())
-
-    def _fit(self) -> list[Node]:
-        """Return the nodes that are known to be fit for the next world."""
-        return self.gate.fit(self._roster.ready_nodes())
-
-    def _give_up(self, node: Node) -> None:
-        self._out.close(node.link)
-        self.lose(node, "its workers did not stop in time")
-
-    def _form(self, size: int, now: float) -> None:
-        assert self._state.job is not None
-        candidates = [
-            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
-        ]
-        self._state.round = self._state.highest = max(self._state.round, self._state.highest) + 1
-        self._state.formed_by = self._state.master_id
-        world = form(self._state.round, order(candidates, size))
-        self._state.world_nodes = size
-        self._state.phase = GroupPhase.RUNNING
-        self._state.formed_before = True
-        self._state.former_ranks = {}
-        self._lobby.close()
-        ended, self.postmortem = self.postmortem, Postmortem()
-        reason = ended.reason or "all nodes are there"
-        self._out.note(
-            f"round={self._state.round} formed nodes={size} world_size={world.world_size} "
-            f"restarts={self._state.restarts}/{self._state.job.max_restarts} ({reason})"
-        )
-        self._formed_at, self.rank0_is_done = now, False
-        self._start(world, reason, ended.cause)
-        self._lobby.forget_newcomers()
-        waiting = self._lobby.waiting(now)
-        for spare in self._roster.in_phase(NodePhase.READY):
-            spare.rank = None
-            self._out.send(spare, waiting)
-        self._plan_rescale(now)  # those left out may yet turn out to be fit
-
-    def _start(self, world: World, reason: str, cause: Failure | None) -> None:
-        state = self._state
-        base = Assignment(
-            round=world.round,
-            formed_by=state.formed_by,
-            restarts=state.restarts,
-            node_rank=0,
-            nodes=len(world.members),
-            rank_offset=0,
-            world_size=world.world_size,
-            role_rank_offset=0,
-            role_world_size=0,
-            successor="",
-            master_addr=world.master.address,
-            master_port=world.master.port,
-            reason=reason,
-            cause=cause,
-            decision=self._answer.words if cause is not None else "",
-            is_free=cause is not None and not self._answer.is_counted,
-            restarts_in_window=state.restarts_in_budget if state.policy.restart_window_s else 0,
-            past=state.aftermath.past(state.policy, state.now),
-        )
-        self._state.members = {member.node_rank: member.node_id for member in world.members}
-        for member in world.members:
-            node = self._roster.get(member.node_id)
-            assert node is not None
-            node.assignment = world.assignment(member, base)
-            node.round, node.rank = world.round, member.node_rank
-            node.rank_offset = member.rank_offset
-            self._roster.move(node, NodePhase.RUNNING)
-            self._out.send(node, Start(node.assignment))
-
-    # --- checks before a round ---------------------------------------------------------------
-
-    def _begin_checks(self, now: float) -> None:
-        self._state.phase = GroupPhase.CHECKING
-        self._lobby.close()
-        self._lobby.forget_newcomers()
-        self.gate.begin(now)
-        self.advance_checks(now)
-
-    def advance_checks(self, now: float) -> None:
-        """Go on with the checks; when they are over, form a world of the nodes that are fit."""
-        found = self.gate.advance(now)
-        if found is None:
-            return
-        self._state.phase = GroupPhase.GATHERING
-        size = self._state.usable(len(self._fit()))
-        if found.ends_job:
-            self.finish(Outcome.SUCCEEDED, now, f"the checks are over: {found.sentence}")
-        elif size:
-            self._form(size, now)
-        elif found.costs_nodes and not self._state.usable(self._potential()):
-            self.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))
-        else:
-            self._lobby.open(now)  # lost nodes may be replaced, and newcomers are next
-
-    def _potential(self) -> int:
-        """Return how many nodes could be in a world if all went well from now on."""
-        return self.could_join() + self._roster.detached + self._roster.count(NodePhase.STALE)
-
-    def _too_few(self, found: Findings) -> str:
-        assert self._state.job is not None
-        job = self._state.job
-        unit = f" in multiples of {job.node_unit}" if job.node_unit > 1 else ""
-        return (
-            f"{len(self._fit())} of at least {job.min_nodes} nodes{unit} are fit for the "
-            f"job after the checks: {found.sentence}"
-        )
-
     # --- the end of the job ------------------------------------------------------------------
 
     def finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
@@ -418,7 +348,7 @@ class Rounds:
             outcome,
             self.postmortem,
             spent=spent(self._state.job, self._state.restarts_in_budget),
-            decision=self._answer.words,
+            decision=self.answer.words,
             rank0_alone=self.rank0_is_done,
             not_enough=self._lobby.not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
         )
@@ -437,5 +367,5 @@ class Rounds:
     def wait(self, node: Node, now: float) -> None:
         """A node has become ready: make use of it, and if it still waits then, say for what."""
         self._lobby.add(node)
-        self._plan_rescale(now)
+        self.plan_rescale(now)
         self.gate.repeat_order(node)

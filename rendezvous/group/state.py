@@ -16,7 +16,7 @@ class GroupPhase(enum.Enum):
 
     GATHERING = "waiting for nodes"
     CHECKING = "checking nodes"
-    ADOPTING = "taking over a running round"
+    TAKING_OVER = "taking over a running round"
     RUNNING = "running"
     STOPPING = "stopping a round"
     FINISHED = "finished"

@@ -26,7 +26,7 @@ def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
     for rank, name in enumerate("ab"):
         scene.attend(name, claim=claim_of(4, rank, restarts=2))
         phases.append(scene.group.phase)
-    assert phases == [GroupPhase.ADOPTING, GroupPhase.RUNNING]
+    assert phases == [GroupPhase.TAKING_OVER, GroupPhase.RUNNING]
     assert (scene.group.round, scene.group.restarts) == (4, 2)
     assert scene.told["a"] == scene.told["b"] == [], "workers and agents do not notice"
     scene.done("a", "b")
@@ -519,7 +519,7 @@ def test_of_two_worlds_with_one_number_the_complete_one_is_taken_over():
         if name != "b":
             scene.attend(name, claim=claim_of(4, rank, nodes=3, formed_by="one"))
     for rank, name in enumerate("xy"):
-        assert scene.group.phase is GroupPhase.ADOPTING
+        assert scene.group.phase is GroupPhase.TAKING_OVER
         scene.attend(name, claim=claim_of(4, rank, nodes=2, formed_by="other"))
     assert scene.group.phase is GroupPhase.RUNNING
     assert [scene.stops(name) for name in "acxy"] == [[4], [4], [], []]
