@@ -66,9 +66,9 @@ class Joining:
             return
         if self._state.job is None:
             self._rounds.agree(attend.job)
-        if self._rounds.gate.tell_again(link, attend.node) or self._rounds.turn_away(
-            link, attend.node.node_id
-        ):
+        if self._rounds.gate.tell_again(link, attend.node):
+            return
+        if self._rounds.turn_away(link, attend.node.node_id):
             return
         node = self._roster.get(attend.node.node_id)
         if node is not None and node.spec.incarnation == attend.node.incarnation:
