@@ -48,7 +48,7 @@ class TakenOver:
     lost: Failure | None = None
     """That members have not come back, where that ends the round."""
     departure: Failure | None = None
-    """The first member that has stopped in order to go."""
+    """The first member that has stopped in order to go, where that ends the round."""
     reason: str = ""
     """Why the round ends without a failure."""
 
@@ -254,7 +254,7 @@ class Takeover:
             ranks=world.absent(),
             rank0_is_done=world.rank0_is_done,
             lost=lost,
-            departure=departure,
+            departure=departure if finding is TakeoverState.REGROUP else None,
             reason=reason,
         )
 
