@@ -323,6 +323,12 @@ BREAKS = (
         "is_clear = not missing",
     ),
     Break(
+        "a departure is no cause where another member did not come back",
+        "group/takeover",
+        "departure=departure if finding is TakeoverState.REGROUP else None,",
+        "departure=departure,",
+    ),
+    Break(
         "a stranger does not stand for a member",
         "group/takeover",
         "return len(names) == world.missing and all(map(self._is_there, names))",

@@ -11,6 +11,7 @@ from ft_run.rendezvous.protocol.messages import (
     Failed,
     Leave,
     Outcome,
+    PolicySpec,
     Stopped,
     Verdict,
     Waiting,
@@ -596,3 +597,18 @@ def calls_of(nodes: int, *, takes_over: bool) -> int:
 def test_the_work_grows_as_the_number_of_nodes(takes_over):
     few, many = (calls_of(nodes, takes_over=takes_over) for nodes in (200, 800))
     assert many < 6 * few
+
+
+def test_a_departure_is_no_cause_where_another_member_did_not_come_back():
+    policy = PolicySpec(rules=("preempted=restart",))
+    scene = Scene(1, 3, policy=policy, node_grace_s=60.0)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3))
+    scene.say("b", Leave("SIGTERM"))
+    scene.say("b", Stopped(4, scene.offer("b")))
+    scene.wait(10)
+    assert scene.stops("a") == [4]
+    scene.say("a", Stopped(4, scene.offer("a")))
+    scene.wait(60)
+    assert scene.rounds("a") == [5]
+    assert (scene.assignment("a").restarts, scene.assignment("a").cause) == (0, None)
