@@ -319,8 +319,8 @@ BREAKS = (
     Break(
         "a member that was started again is not waited for",
         "group/takeover",
-        "is_clear = not missing or self._are_replaced(world)",
-        "is_clear = not missing",
+        "is_clear = not world.missing or self._are_replaced(world)",
+        "is_clear = not world.missing",
     ),
     Break(
         "a departure is no cause where another member did not come back",
@@ -337,14 +337,14 @@ BREAKS = (
     Break(
         "a takeover waits for the members",
         "group/takeover",
-        "if now < self.until and not (members and is_clear):",
-        "if now < self.until and not members:",
+        "if now < self.until and not (world.members and is_clear):",
+        "if now < self.until and not world.members:",
     ),
     Break(
         "a takeover is not held up by the missing for ever",
         "group/takeover",
-        "if now < self.until and not (members and is_clear):",
-        "if not (members and is_clear):",
+        "if now < self.until and not (world.members and is_clear):",
+        "if not (world.members and is_clear):",
     ),
     Break(
         "a failure before the takeover counts",

@@ -20,7 +20,6 @@ from .roster import Roster
 class TakeoverState(enum.Enum):
     """What the claims amount to."""
 
-    INCOMPLETE = "members are missing"
     COMPLETE = "all members are there and run"
     FAILED = "a member reports a failure, or never came back"
     REGROUP = "members are there without workers of it, or have left"
@@ -32,7 +31,6 @@ class TakenOver:
     """The round that a takeover goes on with, and how it stands."""
 
     finding: TakeoverState
-    """Anything but ``INCOMPLETE``."""
     round: int
     formed_by: str
     """The master that formed it; empty where no member of it is there."""
@@ -233,10 +231,11 @@ class Takeover:
             now: the group's time in seconds.
         """
         world = self._chosen()
-        departure = self._departure(world)
-        finding = self._judge(world, departure, now)
-        if finding is TakeoverState.INCOMPLETE:
+        is_clear = not world.missing or self._are_replaced(world)
+        if now < self.until and not (world.members and is_clear):
             return None
+        departure = self._departure(world)
+        finding = self._judge(world, departure)
         lost, reason = None, ""
         if finding is TakeoverState.FAILED:
             lost = self._not_back(world)
@@ -298,22 +297,18 @@ class Takeover:
         unclaimed = len(self._roster) - claimed - len(named - self._claims.keys())
         return max(0, world.missing - len(named) - others - unclaimed)
 
-    def _judge(self, world: _World, departure: Failure | None, now: float) -> TakeoverState:
+    def _judge(self, world: _World, departure: Failure | None) -> TakeoverState:
         """Return what the claims amount to."""
-        members, missing = world.members, world.missing
-        is_clear = not missing or self._are_replaced(world)
-        if now < self.until and not (members and is_clear):
-            return TakeoverState.INCOMPLETE
-        if not members:
+        if not world.members:
             return TakeoverState.BROKEN
         gone = self._gone(world)
-        is_short = missing or departure is not None
+        is_short = world.missing or departure is not None
         if is_short and not gone and not _has_own_failure(world):
             # What the others say of their lost connections follows from that.
             return TakeoverState.REGROUP
         if world.has_failed:
             return TakeoverState.FAILED
-        if any(claim.state is ClaimState.STOPPED for claim in members.values()):
+        if any(claim.state is ClaimState.STOPPED for claim in world.members.values()):
             return TakeoverState.BROKEN
         return TakeoverState.FAILED if gone else TakeoverState.COMPLETE
 
