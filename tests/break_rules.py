@@ -927,7 +927,14 @@ def copy_package(to: Path) -> Path:
     """Copy what the group's rules and their tests need."""
     package = to / "ft_run"
     package.mkdir()
-    for name in ("__init__.py", "defaults.py", "exit_codes.py", "errors.py", "pyproject.toml"):
+    for name in (
+        "__init__.py",
+        "defaults.py",
+        "exit_codes.py",
+        "errors.py",
+        "values.py",
+        "pyproject.toml",
+    ):
         shutil.copy(ROOT / name, package)
     for folder in ("protos", "rendezvous", "checks", "launcher", "tests"):
         shutil.copytree(

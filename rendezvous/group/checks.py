@@ -7,9 +7,9 @@ are lost, and time. What the findings mean for the world is decided in ``rounds`
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from ... import exit_codes
+from ...values import dataclass, field
 from ..policy.postmortem import Postmortem
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
 from ..protocol.check_messages import (

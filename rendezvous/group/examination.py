@@ -4,9 +4,9 @@ What is measured, who meets whom and who is at fault is decided behind it (``che
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from ...values import dataclass
 from ..protocol.check_messages import CheckSpec
 
 

@@ -4,9 +4,9 @@ The rounds are given one: ``OpenGate`` where a job has no checks, ``checks.Check
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from ...values import dataclass
 from ..policy.postmortem import Postmortem
 from ..protocol.check_messages import CheckResult
 from ..protocol.messages import Claim, NodeSpec

@@ -1,8 +1,8 @@
 """Waiting for nodes: until when, and what those that wait are told. Pure."""
 
-from dataclasses import replace
 from itertools import islice
 
+from ...values import replace
 from ..protocol.messages import Waiting
 from .outbox import Outbox
 from .roster import Node, NodePhase

@@ -10,8 +10,8 @@ than those that come next, and have been in a lower round.
 """
 
 import enum
-from dataclasses import dataclass, field, replace
 
+from ...values import dataclass, field, replace
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Claim, ClaimState, Stop
 from .roster import Roster

@@ -8,8 +8,8 @@ their hosts, numbers in names compared as numbers, then of their arrival.
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from ...values import dataclass, replace
 from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
 
