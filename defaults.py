@@ -47,7 +47,7 @@ CLAIM_TEXT_MAX_CHARS: Final = 192 * 1024
 CHECK_REPORT_MAX_BYTES: Final = 32 * 1024 * 1024
 
 # How long a master that starts from nothing waits for the members of a running round.
-ADOPTION_GRACE_S: Final = 10.0
+TAKEOVER_GRACE_S: Final = 10.0
 
 # Checks (docs/checks.md).
 CHECK_LEVEL: Final = "light"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from ... import defaults
 from ... import events as ev
 from ...errors import PortInUseError, UsageError
-from ...rendezvous.group.checking import Examiner
 from ...rendezvous.group.events import GroupSettings
-from ...rendezvous.group.examination import Examination
+from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.timeouts import Timeouts

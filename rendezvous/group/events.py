@@ -14,7 +14,7 @@ class GroupSettings:
     node_grace_s: float = defaults.NODE_GRACE_S
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Where the job has no ``--rescale-delay`` of its own; infinity: never."""
-    adoption_grace_s: float = defaults.ADOPTION_GRACE_S
+    takeover_grace_s: float = defaults.TAKEOVER_GRACE_S
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S

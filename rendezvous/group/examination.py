@@ -3,10 +3,11 @@
 What is measured, who meets whom and who is at fault is decided behind it (``checks.ladder``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ...values import dataclass
+from ..protocol.check_messages import CheckSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,7 @@ class Examination(Protocol):
 
     def conclude(self) -> Conclusion:
         """Return the conclusion; before the last step, what is not yet known has failed."""
+
+
+Examiner = Callable[[CheckSpec, Sequence[str], Sequence[str]], Examination]
+"""Begins an examination of nodes, the second sequence of which have passed before."""

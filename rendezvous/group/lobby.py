@@ -1,27 +1,37 @@
-"""Waiting for nodes: until when, and what those who wait are told. Pure."""
+"""Waiting for nodes: until when, and what those that wait are told. Pure."""
 
 from itertools import islice
 
-from ..protocol.messages import JobSpec, Waiting
-from .events import GroupSettings
-from .roster import Roster
+from ...values import replace
+from ..protocol.messages import Waiting
+from .outbox import Outbox
+from .roster import Node, NodePhase
+from .state import GroupPhase, JobState
 
 _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0
 _REMIND_EVERY_S = 60.0
 _ANNOUNCED_PER_S = 1000
-"""Bounds the cost of telling everybody who is still missing while thousands of nodes join."""
+"""Bounds the cost of telling all who is still missing while thousands of nodes join."""
 
 
 class Lobby:
     """The wait before a world is formed. All times are those of the group's clock, in seconds."""
 
-    def __init__(self, settings: GroupSettings) -> None:
-        self._settings = settings
+    def __init__(self, state: JobState, out: Outbox) -> None:
+        self._state = state
+        self._settings = state.settings
+        self._out = out
         self.since: float | None = None
         """When the present wait began; None while a round runs or before the first node."""
         self.announce_at: float | None = None
+        self.not_before = 0.0
+        """When the next round may be formed: ``--restart-backoff``."""
         self._last_arrival = 0.0
+        self._newcomers: list[Node] = []
+        """Nodes that have become ready and have not yet been told what for."""
+
+    # --- until when --------------------------------------------------------------------------
 
     def open(self, now: float) -> None:
         """Begin to wait."""
@@ -32,17 +42,13 @@ class Lobby:
         """A world has been formed, or the job is over."""
         self.since = self.announce_at = None
 
-    def arrived(self, nodes: int, now: float) -> None:
+    def arrived(self, now: float) -> None:
         """Take note of a newcomer; the others hear of it soon, but not each time."""
         self._last_arrival = now
         if self.since is None:
             return
-        interval = max(_ANNOUNCE_EVERY_S, nodes / _ANNOUNCED_PER_S)
+        interval = max(_ANNOUNCE_EVERY_S, len(self._state.roster) / _ANNOUNCED_PER_S)
         self.announce_at = min(self.announce_at or now + interval, now + interval)
-
-    def announced(self, now: float) -> None:
-        """Everybody was told; the next time is a reminder."""
-        self.announce_at = now + _REMIND_EVERY_S
 
     def join_deadline(self) -> float | None:
         """Return when the wait is given up."""
@@ -57,35 +63,70 @@ class Lobby:
         """Return when the first world stops waiting for more than its minimum."""
         return self._last_arrival + self._settings.last_call_timeout_s
 
-    def waiting(
-        self, job: JobSpec, joined: int, missing: tuple[str, ...], now: float, *, spare: bool
-    ) -> Waiting:
+    # --- what is said ------------------------------------------------------------------------
+
+    def add(self, node: Node) -> None:
+        """A node has become ready: what it waits for is said when it is known."""
+        self._newcomers.append(node)
+
+    def forget_newcomers(self) -> None:
+        """All that are ready have been told something else."""
+        self._newcomers = []
+
+    def tell_newcomers(self, now: float) -> None:
+        """Tell the nodes that have become ready and still wait what they wait for."""
+        nodes, self._newcomers = self._newcomers, []
+        if self._state.phase is GroupPhase.FINISHED:
+            return
+        for node in nodes:
+            # One that has stopped waits for the others in silence: told to be a spare, it would
+            # forget its part in the round, and its failures, of which a later master must hear.
+            is_member = self._state.phase is GroupPhase.STOPPING and self._state.was_member(node)
+            if node.phase is NodePhase.READY and not is_member:
+                self._out.send(node, self.waiting(now))
+
+    def announce(self, now: float) -> None:
+        """Tell all that wait what is still missing; the next time is a reminder."""
+        self.announce_at = now + _REMIND_EVERY_S
+        waiting = self.waiting(now)
+        for node in self._state.roster.in_phase(NodePhase.READY):
+            self._out.send(node, waiting)
+
+    def waiting(self, now: float) -> Waiting:
         """Return what a waiting node is told."""
-        deadline = self.join_deadline()
-        return Waiting(
-            joined=joined,
+        job, phase, deadline = self._state.job, self._state.phase, self.join_deadline()
+        assert job is not None
+        waiting = Waiting(
+            joined=len(self._state.roster),
             min_nodes=job.min_nodes,
             max_nodes=job.max_nodes,
-            missing=missing,
+            missing=self._missing(),
             timeout_s=max(0.0, deadline - now) if deadline is not None else 0.0,
-            spare=spare,
+            spare=phase in (GroupPhase.RUNNING, GroupPhase.STOPPING),
+        )
+        backoff_s = self.not_before - now if phase is GroupPhase.GATHERING else 0.0
+        return replace(waiting, backoff_s=backoff_s) if backoff_s > 0 else waiting
+
+    def not_enough(self) -> str:
+        """Return why the wait was given up, in words."""
+        job, roster = self._state.job, self._state.roster
+        assert job is not None
+        missing = ", ".join(self._missing())
+        return (
+            f"{len(roster)} of at least {job.min_nodes} nodes came within "
+            f"{self._settings.join_timeout_s:g} s" + (f"; missing: {missing}" if missing else "")
         )
 
-
-def missing_names(job: JobSpec, roster: Roster, former: dict[str, int]) -> tuple[str, ...]:
-    """Return who is missing, where that is known: former members, or ranks never taken.
-
-    Args:
-        job: the job.
-        roster: who is there.
-        former: node ranks of members of the last world that are gone, by identity.
-    """
-    gone = (name for name in former if roster.get(name) is None)
-    names = list(islice(gone, _MISSING_NAMED))
-    if not names and roster.anyone_wants_a_rank():
-        names = [
-            f"--node-rank {rank}"
-            for rank in range(min(job.max_nodes, _MISSING_NAMED * 8))
-            if roster.by_wanted_rank(rank) is None
-        ]
-    return tuple(names[:_MISSING_NAMED])
+    def _missing(self) -> tuple[str, ...]:
+        """Return which nodes are missing, where that is known: former members, or ranks."""
+        job, roster = self._state.job, self._state.roster
+        assert job is not None
+        gone = (name for name in self._state.former_ranks if roster.get(name) is None)
+        names = list(islice(gone, _MISSING_NAMED))
+        if not names and roster.anyone_wants_a_rank():
+            names = [
+                f"--node-rank {rank}"
+                for rank in range(min(job.max_nodes, _MISSING_NAMED * 8))
+                if roster.by_wanted_rank(rank) is None
+            ]
+        return tuple(names[:_MISSING_NAMED])

@@ -178,6 +178,10 @@ class Roster:
         """Return how many nodes are in a phase."""
         return len(self._by_phase[phase])
 
+    def ready_nodes(self) -> list[Node]:
+        """Return the nodes that could enter a world now."""
+        return [node for node in self._by_phase[NodePhase.READY].values() if node.link is not None]
+
     def ready_attached(self) -> int:
         """Return how many nodes could enter a world now."""
         return self.count(NodePhase.READY) - self._detached[NodePhase.READY]

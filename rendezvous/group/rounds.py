@@ -1,115 +1,159 @@
-"""A round's life: formed, running, being stopped, over; and the end of the job. Pure.
+"""A round's life: running, being stopped, over, taken over; and the end of the job. Pure.
 
-This is the lower part of ``group.Group``. It knows who is there and what they report, but not
-how they come: that is ``joining``.
+How nodes come is decided in ``joining``, when and of which nodes a round is formed in
+``formation``.
 """
 
 import math
+from collections.abc import Callable
 
-from ...values import replace
+from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import Assignment, ClaimState, Excluded, Outcome, Past, Start, Stop
+from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Stop
 from ..protocol.offer import Offer
+from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
-from .events import Close, Send
-from .lobby import missing_names
+from .gate import Gate, OpenGate
+from .lobby import Lobby
+from .outbox import Outbox
 from .roster import Node, NodePhase
-from .state import GroupPhase, GroupState
-from .world import Candidate, World, form, largest_size, order, usable_size
+from .state import GroupPhase, JobState
+from .takeover import TakenOver, Takeover, TakeoverState, over
 
 _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
 
 
-def stale_stop(round_number: int) -> Stop:
-    """Return the order to kill the workers of a round that the others have left behind."""
-    return Stop(round_number, f"round {round_number} is over", is_stale=True)
-
-
-class Rounds(GroupState):
+class Rounds:
     """The rounds of one job, and what its nodes report of them."""
+
+    def __init__(
+        self,
+        state: JobState,
+        out: Outbox,
+        lobby: Lobby,
+        checks: Checks,
+        gone: Callable[[Node], None],
+    ) -> None:
+        """Begin with no round.
+
+        Args:
+            state: what is known of the job.
+            out: where messages go.
+            lobby: where nodes wait for the next round.
+            checks: the gate of a job with checks.
+            gone: told of each node that is gone; ``Group`` tells the parts.
+        """
+        self._state, self._roster, self._out = state, state.roster, out
+        self._lobby, self._checks, self._gone = lobby, checks, gone
+        self.gate: Gate = OpenGate()
+        """What stands between the ready nodes and a world of this job."""
+        self.takeover: Takeover | None = None
+        self.ending: Ending | None = None
+        self.postmortem = Postmortem()
+        self.answer = RoundDecision()
+        """To the end of the last round."""
+        self.rescale_at: float | None = None
+        self._formed_at: float | None = None
+        """When the round was formed; None when an earlier master did it."""
+        self._ran_s: float | None = None
+        """How long the round ran until it was stopped; None where that is not known."""
+        self.rank0_is_done = False
+
+    def agree(self, job: JobSpec | None) -> None:
+        """From now on these are the options of the job; None: no node is left of it."""
+        self._checks.reset()
+        self._state.job = job
+        self.gate = self._checks if job is not None and job.checks is not None else OpenGate()
+
+    def begin(self, now: float) -> Postmortem:
+        """A round begins; return what is known of the end of the one before."""
+        ended, self.postmortem = self.postmortem, Postmortem()
+        self._formed_at, self.rank0_is_done = now, False
+        return ended
 
     # --- what nodes report -------------------------------------------------------------------
 
-    def _failed(self, node: Node, round_number: int, failure: Failure) -> None:
-        if self._adoption is not None:
-            self._adoption.update(node.spec.node_id, round_number, failure=failure)
-        elif node.round == round_number == self.round and node.phase in IN_ROUND:
-            self._postmortem.remember(failure)
-            if self.phase is GroupPhase.RUNNING:
+    def failed(self, node: Node, round_number: int, failure: Failure) -> None:
+        """A worker of a node has failed."""
+        if self.takeover is not None:
+            self.takeover.update(node.spec.node_id, round_number, failure=failure)
+        elif node.round == round_number == self._state.round and node.phase in IN_ROUND:
+            self.postmortem.remember(failure)
+            if self._state.phase is GroupPhase.RUNNING:
                 is_certain = evidence(failure) is Evidence.OWN
-                self._break(failure.summary(), counted=True, lets_settle=not is_certain)
+                self.stop_round(failure.summary(), counted=True, lets_settle=not is_certain)
 
-    def _done(self, node: Node, round_number: int) -> None:
-        if self._adoption is not None:
-            self._adoption.update(node.spec.node_id, round_number, state=ClaimState.DONE)
+    def done(self, node: Node, round_number: int) -> None:
+        """All workers of a node, or rank 0 where it decides, have succeeded."""
+        if self.takeover is not None:
+            self.takeover.update(node.spec.node_id, round_number, state=ClaimState.DONE)
         elif node.round == round_number and node.phase in IN_ROUND:
             # Also when a peer that misses rank 0 has made the round end meanwhile.
-            self._rank0_is_done |= self.policy.rank0_decides and node.rank == 0
+            self.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
             if node.phase is NodePhase.RUNNING:
-                self.roster.move(node, NodePhase.DONE)
+                self._roster.move(node, NodePhase.DONE)
 
-    def _stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
-        if self._adoption is not None:
+    def stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
+        """No worker of the round is alive on a node."""
+        if self.takeover is not None:
             node.offer = offer
-            self._adoption.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
+            self.takeover.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
             return
         if node.round != round_number or node.phase is NodePhase.READY:
             return
         was_stale = node.phase is NodePhase.STALE
         if node.phase in (NodePhase.RUNNING, NodePhase.DONE):
-            self._break(f"node {node.rank} ({node.spec.host}) stopped its workers", counted=True)
-        self.roster.move(node, NodePhase.READY)
+            self.stop_round(
+                f"node {node.rank} ({node.spec.host}) stopped its workers", counted=True
+            )
+        self._roster.move(node, NodePhase.READY)
         node.offer = offer
         if node.leaving:
-            self._let_go(node)
-        elif was_stale and self._ending is None:
-            self._wait(node, now)
+            self.let_go(node)
+        elif was_stale and self.ending is None:
+            self.wait(node, now)
 
-    def _leave(self, node: Node, reason: str) -> None:
+    def leave(self, node: Node, reason: str) -> None:
+        """A node asks to go away: it may, as soon as its workers are dead."""
         if not node.leaving:
-            self._note(f"node {node.spec.node_id} leaves: {reason}")
+            self._out.note(f"node {node.spec.node_id} leaves: {reason}")
         node.leaving = reason
-        if self._adoption is not None:
-            self._adoption.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
-            if self._adoption.alive(node.spec.node_id):
+        if self.takeover is not None:
+            self.takeover.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
+            if self.takeover.alive(node.spec.node_id):
                 return  # it confirms when its workers are dead
         if node.phase is NodePhase.RUNNING:
             departure = preempted(node.rank, node.spec.host, node.spec.role, reason)
-            self._break(departure.summary(), counted=False, departure=departure)
+            self.stop_round(departure.summary(), counted=False, departure=departure)
         elif node.phase in (NodePhase.READY, NodePhase.DONE):
-            self._let_go(node)
+            self.let_go(node)
 
-    def _let_go(self, node: Node) -> None:
-        if node.link is not None:
-            self._out.append(Close(node.link))
-        self._forget(node)
+    def let_go(self, node: Node) -> None:
+        """End the stream of a node and forget it."""
+        self._out.close(node.link)
+        self._gone(node)
 
-    def _lose(self, node: Node, why: str) -> None:
-        if self._ending is None:
-            self._note(f"node {node.spec.node_id} is lost: {why}")
+    def lose(self, node: Node, why: str) -> None:
+        """A node does not come back, or another took its place: its workers count as dead."""
+        if self.ending is None:
+            self._out.note(f"node {node.spec.node_id} is lost: {why}")
         was_running = node.phase is NodePhase.RUNNING
         was_in_round = was_running or node.phase is NodePhase.STOPPING
-        self._forget(node)
+        self._gone(node)
         if was_in_round and not node.leaving:
             # Also when the round is being stopped already: the first that was heard of a dead
             # node may have been what its peers said of their lost connections.
             loss = node_lost(node.rank, node.spec.host, node.spec.role, why)
-            self._postmortem.remember(loss, node.spec.node_id)
-        if was_running and self._ending is None:
-            self._break(f"node {node.rank} ({node.spec.host}) was lost: {why}", counted=True)
-
-    def _forget(self, node: Node) -> None:
-        if node.rank is not None:
-            self._former_ranks[node.spec.node_id] = node.rank
-        if self._adoption is not None:
-            self._adoption.node_removed(node.spec.node_id)
-        self.roster.remove(node)
+            self.postmortem.remember(loss, node.spec.node_id)
+        self.gate.lost(node.spec.node_id)
+        if was_running and self.ending is None:
+            self.stop_round(f"node {node.rank} ({node.spec.host}) was lost: {why}", counted=True)
 
     # --- the end of a round ------------------------------------------------------------------
 
-    def _break(
+    def stop_round(
         self,
         reason: str,
         *,
@@ -118,243 +162,210 @@ class Rounds(GroupState):
         lets_settle: bool = False,
     ) -> None:
         """End the round on every member: the lockstep stop."""
-        assert self.phase is GroupPhase.RUNNING
-        self.phase = GroupPhase.STOPPING
-        self._postmortem.begin(reason, counted=counted, preempted=departure)
-        self._ran_s = None if self._formed_at is None else self._now - self._formed_at
-        self._rescale_at = None
-        stop = Stop(self.round, reason, lets_settle)  # one for all: it is encoded once
-        for node in self.roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
-            self.roster.move(node, NodePhase.STOPPING)
-            self._send(node, stop)
+        assert self._state.phase is GroupPhase.RUNNING
+        self._state.phase = GroupPhase.STOPPING
+        self.postmortem.begin(reason, counted=counted, preempted=departure)
+        self._ran_s = None if self._formed_at is None else self._state.now - self._formed_at
+        self.rescale_at = None
+        stop = Stop(self._state.round, reason, lets_settle)  # one for all: it is encoded once
+        for node in self._roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
+            self._roster.move(node, NodePhase.STOPPING)
+            self._out.send(node, stop)
 
-    def _stop_stale(self, node: Node, round_number: int) -> None:
+    def stop_stale(self, node: Node, round_number: int) -> None:
+        """Have a node kill the workers of a round that the others have left behind."""
         node.round = round_number
-        self.roster.move(node, NodePhase.STALE)
-        self._send(node, stale_stop(round_number))
+        self._roster.move(node, NodePhase.STALE)
+        self._out.send(node, over(round_number, is_stale=True))
 
-    def _round_is_over(self, now: float) -> None:
-        assert self.job is not None
-        self._postmortem.conclude()
-        self.phase = GroupPhase.GATHERING
-        cause = self._postmortem.cause or self._postmortem.preempted
-        suspect = self._members.get(cause.node_rank) if cause is not None else None
-        self._answer = answer = self._aftermath.answer(
-            self.job,
-            self._postmortem,
-            restarts=self.restarts,
+    def end_round(self, now: float) -> None:
+        """All workers of the round are dead: decide what follows."""
+        assert self._state.job is not None
+        self.postmortem.conclude()
+        self._state.phase = GroupPhase.GATHERING
+        cause = self.postmortem.cause or self.postmortem.preempted
+        suspect = self._state.members.get(cause.node_rank) if cause is not None else None
+        self.answer = answer = self._state.aftermath.answer(
+            self._state.job,
+            self.postmortem,
+            restarts=self._state.restarts,
             ran_s=self._ran_s,
             suspect=suspect,
             has_stand_in=suspect is not None and self._has_stand_in(suspect),
             now=now,
         )
-        self._not_before = now + answer.delay_s
-        self._lobby.open(self._not_before)
+        self._lobby.not_before = now + answer.delay_s
+        self._lobby.open(self._lobby.not_before)
         if answer.excluded is not None:
-            self._note(f"node {answer.excluded} is excluded")
-        self._expel_excluded()
+            self._out.note(f"node {answer.excluded} is excluded")
+        self.expel_excluded()
         if answer.outcome is not None:
-            self._finish(answer.outcome, now)
+            self.finish(answer.outcome, now)
         elif answer.is_counted:
-            self.restarts += 1
+            self._state.restarts += 1
         if answer.delay_s >= _DELAY_TOLD_S:
-            self._newly_ready += self.roster.in_phase(NodePhase.READY)
+            for node in self._roster.in_phase(NodePhase.READY):
+                self._lobby.add(node)
+        self.gate.round_ended(self.postmortem)
 
     def _has_stand_in(self, node_id: str) -> bool:
         """Return whether a world of the same size can be formed without a node, as things stand."""
-        assert self.job is not None
-        job, others = self.job, len(self._candidates(without=node_id))
-        size = usable_size(others, job.min_nodes, job.max_nodes, job.node_unit)
-        return size >= self.world_nodes
+        others = [node for node in self._roster.ready_nodes() if node.spec.node_id != node_id]
+        return self._state.usable(len(self.gate.fit(others))) >= self._state.world_nodes
+
+    # --- taking over from an earlier master --------------------------------------------------
+
+    def take_over(self, taken: TakenOver, now: float) -> None:
+        """Go on with the round of an earlier master as if it were our own."""
+        state, self.takeover = self._state, None
+        state.formed_before, state.phase = True, GroupPhase.RUNNING
+        state.round, state.formed_by = taken.round, taken.formed_by
+        state.world_nodes = taken.nodes
+        # Also those that are not there: the policy may want one of them replaced.
+        members = {claim.node_rank: name for name, claim in taken.members.items()}
+        state.members = taken.ranks | members
+        self._formed_at = None
+        self.rank0_is_done = state.policy.rank0_decides and taken.rank0_is_done
+        self._keep_ranks(taken.ranks)
+        self._lobby.close()
+        self._out.note(
+            f"round={state.round} taken over nodes={len(members)}/{state.world_nodes} "
+            f"restarts={state.restarts} ({taken.finding.value})"
+        )
+        for name, claim in taken.claims.items():
+            node = self._roster.get(name)
+            if name in taken.members:
+                self._resume(node, claim)
+            elif node is not None and claim.state is not ClaimState.STOPPED:
+                self.stop_stale(node, claim.round)
+        self._judge(taken)
+        for node in self._roster.in_phase(NodePhase.READY):
+            self.wait(node, now)
+
+    def _keep_ranks(self, absent: dict[int, str]) -> None:
+        """A node that was started again, or will be, takes its old rank."""
+        for rank, name in absent.items():
+            node = self._roster.get(name)
+            if node is not None:
+                node.rank = rank
+            else:
+                self._state.former_ranks[name] = rank
+
+    def _resume(self, node: Node | None, claim: Claim) -> None:
+        """Take a member for what it claims to be; None: it has left, but what it said counts."""
+        for failure in claim.failures:
+            self.postmortem.remember(failure)
+        if node is None:
+            return
+        node.round = claim.round
+        node.rank, node.rank_offset = claim.node_rank, claim.rank_offset
+        if claim.state is not ClaimState.STOPPED:
+            self._roster.move(node, NodePhase.RUNNING)
+        if claim.state is ClaimState.DONE:
+            self._roster.move(node, NodePhase.DONE)
+
+    def _judge(self, taken: TakenOver) -> None:
+        """Stop the round that was taken over, if it cannot go on."""
+        if self.rank0_is_done:
+            pass  # the job has succeeded, whatever became of the others
+        elif taken.finding is TakeoverState.FAILED:
+            if taken.lost is not None:
+                # When is not known: it goes before what may follow from it, and before no other.
+                self.postmortem.remember(taken.lost)
+            foremost = self.postmortem.foremost
+            assert foremost is not None
+            self.stop_round(foremost.summary(), counted=True)
+        elif taken.finding in (TakeoverState.REGROUP, TakeoverState.BROKEN):
+            self.stop_round(taken.reason, counted=False, departure=taken.departure)
+        else:
+            leavers = [node for node in self._roster.in_phase(NodePhase.RUNNING) if node.leaving]
+            for node in leavers[:1]:
+                self.leave(node, node.leaving)
+        for node in self._roster.in_phase(NodePhase.READY, NodePhase.DONE):
+            if node.leaving:
+                self.let_go(node)
 
     # --- excluded nodes ----------------------------------------------------------------------
 
-    def _expel_excluded(self) -> None:
+    def expel_excluded(self) -> None:
         """Send away the excluded nodes that have no workers of a round that counts."""
-        for node_id in self._aftermath.ledger.excluded:
-            node = self.roster.get(node_id)
+        for node_id in self._state.aftermath.ledger.excluded:
+            node = self._roster.get(node_id)
             if node is not None and node.phase in (NodePhase.READY, NodePhase.STALE):
-                if node.link is not None:
-                    self._turn_away(node.link, node_id)
-                self._forget(node)
-            if node is None or self.roster.get(node_id) is None:
-                self._former_ranks.pop(node_id, None)  # nobody waits for it
+                self.turn_away(node.link, node_id)
+                self._gone(node)
+            if node is None or self._roster.get(node_id) is None:
+                self._state.former_ranks.pop(node_id, None)  # nobody waits for it
 
-    def _turn_away(self, link: int, node_id: str) -> bool:
+    def turn_away(self, link: int | None, node_id: str) -> bool:
         """Tell an excluded node that it is; return whether it is."""
-        sentence = self._aftermath.ledger.sentence(node_id)
+        sentence = self._state.aftermath.ledger.sentence(node_id)
         if sentence is not None:
-            self._out += [Send(link, Excluded(sentence)), Close(link)]
+            self._out.send_on(link, Excluded(sentence))
+            self._out.close(link)
         return sentence is not None
 
     # --- a larger world ----------------------------------------------------------------------
 
     def _growth(self) -> int:
         """Return how many nodes more than now a world could have."""
-        job, members = self.job, self.roster.count(NodePhase.RUNNING)
+        state, members = self._state, self._roster.count(NodePhase.RUNNING)
         # Where a node is done, the job is about to end: nothing is begun anew for a newcomer.
-        if self.phase is not GroupPhase.RUNNING or job is None or members < self.world_nodes:
+        if (
+            state.phase is not GroupPhase.RUNNING
+            or state.job is None
+            or members < state.world_nodes
+        ):
             return 0
-        nodes = members + self._could_join()
-        return usable_size(nodes, job.min_nodes, job.max_nodes, job.node_unit) - members
+        return state.usable(members + self.could_join()) - members
 
-    def _plan_rescale(self, now: float) -> None:
-        delay_s = self.rescale_delay_s
-        if delay_s < math.inf and self._rescale_at is None and self._growth() > 0:
-            self._rescale_at = now + delay_s
+    def could_join(self) -> int:
+        """Return how many nodes may turn out to be fit for a world now."""
+        return self.gate.may_join(self._roster.ready_attached())
 
-    def _rescale(self) -> None:
-        self._rescale_at = None
+    def plan_rescale(self, now: float) -> None:
+        """Let the round end for a larger one in a while, if there are nodes for it."""
+        delay_s = self._state.rescale_delay_s
+        if delay_s < math.inf and self.rescale_at is None and self._growth() > 0:
+            self.rescale_at = now + delay_s
+
+    def rescale(self) -> None:
+        """Stop the round for a larger one, if there are still nodes for it."""
+        self.rescale_at = None
         growth = self._growth()
         if growth > 0:
-            size = self.world_nodes + growth
-            self._break(f"the world grows from {self.world_nodes} to {size} nodes", counted=False)
-
-    # --- a new round -------------------------------------------------------------------------
-
-    def _try_form(self, now: float) -> None:
-        job = self.job
-        if job is None or now < self._not_before:
-            return
-        ready = self.roster.ready_attached()
-        size = usable_size(self._could_join(), job.min_nodes, job.max_nodes, job.node_unit)
-        # Known nodes that are detached or still stopping are waited for: nobody who is alive is
-        # left out because he was slow.
-        settled = ready == len(self.roster)
-        if self._formed_before:
-            complete = settled
-        else:
-            complete = size == largest_size(job.max_nodes, job.node_unit) or (
-                settled and self._lobby.last_call() <= now
+            size = self._state.world_nodes + growth
+            self.stop_round(
+                f"the world grows from {self._state.world_nodes} to {size} nodes", counted=False
             )
-        overdue = self._lobby.overdue(now)
-        if size and (complete or overdue):
-            for node in self.roster.in_phase(NodePhase.STALE):
-                self._give_up(node)
-            self._form(size, now)
-        elif overdue:
-            self._finish(Outcome.RENDEZVOUS_FAILED, now)
-
-    def _could_join(self) -> int:
-        """Return how many nodes may turn out to be fit for a world now."""
-        return self.roster.ready_attached()
-
-    def _candidates(self, without: str = "") -> list[Node]:
-        """Return who is fit for the next world, of all or of all but one."""
-        ready = self.roster.in_phase(NodePhase.READY)
-        return [node for node in ready if node.link is not None and node.spec.node_id != without]
-
-    def _give_up(self, node: Node) -> None:
-        if node.link is not None:
-            self._out.append(Close(node.link))
-        self._lose(node, "its workers did not stop in time")
-
-    def _form(self, size: int, now: float) -> None:
-        assert self.job is not None
-        candidates = [
-            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._candidates()
-        ]
-        self.round = self._highest = max(self.round, self._highest) + 1
-        self.formed_by = self._master_id
-        world = form(self.round, order(candidates, size))
-        self.world_nodes = size
-        self.phase = GroupPhase.RUNNING
-        self._formed_before = True
-        self._former_ranks = {}
-        self._lobby.close()
-        ended, self._postmortem = self._postmortem, Postmortem()
-        reason = ended.reason or "all nodes are there"
-        self._note(
-            f"round={self.round} formed nodes={size} world_size={world.world_size} "
-            f"restarts={self.restarts}/{self.job.max_restarts} ({reason})"
-        )
-        self._formed_at, self._rank0_is_done = now, False
-        self._start(world, reason, ended.cause)
-        self._newly_ready = []
-        waiting = self._waiting(now)
-        for spare in self.roster.in_phase(NodePhase.READY):
-            spare.rank = None
-            self._send(spare, waiting)
-
-    def _start(self, world: World, reason: str, cause: Failure | None) -> None:
-        base = Assignment(
-            round=world.round,
-            formed_by=self.formed_by,
-            restarts=self.restarts,
-            node_rank=0,
-            nodes=len(world.members),
-            rank_offset=0,
-            world_size=world.world_size,
-            role_rank_offset=0,
-            role_world_size=0,
-            successor="",
-            master_addr=world.master.address,
-            master_port=world.master.port,
-            reason=reason,
-            cause=cause,
-            decision=self._answer.words if cause is not None else "",
-            is_free=cause is not None and not self._answer.is_counted,
-            restarts_in_window=self.restarts_in_budget if self.policy.restart_window_s else 0,
-            past=self._past(),
-        )
-        self._members = {member.node_rank: member.node_id for member in world.members}
-        for member in world.members:
-            node = self.roster.get(member.node_id)
-            assert node is not None
-            node.assignment = replace(
-                base,
-                node_rank=member.node_rank,
-                rank_offset=member.rank_offset,
-                role_rank_offset=member.role_rank_offset,
-                role_world_size=member.role_world_size,
-                successor=world.successor(member).node_id,
-            )
-            node.round, node.rank = world.round, member.node_rank
-            node.rank_offset = member.rank_offset
-            self.roster.move(node, NodePhase.RUNNING)
-            self._send(node, Start(node.assignment))
-
-    def _past(self) -> Past | None:
-        ages = self._aftermath.budget.ages_s(self.policy, self._now)
-        ledger, policy = self._aftermath.ledger, self.policy
-        excluded = ledger.excluded
-        failures = ledger.failures(policy.max_node_failures, policy.restart_window_s, self._now)
-        if not (ages or excluded or failures):
-            return None
-        return Past(ages, excluded, failures=failures)
 
     # --- the end of the job ------------------------------------------------------------------
 
-    def _finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
+    def finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
         """End the job, for a reason in words where it is not that of its last round."""
-        assert self.job is not None
+        assert self._state.job is not None
         sentence = sentence or sentence_of(
             outcome,
-            self._postmortem,
-            spent=spent(self.job, self.restarts_in_budget),
-            decision=self._answer.words,
-            rank0_alone=self._rank0_is_done,
-            not_enough=self._not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
+            self.postmortem,
+            spent=spent(self._state.job, self._state.restarts_in_budget),
+            decision=self.answer.words,
+            rank0_alone=self.rank0_is_done,
+            not_enough=self._lobby.not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
         )
-        verdict = verdict_of(outcome, sentence, self.restarts, self.round + 1, self._postmortem)
-        self._ending = Ending(verdict, now + self.settings.verdict_grace_s)
-        self.phase = GroupPhase.FINISHED
-        self._rescale_at = None
+        verdict = verdict_of(
+            outcome, sentence, self._state.restarts, self._state.round + 1, self.postmortem
+        )
+        self.ending = Ending(verdict, now + self._state.settings.verdict_grace_s)
+        self._state.phase = GroupPhase.FINISHED
+        self.rescale_at = None
         self._lobby.close()
-        self._note(f"verdict: {verdict.sentence}")
-        self._out += self._ending.tell(n.link for n in self.roster if n.link is not None)
+        self._out.note(f"verdict: {verdict.sentence}")
+        self._out.add(self.ending.tell(n.link for n in self._roster if n.link is not None))
 
-    def _not_enough(self) -> str:
-        assert self.job is not None
-        missing = ", ".join(missing_names(self.job, self.roster, self._former_ranks))
-        return (
-            f"{len(self.roster)} of at least {self.job.min_nodes} nodes came within "
-            f"{self.settings.join_timeout_s:g} s" + (f"; missing: {missing}" if missing else "")
-        )
+    # --- waiting nodes -----------------------------------------------------------------------
 
-    # --- waiting nodes ---
-
-    def _wait(self, node: Node, now: float) -> None:
+    def wait(self, node: Node, now: float) -> None:
         """A node has become ready: make use of it, and if it still waits then, say for what."""
-        self._newly_ready.append(node)
-        self._plan_rescale(now)
+        self._lobby.add(node)
+        self.plan_rescale(now)
+        self.gate.repeat_order(node)

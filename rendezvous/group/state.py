@@ -1,17 +1,12 @@
-"""The state of a group, and what it says: the lowest part of ``group.Group``. Pure."""
+"""What is known of a job, whichever part of the group has found it out. Pure."""
 
 import enum
 
-from ...values import replace
-from ..policy.decision import Aftermath, RoundDecision
-from ..policy.postmortem import Postmortem
-from ..protocol.messages import JobSpec, MasterMessage, PolicySpec, Verdict, Waiting
-from .ending import Ending
-from .events import Command, GroupSettings, Note, Send
-from .lobby import Lobby, missing_names
-from .roster import Node, NodePhase, Roster
-from .silence import Silence
-from .takeover import Adoption
+from ..policy.decision import Aftermath
+from ..protocol.messages import JobSpec, PolicySpec
+from .events import GroupSettings
+from .roster import Node, Roster
+from .world import usable_size
 
 _DEFAULT_POLICY = PolicySpec()
 
@@ -21,59 +16,46 @@ class GroupPhase(enum.Enum):
 
     GATHERING = "waiting for nodes"
     CHECKING = "checking nodes"
-    ADOPTING = "taking over a running round"
+    TAKING_OVER = "taking over a running round"
     RUNNING = "running"
     STOPPING = "stopping a round"
     FINISHED = "finished"
 
 
-class GroupState:
-    """What a group remembers of its job."""
+class JobState:
+    """What a group remembers of its job: all parts read it, the comments say which one writes."""
 
-    def __init__(self, settings: GroupSettings | None = None, master_id: str = "") -> None:
+    def __init__(self, settings: GroupSettings, master_id: str) -> None:
         """Begin with no node and no round.
 
         Args:
             settings: the times to keep.
             master_id: random, one per master process; it tells worlds apart.
         """
-        self.settings = settings or GroupSettings()
-        self._master_id = master_id
+        self.settings = settings
+        self.master_id = master_id
+        self.now = 0.0
+        """The time of the event that is being handled."""
         self.job: JobSpec | None = None
+        """What all nodes have to agree on; None before the first of them."""
         self.roster = Roster()
         self.phase = GroupPhase.GATHERING
+        self.aftermath = Aftermath()
+        """What the answer to the next failure depends on: budget, blame, exclusions."""
+        self.restarts = 0
         self.round = -1
         self.formed_by = ""
         """The master that formed ``round``: this one, or the one that it was taken over from."""
-        self.restarts = 0
+        self.highest = -1
+        """The highest round that any node is known to have been in: numbers never repeat."""
+        self.formed_before = False
+        """Some round is or was this master's own, formed or taken over."""
         self.world_nodes = 0
         """Nodes in the world of ``round``."""
-        self._out: list[Command] = []
-        self._lobby = Lobby(self.settings)
-        self._adoption: Adoption | None = None
-        self._formed_before = False
-        self._highest = -1
-        """The highest round that any node is known to have been in: numbers never repeat."""
-        self._former_ranks: dict[str, int] = {}
-        self._postmortem = Postmortem()
-        self._silence = Silence(self.settings)
-        self._rescale_at: float | None = None
-        self._newly_ready: list[Node] = []
-        self._ending: Ending | None = None
-        self._now = 0.0
-        """The time of the event that is being handled."""
-        self._formed_at: float | None = None
-        """When the round was formed; None when an earlier master did it."""
-        self._aftermath = Aftermath()
-        self._answer = RoundDecision()
-        """To the end of the last round."""
-        self._not_before = 0.0
-        """When the next round may be formed: ``--restart-backoff``."""
-        self._ran_s: float | None = None
-        """How long the round ran until it was stopped; None where that is not known."""
-        self._members: dict[int, str] = {}
+        self.members: dict[int, str] = {}
         """Identities of the round's members, by node rank."""
-        self._rank0_is_done = False
+        self.former_ranks: dict[str, int] = {}
+        """Ranks that are kept for members that are gone, by identity."""
 
     @property
     def policy(self) -> PolicySpec:
@@ -89,42 +71,15 @@ class GroupState:
     @property
     def restarts_in_budget(self) -> int:
         """How many restarts count against ``--max-restarts`` now."""
-        return self._aftermath.budget.used(self.restarts, self.policy, self._now)
+        return self.aftermath.budget.used(self.restarts, self.policy, self.now)
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """How the job ended; None while it has not."""
-        return self._ending.verdict if self._ending is not None else None
-
-    # --- output ------------------------------------------------------------------------------
-
-    def _tell_newly_ready(self, now: float) -> None:
-        nodes, self._newly_ready = self._newly_ready, []
-        if self.phase is GroupPhase.FINISHED:
-            return
-        for node in nodes:
-            # Who has stopped waits for the others in silence: told to be a spare, it would forget
-            # its part in the round, and its failures, of which a later master must hear.
-            is_member = self.phase is GroupPhase.STOPPING and self._was_member(node)
-            if node.phase is NodePhase.READY and not is_member:
-                self._send(node, self._waiting(now))
-
-    def _was_member(self, node: Node) -> bool:
-        """Whether a node has been in the present round, also as another incarnation."""
-        rank = -1 if node.rank is None else node.rank
-        return self._members.get(rank) == node.spec.node_id
-
-    def _waiting(self, now: float) -> Waiting:
+    def usable(self, count: int) -> int:
+        """Return how many of so many nodes a world of this job takes; 0 when they are too few."""
         assert self.job is not None
-        missing = missing_names(self.job, self.roster, self._former_ranks)
-        spare = self.phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
-        waiting = self._lobby.waiting(self.job, len(self.roster), missing, now, spare=spare)
-        backoff_s = self._not_before - now if self.phase is GroupPhase.GATHERING else 0.0
-        return replace(waiting, backoff_s=backoff_s) if backoff_s > 0 else waiting
+        job = self.job
+        return usable_size(count, job.min_nodes, job.max_nodes, job.node_unit)
 
-    def _send(self, node: Node, message: MasterMessage) -> None:
-        if node.link is not None:
-            self._out.append(Send(node.link, message))
-
-    def _note(self, text: str) -> None:
-        self._out.append(Note(text))
+    def was_member(self, node: Node) -> bool:
+        """Return whether a node has been in the present round, also as another incarnation."""
+        rank = -1 if node.rank is None else node.rank
+        return self.members.get(rank) == node.spec.node_id

@@ -1,27 +1,64 @@
 """A master that starts from nothing takes over what its nodes say is running. Pure.
 
+``Takeover`` owns what the nodes claim and returns one value, ``TakenOver``; ``rounds`` goes on from
+there.
+
 Every node claims the last round it was in. The highest claimed round is taken over with its
 number as soon as all its members are back; when it does not become complete in time, it is
-stopped on those that are there. Nothing is decided earlier: whoever comes first may know less
-than those who come next, and have been in a lower round.
+stopped on those that are there. Nothing is decided earlier: a node that comes first may know less
+than those that come next, and have been in a lower round.
 """
 
 import enum
-from collections.abc import Callable
 
 from ...values import dataclass, field, replace
-from ..protocol.failure import Evidence, Failure, evidence, preempted
-from ..protocol.messages import Claim, ClaimState
+from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
+from ..protocol.messages import Claim, ClaimState, Stop
+from .roster import Roster
 
 
 class TakeoverState(enum.Enum):
     """What the claims amount to."""
 
-    INCOMPLETE = "members are missing"
     COMPLETE = "all members are there and run"
     FAILED = "a member reports a failure, or never came back"
     REGROUP = "members are there without workers of it, or have left"
     BROKEN = "the round was being formed or stopped when the master was lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The round that a takeover goes on with, and how it stands."""
+
+    finding: TakeoverState
+    round: int
+    formed_by: str
+    """The master that formed it; empty where no member of it is there."""
+    nodes: int
+    """Size of its world."""
+    claims: dict[str, Claim]
+    """What each node claims, also those that were in no world or another."""
+    members: dict[str, Claim]
+    """The claims of the round's members."""
+    ranks: dict[int, str]
+    """Members without a claim, where they are known by name: by node rank."""
+    rank0_is_done: bool
+    lost: Failure | None = None
+    """That members have not come back, where that ends the round."""
+    departure: Failure | None = None
+    """The first member that has stopped in order to go, where that ends the round."""
+    reason: str = ""
+    """Why the round ends without a failure."""
+
+
+def over(round_number: int, *, is_stale: bool) -> Stop:
+    """Return the order to stop the workers of a round that is over.
+
+    Args:
+        round_number: which.
+        is_stale: the others have left it behind: the workers are killed at once.
+    """
+    return Stop(round_number, f"round {round_number} is over", is_stale=is_stale)
 
 
 def is_spare(claim: Claim) -> bool:
@@ -60,7 +97,7 @@ _NO_WORLD = _World(0)
 _FEW = 8
 
 
-class Adoption:
+class Takeover:
     """The claims of attending nodes, until a decision is made. O(1) for each report.
 
     Masters that knew nothing of each other may have formed worlds with one number, after a
@@ -68,8 +105,17 @@ class Adoption:
     are there; the others' members are stale.
     """
 
-    def __init__(self, until: float) -> None:
-        self.until = until
+    def __init__(self, roster: Roster, now: float, grace_s: float) -> None:
+        """Begin without a claim.
+
+        Args:
+            roster: the nodes that attend.
+            now: the group's time in seconds.
+            grace_s: how long members may take to come back.
+        """
+        self._roster = roster
+        self._grace_s = grace_s
+        self.until = now + grace_s
         """When members that have not come back are given up."""
         self.round = -1
         """The highest round that any node was in."""
@@ -79,11 +125,11 @@ class Adoption:
         self._doomed: dict[str, int] = {}
         self._told: set[str] = set()
         self._departures: dict[str, Failure] = {}
-        """By identity, who has asked to go away."""
+        """By identity, the nodes that have asked to go away."""
 
     def claim(self, node_id: str, claim: Claim) -> None:
         """Take in what a node says of itself on attending."""
-        self.forget(node_id)
+        self._forget(node_id)
         self._claims[node_id] = claim
         if claim.round > self.round:
             self.round, self._worlds = claim.round, {}
@@ -117,11 +163,14 @@ class Adoption:
         if is_over and claim.state is not ClaimState.STOPPED and node_id not in self._told:
             self._doomed[node_id] = claim.round
 
-    def take_stops(self) -> dict[str, int]:
-        """Return who is to be told to stop which round; each is returned once per stream."""
+    def take_stops(self) -> list[tuple[str, Stop]]:
+        """Return which nodes are to be told what; each is returned once per stream."""
         doomed, self._doomed = self._doomed, {}
         self._told.update(doomed)
-        return doomed
+        # Of the highest round it is a failure that ends it, for all alike.
+        return [
+            (name, over(number, is_stale=number < self.round)) for name, number in doomed.items()
+        ]
 
     def update(
         self,
@@ -142,15 +191,7 @@ class Adoption:
             state = None  # what is dead stays dead
         self._keep(node_id, replace(claim, state=state or claim.state, failures=failures))
 
-    @property
-    def rank0_is_done(self) -> bool:
-        """Whether the node of rank 0 of the world to be taken over has said that it succeeded.
-
-        With ``--success-policy rank0``, that is what its node says as soon as rank 0 has.
-        """
-        return self._chosen().rank0_is_done
-
-    def forget(self, node_id: str) -> None:
+    def _forget(self, node_id: str) -> None:
         """Drop the claim of a node that is gone, but not the round it taught."""
         claim = self._claims.pop(node_id, None)
         world = self._world_of(claim) if claim is not None else None
@@ -167,31 +208,56 @@ class Adoption:
             self._departures[node_id] = preempted(claim.node_rank, host, role, reason)
 
     def node_removed(self, node_id: str) -> None:
-        """Who has asked to go is gone: nobody waits for it, and it has no workers any more."""
+        """A node is gone; one that had asked to go is not missed, and has no workers any more."""
         claim = self._claims.get(node_id)
         if claim is None or node_id not in self._departures:
-            self.forget(node_id)
+            self._forget(node_id)
             return
         self._doomed.pop(node_id, None)
         self._told.discard(node_id)
         self._keep(node_id, replace(claim, state=ClaimState.STOPPED))
 
-    @property
-    def departure(self) -> Failure | None:
-        """The first member of the world to be taken over that has stopped in order to go."""
-        members = self._chosen().members
-        stopped = (
-            departure
-            for node_id, departure in self._departures.items()
-            if node_id in members and members[node_id].state is ClaimState.STOPPED
+    def alive(self, node_id: str) -> bool:
+        """Return whether a node may still have workers."""
+        claim = self._claims.get(node_id)
+        return claim is not None and claim.state is not ClaimState.STOPPED
+
+    # --- the decision ------------------------------------------------------------------------
+
+    def decide(self, now: float) -> TakenOver | None:
+        """Return what is taken over; None while members are waited for.
+
+        Args:
+            now: the group's time in seconds.
+        """
+        world = self._chosen()
+        is_clear = not world.missing or self._are_replaced(world)
+        if now < self.until and not (world.members and is_clear):
+            return None
+        departure = self._departure(world)
+        finding = self._judge(world, departure)
+        lost, reason = None, ""
+        if finding is TakeoverState.FAILED:
+            lost = self._not_back(world)
+        elif finding is TakeoverState.REGROUP:
+            reason = departure.summary() if departure is not None else self._who_returned(world)
+        elif finding is TakeoverState.BROKEN:
+            reason = finding.value
+        return TakenOver(
+            finding=finding,
+            round=self.round,
+            formed_by=self._formed_by(),
+            nodes=len(world.members) + world.missing,
+            claims=self._claims,
+            members=world.members,
+            ranks=world.absent(),
+            rank0_is_done=world.rank0_is_done,
+            lost=lost,
+            departure=departure if finding is TakeoverState.REGROUP else None,
+            reason=reason,
         )
-        return next(stopped, None)
 
-    def claims(self) -> dict[str, Claim]:
-        """Return what each node claims."""
-        return dict(self._claims)
-
-    def formed_by(self) -> str:
+    def _formed_by(self) -> str:
         """Return the master that formed the world to be taken over; empty if there is none."""
         return max(self._worlds, key=self._rank_of, default="")
 
@@ -200,82 +266,96 @@ class Adoption:
         return (not world.missing, len(world.members))
 
     def _chosen(self) -> _World:
-        return self._worlds.get(self.formed_by(), _NO_WORLD)
+        return self._worlds.get(self._formed_by(), _NO_WORLD)
 
-    def members(self) -> dict[str, Claim]:
-        """Return the claims on the world to be taken over."""
-        return dict(self._chosen().members)
+    def _is_there(self, node_id: str) -> bool:
+        return self._roster.get(node_id) is not None
 
-    def alive(self, node_id: str) -> bool:
-        """Return whether a node may still have workers."""
-        claim = self._claims.get(node_id)
-        return claim is not None and claim.state is not ClaimState.STOPPED
+    def _departure(self, world: _World) -> Failure | None:
+        """Return the first member that has stopped in order to go."""
+        members = world.members
+        stopped = (
+            departure
+            for node_id, departure in self._departures.items()
+            if node_id in members and members[node_id].state is ClaimState.STOPPED
+        )
+        return next(stopped, None)
 
-    def missing(self) -> int:
-        """Return how many members of the world to be taken over are not there."""
-        return self._chosen().missing
-
-    def absent(self) -> dict[int, str]:
-        """Return which of them are known by name, by node rank."""
-        return self._chosen().absent()
-
-    def gone(self, nodes: int, is_there: Callable[[str], bool]) -> int:
+    def _gone(self, world: _World) -> int:
         """Return how many members do not attend, not even without workers of the round.
 
-        Who attends without them was started again, or has never heard of the round because the
-        old master died while it told them. Of members that nobody knows by name, everybody who
-        claims nothing else may be one.
-
-        Args:
-            nodes: how many attend.
-            is_there: whether a node of that identity attends.
+        A node that attends without them was started again, or has never heard of the round because
+        the old master died while it told them. Of members that are not known by name, every node
+        that claims nothing else may be one.
         """
-        world = self._chosen()
-        named = {name for name in world.absent().values() if is_there(name)}
+        named = {name for name in world.absent().values() if self._is_there(name)}
         others = sum(
-            not (is_spare(claim) or name in world.members or name in named) and is_there(name)
+            not (is_spare(claim) or name in world.members or name in named) and self._is_there(name)
             for name, claim in self._claims.items()
         )
-        unclaimed = nodes - sum(map(is_there, self._claims)) - len(named - self._claims.keys())
+        claimed = sum(map(self._is_there, self._claims))
+        unclaimed = len(self._roster) - claimed - len(named - self._claims.keys())
         return max(0, world.missing - len(named) - others - unclaimed)
 
-    def judge(self, nodes: int, now: float, is_there: Callable[[str], bool]) -> TakeoverState:
-        """Return what the claims amount to.
-
-        Args:
-            nodes: how many attend.
-            now: the group's time in seconds.
-            is_there: whether a node of that identity attends.
-        """
-        world = self._chosen()
-        members, missing = world.members, world.missing
-        is_clear = not missing or _are_replaced(world, nodes, is_there)
-        if now < self.until and not (members and is_clear):
-            return TakeoverState.INCOMPLETE
-        if not members:
+    def _judge(self, world: _World, departure: Failure | None) -> TakeoverState:
+        """Return what the claims amount to."""
+        if not world.members:
             return TakeoverState.BROKEN
-        gone = self.gone(nodes, is_there)
-        is_short = missing or self.departure is not None
+        gone = self._gone(world)
+        is_short = world.missing or departure is not None
         if is_short and not gone and not _has_own_failure(world):
             # What the others say of their lost connections follows from that.
             return TakeoverState.REGROUP
         if world.has_failed:
             return TakeoverState.FAILED
-        if any(claim.state is ClaimState.STOPPED for claim in members.values()):
+        if any(claim.state is ClaimState.STOPPED for claim in world.members.values()):
             return TakeoverState.BROKEN
         return TakeoverState.FAILED if gone else TakeoverState.COMPLETE
 
+    def _are_replaced(self, world: _World) -> bool:
+        """Return whether all missing members attend, but say nothing of this world.
 
-def _are_replaced(world: _World, nodes: int, is_there: Callable[[str], bool]) -> bool:
-    """Return whether all who are missing attend, but say nothing of this world.
+        Then they were started again, or have never heard of the round: they have no workers of it.
+        To look takes time that grows with the world, so it is done when few can be missing.
+        """
+        if world.missing > _FEW or len(self._roster) < world.nodes:
+            return False
+        names = world.absent().values()
+        return len(names) == world.missing and all(map(self._is_there, names))
 
-    Then they were started again, or have never heard of the round: nobody has workers of it. To
-    look takes time that grows with the world, so it is done when few can be missing.
-    """
-    if world.missing > _FEW or nodes < world.nodes:
-        return False
-    names = world.absent().values()
-    return len(names) == world.missing and all(map(is_there, names))
+    # --- in words ----------------------------------------------------------------------------
+
+    def _not_back(self, world: _World) -> Failure | None:
+        """Return the failure record of members that have not come back, the first by name."""
+        gone = self._gone(world)
+        if not gone:
+            return None
+        # A member that was started again has lost its workers, but is there.
+        away = {rank: name for rank, name in world.absent().items() if not self._is_there(name)}
+        rank = min(away, default=None)
+        name = "unknown" if rank is None else away[rank]
+        others = f", nor did {gone - 1} other(s)" if gone > 1 else ""
+        why = (
+            f"it did not come back to the new master with its workers of round {self.round} "
+            f"within {self._grace_s:g} s{others}"
+        )
+        return node_lost(rank, name.rpartition("/")[0] or name, "", why)
+
+    def _who_returned(self, world: _World) -> str:
+        """Say which members are there without workers of the round, the first by name."""
+        named = [(rank, self._roster.get(name)) for rank, name in sorted(world.absent().items())]
+        rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
+        if node is None:
+            return f"members of round {self.round} came back anew, or had never heard of it"
+        where = f"node {rank} ({node.spec.host})"
+        others = world.missing - 1
+        if node.spec.node_id in self._claims:
+            what = f"had never heard of round {self.round} when the master was lost"
+            more = f", nor had {others} other(s)"
+        else:
+            what = f"came back anew, without its workers of round {self.round}"
+            more = f", and so did {others} other(s)"
+        return f"{where} {what}" + (more if others else "")
 
 
 def _has_failed(claim: Claim) -> bool:

@@ -9,8 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ...values import dataclass
-from ..protocol.messages import NodeSpec
+from ...values import dataclass, replace
+from ..protocol.messages import Assignment, NodeSpec
 from ..protocol.offer import Offer
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -51,6 +51,17 @@ class World:
     def successor(self, member: Member) -> Member:
         """Return the member with the next node rank; of the last one, the first."""
         return self.members[(member.node_rank + 1) % len(self.members)]
+
+    def assignment(self, member: Member, base: Assignment) -> Assignment:
+        """Return a member's share of the world; ``base`` has what is the same for all."""
+        return replace(
+            base,
+            node_rank=member.node_rank,
+            rank_offset=member.rank_offset,
+            role_rank_offset=member.role_rank_offset,
+            role_world_size=member.role_world_size,
+            successor=self.successor(member).node_id,
+        )
 
 
 def natural_key(host: str) -> tuple[tuple[int, int, str], ...]:

@@ -2,7 +2,7 @@
 
 from ...values import dataclass
 from ..protocol.failure import Failure, FailureKind, is_collateral
-from ..protocol.messages import JobSpec, Outcome, PolicySpec
+from ..protocol.messages import JobSpec, Outcome, Past, PolicySpec
 from .blame import Ledger
 from .budget import RestartBudget
 from .postmortem import Postmortem
@@ -86,6 +86,15 @@ class Aftermath:
             excluded=excluded,
             delay_s=self.budget.delay_s(policy, ran_s, is_free=not is_counted),
         )
+
+    def past(self, policy: PolicySpec, now: float) -> Past | None:
+        """Return what a later master must know of this, for the nodes of a new round to keep."""
+        ages = self.budget.ages_s(policy, now)
+        excluded = self.ledger.excluded
+        failures = self.ledger.failures(policy.max_node_failures, policy.restart_window_s, now)
+        if not (ages or excluded or failures):
+            return None
+        return Past(ages, excluded, failures=failures)
 
     def _decision(
         self,

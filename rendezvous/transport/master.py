@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable
 
-from ..group.checking import Examiner
 from ..group.events import (
     Close,
     Command,
@@ -22,6 +21,7 @@ from ..group.events import (
     Send,
     Tick,
 )
+from ..group.examination import Examiner
 from ..group.group import Group
 from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
 

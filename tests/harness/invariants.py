@@ -157,11 +157,11 @@ class Invariants:
             return
         self._takeover.failed(incarnation, world, message.failure)
         # While a round is taken over, a failure during an earlier master's stop says nothing new.
-        if not (message.failure.after_stop and group.phase is GroupPhase.ADOPTING):
+        if not (message.failure.after_stop and group.phase is GroupPhase.TAKING_OVER):
             self._hear_of_failure(group, world)
 
     def _hear_of_failure(self, group: Group, world: _World) -> None:
-        if group.phase is GroupPhase.ADOPTING:
+        if group.phase is GroupPhase.TAKING_OVER:
             is_current = world[0] == self._heard_of
         else:
             is_current = world == (group.round, group.formed_by)
@@ -220,8 +220,8 @@ class Invariants:
         is_adopted = self._round < 0 <= group.round and is_heard_of
         if is_adopted:
             self._policy.adopted()
-        was_live = self._phase in (GroupPhase.RUNNING, GroupPhase.ADOPTING) or is_adopted
-        if was_live and group.phase not in (GroupPhase.RUNNING, GroupPhase.ADOPTING):
+        was_live = self._phase in (GroupPhase.RUNNING, GroupPhase.TAKING_OVER) or is_adopted
+        if was_live and group.phase not in (GroupPhase.RUNNING, GroupPhase.TAKING_OVER):
             self._policy.broken(now)
         sent = [command.message for command in commands if isinstance(command, Send)]
         starts = {message.assignment.round for message in sent if isinstance(message, Start)}
@@ -255,7 +255,7 @@ class Invariants:
                 self._in_world.pop(incarnation, None)
         elif known is None or claim.round > known[0]:
             self._in_world[incarnation] = world
-        was_member = known == world or group.phase is GroupPhase.ADOPTING
+        was_member = known == world or group.phase is GroupPhase.TAKING_OVER
         if was_member and any(not failure.after_stop for failure in claim.failures):
             self._hear_of_failure(group, world)
 
@@ -278,7 +278,7 @@ class Invariants:
         for incarnation in self._roster.keys() - present:
             self._in_world.pop(incarnation, None)
             self._give_up(_is_incarnation(incarnation))
-        is_adopting = group.phase is GroupPhase.ADOPTING
+        is_adopting = group.phase is GroupPhase.TAKING_OVER
         if is_adopting and self._adopting_since is None:
             self._adopting_since = now
         if self._has_decided or is_adopting or group.round < 0:
@@ -287,7 +287,7 @@ class Invariants:
         # those who were not in the round that it takes over.
         self._has_decided = True
         since = self._adopting_since
-        is_patient = since is not None and now < since + self._settings.adoption_grace_s
+        is_patient = since is not None and now < since + self._settings.takeover_grace_s
         # A process that was started in the place of one of those says that it is gone.
         names = {node.spec.node_id for node in group.roster}
         self._give_up(
@@ -561,13 +561,13 @@ class Invariants:
     def _all_were_stopped(self, group: Group) -> None:
         if self._verdict is not None:
             return
-        current = self._heard_of if group.phase is GroupPhase.ADOPTING else group.round
+        current = self._heard_of if group.phase is GroupPhase.TAKING_OVER else group.round
         for node in group.roster:
             world = self._in_world.get(node.spec.incarnation)
             if world is None or node.link is None:
                 continue
             is_over = world in self._failed or world[0] < current
-            if group.phase is not GroupPhase.ADOPTING:
+            if group.phase is not GroupPhase.TAKING_OVER:
                 is_over |= world[0] == current and world[1] != group.formed_by
             if is_over and (node.link, world[0]) not in self._stops:
                 raise InvariantError(f"I4: {node.spec.node_id} was not told to stop {world}")
@@ -640,7 +640,7 @@ class Invariants:
         spares = {n.spec.node_id for n in group.roster if n.phase is NodePhase.READY} - cut_off
         job, ready = self._job, len(spares)
         could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
-        grows = group.rescale_delay_s < math.inf and members == group.world_nodes
+        grows = group.state.rescale_delay_s < math.inf and members == group.world_nodes
         if grows and could > members:
             raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")
 

@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ft_run.rendezvous.group.checking import Examiner
 from ft_run.rendezvous.group.events import (
     Close,
     Command,
@@ -17,6 +16,7 @@ from ft_run.rendezvous.group.events import (
     Send,
     Tick,
 )
+from ft_run.rendezvous.group.examination import Examiner
 from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind

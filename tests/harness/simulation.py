@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from ft_run import exit_codes
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Phase, Record, record_to_json
-from ft_run.rendezvous.group.checking import Examiner
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -24,7 +23,7 @@ from ft_run.rendezvous.group.events import (
     Send,
 )
 from ft_run.rendezvous.group.events import Tick as TickEvent
-from ft_run.rendezvous.group.examination import Conclusion
+from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ft_run.rendezvous.protocol.failure import FailureKind

@@ -90,7 +90,7 @@ class TakeoverWatch:
             group: as it is now.
             there: who attended before or attends now, identities by incarnation.
         """
-        if self._has_decided or group.phase is GroupPhase.ADOPTING or group.round < 0:
+        if self._has_decided or group.phase is GroupPhase.TAKING_OVER or group.round < 0:
             return
         self._has_decided = True
         claims = {name: claim for name, claim in self._claims.items() if name in there}

@@ -984,6 +984,6 @@ def test_a_bad_link_between_nodes_with_other_options_keeps_none_out_of_the_runni
     assert all(scene.last(name, Refused) for name in "abc")
     for name in "abc":
         scene.attend(name)
-    scene.wait(scene.group.settings.adoption_grace_s)
+    scene.wait(scene.group.settings.takeover_grace_s)
     scene.stopped("d")
     assert scene.assignment("d").round == 5

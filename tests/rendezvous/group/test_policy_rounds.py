@@ -428,7 +428,7 @@ def test_failures_of_nodes_are_told_the_last_first_and_no_more_than_it_takes() -
     scene.stopped("a", "b")
     past, later = Past(failures=told.failures), scene.group.round + 1
     scene.attend("c", claim=claim_of(later, 0, state=ClaimState.STOPPED, past=past))
-    assert scene.group._aftermath.ledger.failures(9, 0.0, scene.now)[0] == NodeFailures(
+    assert scene.group.state.aftermath.ledger.failures(9, 0.0, scene.now)[0] == NodeFailures(
         "b", (30, 20, 10, 0)
     )
 

@@ -149,5 +149,5 @@ def test_who_is_lost_in_the_end_is_said_to_have_been_away_for_as_long_as_it_was(
     scene.detach("a", "b")
     scene.wait(30)
     scene.attend("a")
-    scene.wait(scene.group.settings.adoption_grace_s)
+    scene.wait(scene.group.settings.takeover_grace_s)
     assert scene.notes.count("node b is lost: its connection was gone for 40 s") == 1

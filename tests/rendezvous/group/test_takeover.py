@@ -11,6 +11,7 @@ from ft_run.rendezvous.protocol.messages import (
     Failed,
     Leave,
     Outcome,
+    PolicySpec,
     Stopped,
     Verdict,
     Waiting,
@@ -26,7 +27,7 @@ def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
     for rank, name in enumerate("ab"):
         scene.attend(name, claim=claim_of(4, rank, restarts=2))
         phases.append(scene.group.phase)
-    assert phases == [GroupPhase.ADOPTING, GroupPhase.RUNNING]
+    assert phases == [GroupPhase.TAKING_OVER, GroupPhase.RUNNING]
     assert (scene.group.round, scene.group.restarts) == (4, 2)
     assert scene.told["a"] == scene.told["b"] == [], "workers and agents do not notice"
     scene.done("a", "b")
@@ -519,7 +520,7 @@ def test_of_two_worlds_with_one_number_the_complete_one_is_taken_over():
         if name != "b":
             scene.attend(name, claim=claim_of(4, rank, nodes=3, formed_by="one"))
     for rank, name in enumerate("xy"):
-        assert scene.group.phase is GroupPhase.ADOPTING
+        assert scene.group.phase is GroupPhase.TAKING_OVER
         scene.attend(name, claim=claim_of(4, rank, nodes=2, formed_by="other"))
     assert scene.group.phase is GroupPhase.RUNNING
     assert [scene.stops(name) for name in "acxy"] == [[4], [4], [], []]
@@ -596,3 +597,18 @@ def calls_of(nodes: int, *, takes_over: bool) -> int:
 def test_the_work_grows_as_the_number_of_nodes(takes_over):
     few, many = (calls_of(nodes, takes_over=takes_over) for nodes in (200, 800))
     assert many < 6 * few
+
+
+def test_a_departure_is_no_cause_where_another_member_did_not_come_back():
+    policy = PolicySpec(rules=("preempted=restart",))
+    scene = Scene(1, 3, policy=policy, node_grace_s=60.0)
+    scene.attend("a", claim=claim_of(4, 0, nodes=3))
+    scene.attend("b", claim=claim_of(4, 1, nodes=3))
+    scene.say("b", Leave("SIGTERM"))
+    scene.say("b", Stopped(4, scene.offer("b")))
+    scene.wait(10)
+    assert scene.stops("a") == [4]
+    scene.say("a", Stopped(4, scene.offer("a")))
+    scene.wait(60)
+    assert scene.rounds("a") == [5]
+    assert (scene.assignment("a").restarts, scene.assignment("a").cause) == (0, None)

@@ -1,0 +1,345 @@
+"""The gate of a job with checks: which nodes are examined when, and which of them fit. Pure.
+
+What is measured, which nodes meet and which of them is at fault is not decided here: an
+``Examiner``, which the launcher gives to the master, does. Here are orders and answers, nodes that
+are lost, and time. What the findings mean for the world is decided in ``rounds``.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from ... import exit_codes
+from ...values import dataclass, field
+from ..policy.postmortem import Postmortem
+from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
+from ..protocol.check_messages import (
+    CheckOrder,
+    CheckProgress,
+    CheckResult,
+    CheckSpec,
+    CheckVerdict,
+)
+from ..protocol.messages import Claim, NodeSpec
+from .examination import CheckStep, Conclusion, Examination, Examiner
+from .gate import Findings
+from .outbox import Outbox
+from .roster import Node, NodePhase
+from .state import JobState
+
+_ANSWER_GRACE_S = 2.0
+"""What an answer may take beyond the time that its order allows: to end a hanging worker."""
+
+_PROGRESS_S = 1.0
+"""How often people are told how far a step is, at most."""
+
+
+@dataclass(slots=True)
+class _Current:
+    """An examination on its way."""
+
+    examination: Examination
+    nodes: frozenset[str]
+    until: float
+    """When the last order must have been carried out."""
+    step_begun: float = 0.0
+    step_until: float = 0.0
+    limit_s: float = 0.0
+    orders: dict[str, CheckOrder] = field(default_factory=dict)
+    """Those that are not yet answered."""
+    told_at: float = 0.0
+    """When people were told last how far it is."""
+    has_news: bool = False
+    """A node has answered since."""
+
+
+class Checks:
+    """Lets no node into a world that has not passed, in a job with checks."""
+
+    def __init__(
+        self,
+        state: JobState,
+        out: Outbox,
+        examiner: Examiner | None,
+        gone: Callable[[Node], None],
+    ) -> None:
+        """Begin with no examination.
+
+        Args:
+            state: what is known of the job.
+            out: where orders and findings go.
+            examiner: begins an examination; None where no job with checks can come.
+            gone: told of each node that is sent away.
+        """
+        self._state, self._roster, self._out = state, state.roster, out
+        self._examiner = examiner
+        self._gone = gone
+        self._current: _Current | None = None
+        self._order_number = 0
+        self._bad_links: tuple[tuple[str, str], ...] = ()
+        self._examined: frozenset[str] = frozenset()
+        """Nodes of the last examination."""
+        self._doubted: set[str] = set()
+        """Nodes that were lost since they passed: what they claim counts no more."""
+        self._told: dict[tuple[str, str], CheckVerdict] = {}
+        """What was found last, by identity and incarnation: told again on each new stream."""
+
+    # --- who may be in a world ---------------------------------------------------------------
+
+    def may_join(self, ready: int) -> int:
+        """See ``Gate``: all but those on the wrong end of a bad link."""
+        return ready - len(self._kept_out(self._roster.ready_nodes())) if self._bad_links else ready
+
+    def fit(self, ready: Sequence[Node]) -> list[Node]:
+        """See ``Gate``."""
+        out = self._kept_out(ready)
+        fit = [node for node in ready if node.passed and node.spec.node_id not in out]
+        # A node that passed alone, beside others that did so another time, is not known to be good
+        # company: they have to meet first.
+        company = [node for node in fit if node.has_met]
+        recent = [node for node in fit if node.spec.node_id in self._examined]
+        return max(company, recent, fit[:1], key=len)
+
+    def _kept_out(self, ready: Sequence[Node]) -> set[str]:
+        """Return which of these nodes cannot be in a world because of one that is or will be in it.
+
+        Of the two ends of a bad link that are both ready, the one that was in no world; then the
+        one that came later.
+        """
+        inside = {
+            node.spec.node_id
+            for node in self._roster.in_phase(NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
+        }
+        out: set[str] = set()
+        ends: defaultdict[str, set[str]] = defaultdict(set)
+        for one, other in self._bad_links:
+            ends[one].add(other)
+            ends[other].add(one)
+        for node in sorted(
+            ready if self._bad_links else (), key=lambda node: (node.rank is None, node.arrival)
+        ):
+            name = node.spec.node_id
+            (out if inside & ends[name] else inside).add(name)
+        return out
+
+    def must_examine(self, size: int) -> bool:
+        """See ``Gate``: unless that many have passed already."""
+        fit = self._state.usable(len(self.fit(self._roster.ready_nodes())))
+        return self._spec.only or fit != size
+
+    @property
+    def _spec(self) -> CheckSpec:
+        """What the job wants checked: this gate is closed only where it wants that."""
+        assert self._state.job is not None
+        assert self._state.job.checks is not None
+        return self._state.job.checks
+
+    def admit(self, node: Node, claim: Claim | None) -> None:
+        """See ``Gate``: under this master or an earlier one."""
+        is_trusted = claim is not None and claim.checked and node.spec.node_id not in self._doubted
+        node.passed = is_trusted
+        node.has_met = is_trusted and claim is not None and claim.nodes != 1
+
+    # --- doubt -------------------------------------------------------------------------------
+
+    def round_ended(self, postmortem: Postmortem) -> None:
+        """See ``Gate``: some or all nodes have to pass again."""
+        if not postmortem.counted:
+            return
+        if self._spec.on_restart == "always":
+            self._doubt(list(self._roster))
+        cause = postmortem.cause
+        if self._spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
+            everybody = casts_doubt_on_all(cause)
+            suspects = [node for node in self._roster if everybody or node.rank == cause.node_rank]
+            self._doubt([node for node in suspects if node.round == self._state.round])
+
+    def _doubt(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.passed = False
+
+    def lost(self, node_id: str) -> None:
+        """See ``Gate``: what they claim counts no more."""
+        if self._spec.on_restart != "never":
+            self._doubted.add(node_id)
+
+    # --- an examination ----------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """See ``Gate``."""
+        assert self._examiner is not None, "a job with checks is admitted only where they can be"
+        nodes = self._roster.ready_nodes()
+        names = [node.spec.node_id for node in nodes]
+        self._told.clear()
+        # Of more than two nodes, one that has passed alone only is not known to be good company.
+        vouched = [
+            node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
+        ]
+        examination = self._examiner(self._spec, names, vouched)
+        self._current = _Current(examination, frozenset(names), now + self._spec.timeout_s)
+        self._out.note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
+
+    def reset(self) -> None:
+        """Another job begins: what was found was found for the one before."""
+        self.give_up()
+        self._bad_links, self._examined = (), frozenset()
+        self._doubted.clear()
+        self._told.clear()
+
+    def give_up(self) -> None:
+        """See ``Gate``."""
+        if self._current is not None:
+            self._out.note("the checks are given up")
+            self._current = None
+
+    def advance(self, now: float) -> Findings | None:
+        """See ``Gate``: as soon as no answer is waited for."""
+        current = self._current
+        if current is None:
+            return None
+        if current.orders and current.step_until <= now:
+            for name in list(current.orders):
+                current.examination.silent(name, f"no answer within {current.limit_s:.0f} s")
+            current.orders.clear()
+        if current.orders and current.has_news and current.told_at + _PROGRESS_S <= now:
+            self._tell_progress(current, now)
+        while not current.orders:
+            remaining_s = current.until - now
+            step = current.examination.next_step(remaining_s) if remaining_s > 0 else None
+            if step is None:
+                return self._conclude(current)
+            self._order(current, step, now)
+        return None
+
+    def deadline(self) -> float | None:
+        """See ``Gate``."""
+        current = self._current
+        if current is None:
+            return None
+        until = current.step_until
+        return min(until, current.told_at + _PROGRESS_S) if current.has_news else until
+
+    def _tell_progress(self, current: _Current, now: float) -> None:
+        """Tell one node: to tell all would disturb what they measure."""
+        current.told_at, current.has_news = now, False
+        text = current.examination.progress()
+        there = (node for node in self._roster if node.link is not None)
+        node = next((node for node in there if node.spec.node_id in current.nodes), None)
+        if node is not None:
+            self._out.send(node, CheckProgress(text))
+
+    def _order(self, current: _Current, step: CheckStep, now: float) -> None:
+        self._order_number += 1
+        current.step_begun = current.told_at = now  # each order says how far it is
+        current.has_news = False
+        current.limit_s = step.limit_s
+        # The last answer has its grace too, which is no time for another order.
+        current.step_until = now + current.limit_s + _ANSWER_GRACE_S
+        for meeting in step.meetings:
+            nodes = [node for name in meeting if (node := self._roster.get(name)) is not None]
+            size = sum(node.spec.local_world_size for node in nodes)
+            offset = 0
+            for node in nodes:
+                order = CheckOrder(
+                    number=self._order_number,
+                    phase=step.phase,
+                    level=self._spec.level,
+                    rank_offset=offset,
+                    world_size=size,
+                    master_addr=nodes[0].offer.address,
+                    master_port=nodes[0].offer.port,
+                    deadline_s=current.limit_s,
+                    progress=step.progress,
+                )
+                offset += node.spec.local_world_size
+                current.orders[node.spec.node_id] = order
+                self._out.send(node, order)
+
+    def result(self, node: Node, result: CheckResult, now: float) -> None:
+        """See ``Gate``."""
+        if result.number > self._order_number:
+            node.offer = result.offer  # the answer to an earlier master, which nobody waits for
+            return
+        if result.number <= node.answered:
+            return
+        # Also when it comes too late: the store of the next round may be where it says.
+        node.answered, node.offer = result.number, result.offer
+        current, name = self._current, node.spec.node_id
+        order = current.orders.get(name) if current is not None else None
+        if current is None or order is None or order.number != result.number:
+            return
+        del current.orders[name]
+        current.examination.answered(name, result.report, now - current.step_begun)
+        current.has_news = True
+
+    def repeat_order(self, node: Node) -> None:
+        """See ``Gate``."""
+        order = self._current.orders.get(node.spec.node_id) if self._current is not None else None
+        if order is not None:
+            self._out.send(node, order)
+
+    def forget(self, node_id: str) -> None:
+        """See ``Gate``: it is waited for no longer, and not blamed."""
+        current = self._current
+        if current is not None and node_id in current.nodes:
+            current.orders.pop(node_id, None)
+            current.examination.lost(node_id)
+
+    # --- what follows ------------------------------------------------------------------------
+
+    def _conclude(self, current: _Current) -> Findings:
+        conclusion = current.examination.conclude()
+        self._current = None
+        self._examined = current.nodes
+        # Each once, however often it is found again in a job of weeks.
+        self._bad_links = tuple(dict.fromkeys((*self._bad_links, *conclusion.bad_links)))
+        self._out.note(f"checks: {conclusion.sentence}")
+        went = self._tell_findings(current, conclusion)
+        costs_nodes = bool(went or conclusion.bad_links)
+        return Findings(conclusion.sentence, self._spec.only, costs_nodes)
+
+    def _tell_findings(self, current: _Current, conclusion: Conclusion) -> int:
+        """Tell every node what was found of it; return how many were sent away."""
+        went = 0
+        found = conclusion.findings
+        names = current.nodes & found.keys()
+        nodes = [node for node in self._roster if node.spec.node_id in names]
+        # The whole goes to one node: it grows with their number. To one that is there, if any is.
+        there = (node for node in nodes if node.link is not None)
+        reporter = next(there, nodes[0] if nodes else None)
+        for node in nodes:
+            name, finding = node.spec.node_id, found[node.spec.node_id]
+            report = conclusion.report if node is reporter else ""
+            verdict = CheckVerdict(finding.exit_code, finding.sentence, conclusion.sentence, report)
+            self._told[name, node.spec.incarnation] = verdict
+            self._out.send(node, verdict)
+            node.passed = not finding.exit_code
+            node.has_met |= finding.has_met
+            if node.passed:
+                self._doubted.discard(name)
+                continue
+            went += 1
+            self._out.note(f"node {name} is sent away: {finding.sentence}")
+            if finding.exit_code == exit_codes.NODE_EXCLUDED:
+                self._state.aftermath.ledger.exclude(
+                    name, f"it failed the checks: {finding.sentence}"
+                )
+            if node.link is None and self._spec.only:
+                continue  # the verdict on the job waits for it: it has not heard its own
+            self._out.close(node.link)
+            self._gone(node)
+            self._state.former_ranks.pop(name, None)  # nobody waits for it
+        return went
+
+    def tell_again(self, link: int, spec: NodeSpec) -> bool:
+        """See ``Gate``: the first time may have been lost."""
+        found = self._told.get((spec.node_id, spec.incarnation))
+        if found is None:
+            return False
+        self._out.send_on(link, found)
+        if not found.exit_code:
+            return False
+        self._out.close(link)
+        node = self._roster.get(spec.node_id)
+        if node is not None:
+            self._gone(node)
+        return True

@@ -1,0 +1,161 @@
+"""When the next round is formed and of which nodes, and the checks before it. Pure."""
+
+from ..protocol.failure import Failure
+from ..protocol.messages import Assignment, Outcome, Start
+from .gate import Findings
+from .lobby import Lobby
+from .outbox import Outbox
+from .roster import Node, NodePhase
+from .rounds import Rounds
+from .state import GroupPhase, JobState
+from .world import Candidate, World, form, largest_size, order
+
+
+class Formation:
+    """Forms the rounds."""
+
+    def __init__(self, state: JobState, out: Outbox, lobby: Lobby, rounds: Rounds) -> None:
+        """Begin with no round.
+
+        Args:
+            state: what is known of the job.
+            out: where messages go.
+            lobby: where the nodes wait.
+            rounds: what a round becomes when it is formed.
+        """
+        self._state, self._roster, self._out = state, state.roster, out
+        self._lobby, self._rounds = lobby, rounds
+
+    def try_form(self, now: float) -> None:
+        """Form a world if there are enough nodes, and it is time."""
+        job = self._state.job
+        if job is None or now < self._lobby.not_before:
+            return
+        ready = self._roster.ready_attached()
+        size = self._state.usable(self._rounds.could_join())
+        # Known nodes that are detached or still stopping are waited for: none that is alive is
+        # left out because it was slow.
+        settled = ready == len(self._roster)
+        if self._state.formed_before:
+            complete = settled
+        else:
+            complete = size == largest_size(job.max_nodes, job.node_unit) or (
+                settled and self._lobby.last_call() <= now
+            )
+        overdue = self._lobby.overdue(now)
+        if size and (complete or overdue):
+            for node in self._roster.in_phase(NodePhase.STALE):
+                self._give_up(node)
+            if self._rounds.gate.must_examine(size):
+                self._begin_checks(now)
+            else:
+                self._form(size, now)
+        elif overdue:
+            self._rounds.finish(Outcome.RENDEZVOUS_FAILED, now)
+
+    def _fit(self) -> list[Node]:
+        """Return the nodes that are known to be fit for the next world."""
+        return self._rounds.gate.fit(self._roster.ready_nodes())
+
+    def _give_up(self, node: Node) -> None:
+        self._out.close(node.link)
+        self._rounds.lose(node, "its workers did not stop in time")
+
+    def _form(self, size: int, now: float) -> None:
+        assert self._state.job is not None
+        candidates = [
+            Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
+        ]
+        self._state.round = self._state.highest = max(self._state.round, self._state.highest) + 1
+        self._state.formed_by = self._state.master_id
+        world = form(self._state.round, order(candidates, size))
+        self._state.world_nodes = size
+        self._state.phase = GroupPhase.RUNNING
+        self._state.formed_before = True
+        self._state.former_ranks = {}
+        self._lobby.close()
+        ended = self._rounds.begin(now)
+        reason = ended.reason or "all nodes are there"
+        self._out.note(
+            f"round={self._state.round} formed nodes={size} world_size={world.world_size} "
+            f"restarts={self._state.restarts}/{self._state.job.max_restarts} ({reason})"
+        )
+        self._start(world, reason, ended.cause)
+        self._lobby.forget_newcomers()
+        waiting = self._lobby.waiting(now)
+        for spare in self._roster.in_phase(NodePhase.READY):
+            spare.rank = None
+            self._out.send(spare, waiting)
+        self._rounds.plan_rescale(now)  # those left out may yet turn out to be fit
+
+    def _start(self, world: World, reason: str, cause: Failure | None) -> None:
+        state = self._state
+        base = Assignment(
+            round=world.round,
+            formed_by=state.formed_by,
+            restarts=state.restarts,
+            node_rank=0,
+            nodes=len(world.members),
+            rank_offset=0,
+            world_size=world.world_size,
+            role_rank_offset=0,
+            role_world_size=0,
+            successor="",
+            master_addr=world.master.address,
+            master_port=world.master.port,
+            reason=reason,
+            cause=cause,
+            decision=self._rounds.answer.words if cause is not None else "",
+            is_free=cause is not None and not self._rounds.answer.is_counted,
+            restarts_in_window=state.restarts_in_budget if state.policy.restart_window_s else 0,
+            past=state.aftermath.past(state.policy, state.now),
+        )
+        self._state.members = {member.node_rank: member.node_id for member in world.members}
+        for member in world.members:
+            node = self._roster.get(member.node_id)
+            assert node is not None
+            node.assignment = world.assignment(member, base)
+            node.round, node.rank = world.round, member.node_rank
+            node.rank_offset = member.rank_offset
+            self._roster.move(node, NodePhase.RUNNING)
+            self._out.send(node, Start(node.assignment))
+
+    # --- checks before a round ---------------------------------------------------------------
+
+    def _begin_checks(self, now: float) -> None:
+        self._state.phase = GroupPhase.CHECKING
+        self._lobby.close()
+        self._lobby.forget_newcomers()
+        self._rounds.gate.begin(now)
+        self.advance_checks(now)
+
+    def advance_checks(self, now: float) -> None:
+        """Go on with the checks; when they are over, form a world of the nodes that are fit."""
+        found = self._rounds.gate.advance(now)
+        if found is None:
+            return
+        self._state.phase = GroupPhase.GATHERING
+        size = self._state.usable(len(self._fit()))
+        if found.ends_job:
+            self._rounds.finish(Outcome.SUCCEEDED, now, f"the checks are over: {found.sentence}")
+        elif size:
+            self._form(size, now)
+        elif found.costs_nodes and not self._state.usable(self._potential()):
+            self._rounds.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))
+        else:
+            self._lobby.open(now)  # lost nodes may be replaced, and newcomers are next
+
+    def _potential(self) -> int:
+        """Return how many nodes could be in a world if all went well from now on."""
+        return (
+            self._rounds.could_join() + self._roster.detached + self._roster.count(NodePhase.STALE)
+        )
+
+    def _too_few(self, found: Findings) -> str:
+        assert self._state.job is not None
+        job = self._state.job
+        unit = f" in multiples of {job.node_unit}" if job.node_unit > 1 else ""
+        return (
+            f"{len(self._fit())} of at least {job.min_nodes} nodes{unit} are fit for the "
+            f"job after the checks: {found.sentence}"
+        )

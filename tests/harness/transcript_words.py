@@ -1,0 +1,131 @@
+"""Messages between nodes and a master, each in one line: as transcripts show them."""
+
+from ft_run.rendezvous.protocol.check_messages import (
+    CheckOrder,
+    CheckProgress,
+    CheckResult,
+    CheckVerdict,
+)
+from ft_run.rendezvous.protocol.messages import (
+    Attend,
+    Challenge,
+    ChallengeReply,
+    Claim,
+    Done,
+    Excluded,
+    Failed,
+    Heard,
+    JobSpec,
+    Leave,
+    MasterMessage,
+    NodeMessage,
+    Refused,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+    Waiting,
+)
+
+
+def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
+    """Return a message in one line.
+
+    Args:
+        message: from a node or a master.
+        job: the options of the script; others are shown.
+    """
+    match message:
+        case Attend():
+            return _attend(message, job)
+        case Failed(number, failure):
+            return f"failed in round {number}: rank {failure.rank} exited with {failure.exit_code}"
+        case Done(number):
+            return f"done with round {number}"
+        case Stopped(number):
+            return f"stopped round {number}"
+        case Leave(reason):
+            return f"leaves: {reason}"
+        case ChallengeReply():
+            return "is here"
+        case Heard():
+            return "heard the verdict"
+        case CheckResult(number, report):
+            return f"check {number}: {report}"
+        case _:
+            return _from_master(message)
+
+
+def _attend(message: Attend, job: JobSpec) -> str:
+    parts = ["attends"]
+    if message.node.wanted_rank is not None:
+        parts.append(f"wants node rank {message.node.wanted_rank}")
+    if message.job.job_id != job.job_id:
+        parts.append(f"for job {message.job.job_id!r}")
+    elif message.job != job:
+        parts.append("with other options")
+    if message.claim is not None:
+        parts.append(_claim(message.claim))
+    if message.leaving:
+        parts.append("and leaves")
+    return ", ".join(parts)
+
+
+def _claim(claim: Claim) -> str:
+    checked = ", passed the checks" if claim.checked else ""
+    if not claim.nodes:
+        return f"was a spare of round {claim.round}{checked}"
+    failures = "".join(f", rank {failure.rank} failed" for failure in claim.failures)
+    return (
+        f"was node {claim.node_rank} of {claim.nodes} in round {claim.round} of {claim.formed_by}"
+        f" ({claim.state.name.lower()}{failures}{checked})"
+    )
+
+
+def _from_master(message: NodeMessage | MasterMessage) -> str:
+    match message:
+        case Waiting():
+            return _waiting(message)
+        case Start(place):
+            restarts = f"restarts {place.restarts}"
+            free = " (not counted)" if place.is_free else ""
+            return (
+                f"start round {place.round} as node {place.node_rank} of {place.nodes}, "
+                f"MASTER {place.master_addr}:{place.master_port}, {restarts}{free}: {place.reason}"
+                + (f" [{place.decision}]" if place.decision else "")
+            )
+        case Stop(number, reason, lets_settle, is_stale):
+            how = " at once" if is_stale else " (ending workers may end)" if lets_settle else ""
+            return f"stop round {number}{how}: {reason}"
+        case Challenge():
+            return "are you there?"
+        case Verdict(_, code, sentence):
+            return f"verdict, exit {code}: {sentence}"
+        case Refused(sentence, is_displaced):
+            return f"{'displaced' if is_displaced else 'refused'}: {sentence}"
+        case Excluded(sentence):
+            return f"excluded: {sentence}"
+        case CheckOrder():
+            where = f"{message.master_addr}:{message.master_port}"
+            ranks = f"rank {message.rank_offset} of {message.world_size}"
+            return f"check {message.number}: {message.phase} as {ranks} at {where}"
+        case CheckVerdict(code, sentence, conclusion):
+            mark = f"go with exit {code}: {sentence}" if code else "passed"
+            return f"checks: {mark} ({conclusion})"
+        case CheckProgress(text):
+            return f"checks go on: {text}"
+    raise TypeError(type(message))
+
+
+def _waiting(message: Waiting) -> str:
+    wanted = f"{message.min_nodes}"
+    if message.max_nodes != message.min_nodes:
+        wanted += f" to {message.max_nodes}"
+    parts = [f"wait as a spare ({message.joined} of {wanted} nodes)"] if message.spare else []
+    if not message.spare:
+        parts.append(f"wait: {message.joined} of {wanted} nodes, {message.timeout_s:g} s left")
+    if message.missing:
+        parts.append("missing: " + ", ".join(message.missing))
+    if message.backoff_s:
+        parts.append(f"next round in {message.backoff_s:g} s")
+    return "; ".join(parts)
