@@ -178,8 +178,6 @@ class GrpcLink:
         try:
             await call.write(attend)
         except asyncio.InvalidStateError:  # the stream has ended since the master's first word
-            if await call.code() is grpc.StatusCode.OK:
-                raise _UnreachableError(_ENDED) from None
             raise _rpc_error(await call.code(), await call.details()) from None
 
     async def _read(self, call: Any) -> str:
@@ -263,6 +261,8 @@ def is_foreign(error: grpc.aio.AioRpcError) -> bool:
 
 def in_words(error: grpc.aio.AioRpcError) -> str:
     """Return the few words of gRPC's details that help a person."""
+    if error.code() is grpc.StatusCode.OK:
+        return _ENDED
     details = error.details() or error.code().name.lower()
     for known, words in _IN_WORDS:
         if re.search(known, details, re.IGNORECASE):

@@ -37,7 +37,7 @@ from google.protobuf.message import DecodeError
 
 OFFER = Offer("::1", 1)
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
-IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, adoption_grace_s=1.0)
+IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
 """It is compared before anything else, and never kept."""
 
