@@ -10,7 +10,7 @@ import pytest
 from ft_run import exit_codes
 
 if TYPE_CHECKING:
-    from conftest import Launcher
+    from ft_run.tests.e2e.conftest import Launcher
 
 FT_RUN = str(Path(sys.executable).with_name("ft-run"))
 

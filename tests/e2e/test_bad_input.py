@@ -16,7 +16,7 @@ import pytest
 from ft_run import exit_codes
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Launcher
+    from ft_run.tests.e2e.conftest import Launcher
 
 pytestmark = [
     pytest.mark.root,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Launcher
+    from ft_run.tests.e2e.conftest import Launcher
 
 TIMEOUT_S = 60.0
 

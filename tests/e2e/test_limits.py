@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 WAITING = "import threading\nthreading.Event().wait()\n"
 

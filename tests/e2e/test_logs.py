@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 
 def contents(run: Path) -> dict[str, dict[str, str]]:

@@ -21,7 +21,7 @@ from ft_run.protos import rendezvous_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 TIMEOUT_S = 60.0
 

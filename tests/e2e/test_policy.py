@@ -9,7 +9,7 @@ import pytest
 from ft_run import exit_codes
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 # Fails as it is told in the first rounds; then it ends well.
 WORKER = """

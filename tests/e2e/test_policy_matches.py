@@ -8,7 +8,7 @@ import pytest
 from ft_run import exit_codes
 
 if TYPE_CHECKING:
-    from conftest import Launcher
+    from ft_run.tests.e2e.conftest import Launcher
 
 ALONE = ("--standalone", "--max-restarts", 5)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Launcher
+    from ft_run.tests.e2e.conftest import Launcher
 
 NAMES = ("click", "grpc", "json", "psutil", "random")
 

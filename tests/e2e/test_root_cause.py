@@ -15,7 +15,7 @@ import pytest
 from ft_run import exit_codes
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
     from ft_run.tests.harness.hosts import Network
 
 WORKERS = """

@@ -17,7 +17,7 @@ import pytest
 from ft_run.tests.e2e.cluster import PORT
 
 if TYPE_CHECKING:
-    from conftest import Command
+    from ft_run.tests.e2e.conftest import Command
 
 FAULTS = int(os.environ.get("FT_RUN_SOAK_FAULTS", "8"))
 SEED = int(os.environ.get("FT_RUN_SOAK_SEED") or random.SystemRandom().randrange(2**32))

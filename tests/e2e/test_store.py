@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 # In round 0 all wait. From round 1 on rank 0 leaves at once, and rank 1 still needs the store.
 WORKER = """
