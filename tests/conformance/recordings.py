@@ -122,7 +122,7 @@ def load(name: str, of: str) -> dict[str, Any]:
 
 def save(name: str, of: str, recorded: Mapping[str, object]) -> None:
     """Write a recording."""
-    _path(name).parent.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"of": of, **recorded}, indent=1, sort_keys=True)
     # What is short stands on one line.
     text = re.sub(r"\[\s+([^\[\]{}]{0,60}?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
@@ -131,7 +131,7 @@ def save(name: str, of: str, recorded: Mapping[str, object]) -> None:
 
 
 def _path(name: str) -> Path:
-    return FOLDER / (re.sub(r"[^\w=/-]+", " ", name).strip(" /").replace(" ", "_") + ".json")
+    return FOLDER / (re.sub(r"[^\w=-]+", " ", name).strip().replace(" ", "_") + ".json")
 
 
 def recorded_form(seen: Observation) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def test_ft_run_is_right(point: Point, ft_run: Launcher) -> None:
 
 @EACH
 def test_torchrun_is_wrong(point: Point, request: pytest.FixtureRequest) -> None:
-    name, of = f"points/{point.name}", recordings.of_point(point)
+    name, of = f"point {point.name}", recordings.of_point(point)
     mode = recordings.mode(request)
     if mode in ("recorded", "live"):
         assert recordings.load(name, of)["torchrun"]

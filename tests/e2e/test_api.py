@@ -205,7 +205,7 @@ def agent_of(command: "Command") -> int:
     return agent
 
 
-@pytest.mark.parametrize("ignores_sigterm", [False, True])
+@pytest.mark.parametrize("ignores_sigterm", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_killed_caller_leaves_neither_processes_nor_files(
     ft: "Launcher", ignores_sigterm: bool
 ) -> None:

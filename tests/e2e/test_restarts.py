@@ -143,7 +143,15 @@ def test_a_program_that_cannot_be_started_is_a_failure_with_a_sentence(ft):
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_digits_survive_a_killed_rank_bit_for_bit(ft):
+@pytest.mark.parametrize(
+    "preload",
+    [
+        # The soak shows it too, with a rank killed among its faults.
+        pytest.param((), id="cold", marks=pytest.mark.slow),
+        pytest.param(("--preload", "torch,sklearn"), id="warm"),
+    ],
+)
+def test_digits_survive_a_killed_rank_bit_for_bit(ft, preload):
     """Workers that import torch each for itself, and workers forked from a process that has."""
 
     def train(*options):
@@ -155,9 +163,8 @@ def test_digits_survive_a_killed_rank_bit_for_bit(ft):
 
     script = (EXAMPLES / "train_digits.py", "--epochs", 3)
     undisturbed, _ = train(*script)
-    for preload in ((), ("--preload", "torch,sklearn")):
-        digest, command = train(*preload, *script, "--die", "1:2")
-        assert digest == undisturbed
-        assert len(restart_lines(command)) == 1
-        assert "resuming from" in command.stdout
-        assert ("imported torch, sklearn" in command.stderr) is bool(preload)
+    digest, command = train(*preload, *script, "--die", "1:2")
+    assert digest == undisturbed
+    assert len(restart_lines(command)) == 1
+    assert "resuming from" in command.stdout
+    assert ("imported torch, sklearn" in command.stderr) is bool(preload)
