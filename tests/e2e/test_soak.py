@@ -1,7 +1,7 @@
 """A training run on four hosts with random faults ends as one that was left alone, bit for bit.
 
-``FT_RUN_SOAK_FAULTS`` says how many faults (5, one of each kind), ``FT_RUN_SOAK_SEED`` which; the seed is printed. A
-fault comes when training has made progress since the last one.
+``FT_RUN_SOAK_FAULTS`` says how many faults (5, one of each kind), ``FT_RUN_SOAK_SEED`` which; the
+seed is printed. A fault comes when training has made progress since the last one.
 """
 
 import os
