@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FAULTS = int(os.environ.get("FT_RUN_SOAK_FAULTS", "5"))
 SEED = int(os.environ.get("FT_RUN_SOAK_SEED") or random.SystemRandom().randrange(2**32))
-TRAINING = Path(__file__).resolve().parents[2] / "examples" / "train_digits.py"
+TRAINING = Path(__file__).resolve().parents[3] / "examples" / "train_digits.py"
 ARGUMENTS = (TRAINING, "--epochs", 10 + 10 * FAULTS)
 """Enough epochs that some are left after the last fault: one or two pass at most of them, and a
 dozen while a master is started again."""

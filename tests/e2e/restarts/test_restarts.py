@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 # Each worker says where it is, then the one that is told to die does so; the others wait for the
 # world to end, as in a collective whose peer is gone.
