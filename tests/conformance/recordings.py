@@ -110,7 +110,7 @@ _VALUES: Final = (str, Mapping, Surroundings)
 
 def load(name: str, of: str) -> dict[str, Any]:
     """Return a recording; fail the test unless it is one of the same thing."""
-    path = _path(name)
+    path = path_of(name)
     recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"of": "nothing"}
     if recorded.pop("of") != of:
         pytest.fail(
@@ -127,10 +127,11 @@ def save(name: str, of: str, recorded: Mapping[str, object]) -> None:
     # What is short stands on one line.
     text = re.sub(r"\[\s+([^\[\]{}]{0,60}?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     assert json.loads(text) == {"of": of, **recorded}
-    _path(name).write_text(text + "\n")
+    path_of(name).write_text(text + "\n")
 
 
-def _path(name: str) -> Path:
+def path_of(name: str) -> Path:
+    """Return the file of a recording."""
     return FOLDER / (re.sub(r"[^\w=-]+", " ", name).strip().replace(" ", "_") + ".json")
 
 

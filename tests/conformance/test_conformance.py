@@ -173,6 +173,29 @@ def verdict(met: set[str]) -> str:
     return "better" if any(DIFFERENCES[name].is_better for name in met) else "different on purpose"
 
 
+def test_what_was_recorded_of_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    row = Row("a row", "", "--standalone")
+    worker = {"worker 0 attempt 0 start 0": "started", "worker 0 attempt 0 start 0: nice": 7}
+    seen = Observation({"agent: exit status": 0, "file <dir>/logs": "folder", **worker})
+    recordings.save(row.name, of(row), recordings.recorded_form(seen))
+    assert recordings.replayed(recordings.load(row.name, of(row))) == seen
+    changed = [Row("a row", "", "--nnodes 1"), Row("a row", "", "--standalone", script="pass")]
+    for other in (*changed, Row("another row", "", "--standalone")):
+        with pytest.raises(pytest.fail.Exception, match="--torchrun=record"):
+            recordings.load(other.name, of(other))
+
+
+def test_nothing_else_is_recorded() -> None:
+    names = [row.name for row in ROWS] + [f"point {point.name}" for point in POINTS]
+    files = {recordings.path_of(name).name for name in names}
+    assert len(files) == len(names)
+    for folder in Path(__file__).with_name("recorded").iterdir():
+        assert {path.name for path in folder.iterdir()} <= files
+
+
 def test_every_row_of_the_contract_is_covered() -> None:
     from torch.distributed.run import get_args_parser
 
