@@ -13,6 +13,16 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say where torchrun's half of the conformance tests comes from."""
+    parser.addoption(
+        "--torchrun",
+        choices=("recorded", "live", "record"),
+        default="recorded",
+        help="torchrun as it was recorded; run, and compared with that; run, and recorded anew",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Parallel runs hand out one test after the other, not a share of all in advance."""
     if getattr(config.option, "maxschedchunk", 1) is None:  # without pytest-xdist there is none

@@ -59,6 +59,8 @@ class Launcher(Driver):
         super().__init__(folder)
         self.port = ports.free_port()
         """A port for the endpoint of its job."""
+        self.given: Mapping[str, str] = {}
+        """The environment of its latest agent."""
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment that agents of this test get."""
@@ -75,8 +77,9 @@ class Launcher(Driver):
         stdin: str = os.devnull,
     ) -> Command:
         """Start the launcher with arguments; return at once."""
+        self.given = self.environment(env)
         command = self._launch(
-            [*map(str, args)], self.environment(env), surroundings or Surroundings(), stdin
+            [*map(str, args)], dict(self.given), surroundings or Surroundings(), stdin
         )
         self.commands.append(command)
         return command

@@ -4,8 +4,11 @@ Ids, ports, paths and process ids are replaced by names, since they differ from 
 nothing else is.
 """
 
+import importlib.util
 import json
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +46,8 @@ def together():
 def report(**more):
     umask = os.umask(0)
     os.umask(umask)
-    handled = {s.name: str(signal.getsignal(s)) for s in signal.Signals if s > 0}
+    handlers = {s.name: signal.getsignal(s) for s in signal.Signals}
+    handled = {name: str(what) for name, what in handlers.items() if what != signal.SIG_DFL}
     seen = {
         "env": dict(os.environ),
         "argv": sys.argv,
@@ -125,9 +129,12 @@ def observe(launcher: Launcher, commands: Sequence["Command"], job_id: str) -> O
         worker = "worker {} attempt {} start {}".format(*path.name.split("."))
         seen[worker] = "started"
         report: dict[str, Any] = json.loads(path.read_text())
-        for name, value in report.pop("env").items():
-            if name not in _OF_THE_TEST:
-                seen[f"{worker}: env {name}"] = normal.variable(name, value)
+        env: dict[str, str] = report.pop("env")
+        # What it has of the agent, unchanged, is not the launcher's doing.
+        for name in sorted({*env, *launcher.given}):
+            if env.get(name) != launcher.given.get(name):
+                told = normal.variable(name, env[name]) if name in env else "(removed)"
+                seen[f"{worker}: env {name}"] = told
         for name, value in report.items():
             seen[f"{worker}: {name}"] = normal.any(value)
     for top in (launcher.folder / "logs", launcher.temporary):
@@ -137,9 +144,6 @@ def observe(launcher: Launcher, commands: Sequence["Command"], job_id: str) -> O
     return Observation(seen)
 
 
-_OF_THE_TEST = ("FT_RUN_TEST_ID",)
-
-
 class Normalizer:
     """Replaces what differs from run to run by names."""
 
@@ -147,7 +151,13 @@ class Normalizer:
         any_id = r"[0-9a-f-]{16,36}"
         run = f"{re.escape(job_id)}|{any_id}" if job_id else any_id
         # Of a temporary folder both launchers make one and the run's folder in it.
+        torch = importlib.util.find_spec("torch")
+        assert torch is not None
+        assert torch.origin is not None
         self._rules = [
+            (re.compile(rf"{re.escape(os.path.realpath(sys.executable))}\b"), "<python>"),
+            (re.compile(re.escape(str(Path(torch.origin).parents[1]))), "<site-packages>"),
+            (re.compile(re.escape(str(Path(sys.executable).parent)) + r"(?=[/\"]|$)"), "<bin>"),
             (re.compile(re.escape(str(launcher.temporary))), "<tmp>"),
             (re.compile(re.escape(str(launcher.folder))), "<dir>"),
             (re.compile(r"torchelastic_\w{8}\b"), "torchelastic_<random>"),

@@ -3,6 +3,7 @@
 ``rows.py`` has the cases, ``differences.py`` what is meant to differ.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ft_run import exit_codes
+from ft_run.tests.conformance import recordings
 from ft_run.tests.conformance.differences import ALWAYS, DIFFERENCES, README_TABLE
 from ft_run.tests.conformance.launchers import Launcher, Torchrun, TorchrunProgram
 from ft_run.tests.conformance.observation import PROBE, Observation, observe
@@ -99,24 +101,46 @@ def finish(launcher: Launcher, row: Row) -> Observation:
     return observe(launcher, launcher.commands, row.job_id)
 
 
+def of(row: Row) -> str:
+    """Return what names a recording of this row."""
+    return recordings.of_row(row, inspect.getsource(prepare), inspect.getsource(start), NUMACTL)
+
+
+def by_torchrun(row: Row, request: pytest.FixtureRequest) -> Observation:
+    """Return what is to be seen of torchrun: as recorded, or run here, compared or recorded."""
+    mode = recordings.mode(request)
+    recorded = None
+    if mode in ("recorded", "live"):
+        recorded = recordings.replayed(recordings.load(row.name, of(row)))
+        if mode == "recorded":
+            return recorded
+    if row.program:
+        reference: Launcher = TorchrunProgram(request.getfixturevalue("tmp_path") / "program")
+    else:
+        reference = request.getfixturevalue("torchrun")
+    try:
+        start(reference, row)
+        seen = finish(reference, row)
+    finally:
+        reference.clean_up()
+    if mode == "record":
+        recordings.save(row.name, of(row), recordings.recorded_form(seen))
+    elif recorded is not None:
+        assert seen.differences(recorded) == {}, "torchrun is not as recorded"
+    return seen
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_row(
     row: Row,
-    torchrun: Launcher,
     ft_run: Launcher,
-    tmp_path: Path,
+    request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
     if row.needs_root and os.geteuid() != 0:
         pytest.skip("needs root")
-    reference = TorchrunProgram(tmp_path / "program") if row.program else torchrun
-    try:
-        start(reference, row)
-        start(ft_run, row)
-        theirs, ours = finish(reference, row), finish(ft_run, row)
-    finally:
-        if row.program:
-            reference.clean_up()
+    start(ft_run, row)
+    theirs, ours = by_torchrun(row, request), finish(ft_run, row)
     met: set[str] = set()
     unexplained = []
     for fact, (there, here) in theirs.differences(ours).items():
@@ -149,6 +173,29 @@ def verdict(met: set[str]) -> str:
     return "better" if any(DIFFERENCES[name].is_better for name in met) else "different on purpose"
 
 
+def test_what_was_recorded_of_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "FOLDER", tmp_path)
+    row = Row("a row", "", "--standalone")
+    worker = {"worker 0 attempt 0 start 0": "started", "worker 0 attempt 0 start 0: nice": 7}
+    seen = Observation({"agent: exit status": 0, "file <dir>/logs": "folder", **worker})
+    recordings.save(row.name, of(row), recordings.recorded_form(seen))
+    assert recordings.replayed(recordings.load(row.name, of(row))) == seen
+    changed = [Row("a row", "", "--nnodes 1"), Row("a row", "", "--standalone", script="pass")]
+    for other in (*changed, Row("another row", "", "--standalone")):
+        with pytest.raises(pytest.fail.Exception, match="--torchrun=record"):
+            recordings.load(other.name, of(other))
+
+
+def test_nothing_else_is_recorded() -> None:
+    names = [row.name for row in ROWS] + [f"point {point.name}" for point in POINTS]
+    files = {recordings.path_of(name).name for name in names}
+    assert len(files) == len(names)
+    for folder in Path(__file__).with_name("recorded").iterdir():
+        assert {path.name for path in folder.iterdir()} <= files
+
+
 def test_every_row_of_the_contract_is_covered() -> None:
     from torch.distributed.run import get_args_parser
 
@@ -158,7 +205,7 @@ def test_every_row_of_the_contract_is_covered() -> None:
     assert not {*flags, *REQUIRED} - {"help"} - covered
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_image_is_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     """What the tests compare with is the same as what a user starts."""
     for name in ("two GPUs, gpu", "flags by dashes", "one of two fails"):

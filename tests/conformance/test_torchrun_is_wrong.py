@@ -1,8 +1,12 @@
-"""Where torchrun is wrong, ft-run is right: each claim is checked of both (``points.py``)."""
+"""Where torchrun is wrong, ft-run is right: each claim is checked of both (``points.py``).
+
+That torchrun is wrong is recorded for each version of torch (``recordings.py``).
+"""
 
 import os
 
 import pytest
+from ft_run.tests.conformance import recordings
 from ft_run.tests.conformance.job import Job
 from ft_run.tests.conformance.launchers import Launcher
 from ft_run.tests.conformance.points import POINTS, Point, the_end_of_one_node_is_the_end_of_all
@@ -16,10 +20,18 @@ def test_ft_run_is_right(point: Point, ft_run: Launcher) -> None:
 
 
 @EACH
-def test_torchrun_is_wrong(point: Point, torchrun: Launcher) -> None:
+def test_torchrun_is_wrong(point: Point, request: pytest.FixtureRequest) -> None:
+    name, of = f"point {point.name}", recordings.of_point(point)
+    mode = recordings.mode(request)
+    if mode in ("recorded", "live"):
+        assert recordings.load(name, of)["torchrun"]
+        if mode == "recorded":
+            return
+    torchrun = request.getfixturevalue("torchrun")
     with pytest.raises(AssertionError) as wrong:
         _run(point, torchrun)
-    print(f"torchrun: {wrong.value}")
+    if mode == "record":
+        recordings.save(name, of, {"torchrun": str(wrong.value).partition("\n")[0]})
 
 
 @pytest.mark.slow

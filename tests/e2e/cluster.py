@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ft_run.tests.harness.hosts import Host, Network
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 PORT = 29400
 

@@ -24,6 +24,8 @@ STACKS = {
 }
 """Each with what it says of the way it was launched."""
 
+SLOW = pytest.mark.slow
+
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(600)]
 
 
@@ -54,7 +56,11 @@ def run_with_a_fault(ft: Launcher, stack: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize(
+    "stack",
+    # One of them for every change; what they read, the environment, the conformance tests compare.
+    [stack if stack == "accelerate" else pytest.param(stack, marks=SLOW) for stack in STACKS],
+)
 def test_a_rank_dies_and_the_weights_are_those_of_a_plain_loop(ft: Launcher, stack: str) -> None:
     pytest.importorskip(stack)
     found = run_with_a_fault(ft, stack)

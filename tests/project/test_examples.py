@@ -256,6 +256,7 @@ class TestCanonicalBytes:
         assert data != digits.canonical_bytes({"a": a, "b": b.double()})
 
 
+@pytest.mark.long
 def test_smoke_adds_up_all_ranks(tmp_path: Path) -> None:
     import torch.distributed as dist
 

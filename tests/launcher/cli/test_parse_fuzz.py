@@ -157,6 +157,7 @@ def check_options(options: object) -> None:
         assert all(text.isprintable() for text in options.remarks)
 
 
+@pytest.mark.long
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -760,6 +760,7 @@ def test_readable_control_socket_announces_events(consoles: Consoles) -> None:
 # ---------------------------------------------------------------- torchrun
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not TORCHRUN.exists(), reason="torchrun is not installed")
 def test_console_and_files_are_those_of_torchrun(consoles: Consoles, tmp_path: Path) -> None:
     text = b"one\r\nbar 1\rbar 2\n\nkeep this\nlast\n"

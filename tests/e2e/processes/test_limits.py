@@ -1,0 +1,124 @@
+"""Where the kernel makes no more processes or files: one sentence that says which limit it was."""
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Command, Launcher
+
+WAITING = "import threading\nthreading.Event().wait()\n"
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A cgroup for processes, v1 or v2, yet without a limit."""
+    if os.geteuid() != 0:
+        pytest.skip("cgroups need root")
+    root = Path("/sys/fs/cgroup")
+    parent = root / "pids" if (root / "pids").exists() else root
+    path = parent / f"ft-run-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    path.mkdir()
+    if (path / "pids.max").exists():
+        yield path
+        path.rmdir()
+    else:
+        path.rmdir()
+        pytest.skip("there is no pids controller here")
+
+
+def root_cause(command: "Command") -> str:
+    """What the report names; it is in the last line too, and no part of ft-run broke."""
+    assert "Traceback" not in command.stderr
+    (named,) = re.findall(r"^Root cause: (.*)$", command.stderr, re.MULTILINE)
+    assert named in command.stderr.splitlines()[-1]
+    return str(named)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("options", [(), ("--preload", "colorsys")], ids=["cold", "warm"])
+def test_a_container_that_allows_too_few_processes(
+    ft: "Launcher", cgroup: Path, options: tuple[str, ...]
+) -> None:
+    """Agent, guard and spawner have theirs; the image has one for as long as it is there."""
+    most = 5
+    (cgroup / "pids.max").write_text(str(most))
+    enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
+    command = ft.run(
+        "--standalone", "--nproc-per-node", 3, *options, ft.script(WAITING), program=enter
+    )
+    assert command.process.returncode == 1
+    assert re.fullmatch(
+        r"rank [12] on node 0 \(\S+\) could not be started: no process can be made: Resource "
+        rf"temporarily unavailable; processes and threads are limited to {most} for the container, "
+        r"of which [45] are used \(pids\.max\).*: raise what is used up",
+        root_cause(command),
+    )
+
+
+@pytest.mark.root
+def test_a_user_who_may_have_too_few_processes(ft: "Launcher") -> None:
+    """The limit is of the user, whoever starts the processes: this one has no others."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    user = 2_000_000 + os.getpid()
+    read = ("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")
+    become = ("setpriv", f"--reuid={user}", "--clear-groups", *read)
+    limit = ("prlimit", "--nproc=3")
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 3, ft.script(WAITING)),
+        program=(*limit, *become, *ft.program),
+    )
+    assert command.process.returncode == 1
+    assert f"limited to 3 for user {user} (ulimit -u)" in root_cause(command)
+
+
+@pytest.mark.root
+def test_a_launcher_that_gets_no_process_at_all(ft: "Launcher", cgroup: Path) -> None:
+    (cgroup / "pids.max").write_text("1")
+    enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)
+    command = ft.run("--standalone", ft.script(WAITING), program=enter)
+    assert command.process.returncode == 1
+    assert re.fullmatch(
+        r"ft-run: error: no process can be made: Resource temporarily unavailable; processes and "
+        r"threads are limited to 1 for the container, of which 1 are used \(pids\.max\).*\n",
+        command.stderr,
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("--redirects", "3"), ("--tee", "3")])
+def test_too_few_open_files(ft: "Launcher", options: tuple[str, ...]) -> None:
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 40, *options, ft.script(WAITING)),
+        program=("prlimit", "--nofile=32:32", *ft.program),
+    )
+    assert command.process.returncode == 1
+    assert re.search(
+        r"Too many open files; a process may have 32 open files here: raise ulimit -n",
+        root_cause(command),
+    )
+
+
+def test_what_ran_out_may_be_there_again_and_is_no_usage_error(ft: "Launcher") -> None:
+    command = ft.run(
+        *("--standalone", "--nproc-per-node", 40, "--max-restarts", 2, ft.script(WAITING)),
+        program=("prlimit", "--nofile=32:32", *ft.program),
+    )
+    assert command.process.returncode == 1
+    assert "2 of 2 restarts used" in command.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("limit", [6, 8, 12, 16])
+def test_too_few_open_files_are_refused(ft: "Launcher", limit: int) -> None:
+    enter = ("sh", "-c", f'ulimit -n {limit} && exec "$0" "$@"', *ft.program)
+    command = ft.run("--standalone", "--tee", 3, "--no-python", "true", program=enter)
+    assert command.process.returncode == 1
+    assert command.stderr == (
+        f"ft-run: error: a process may have {limit} open files here, and an agent needs 32: raise "
+        "ulimit -n.\n"
+    )

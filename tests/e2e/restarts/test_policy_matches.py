@@ -1,0 +1,117 @@
+"""Each match of the failure policy, and its spacing and limits, met by the real thing."""
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from ft_run import exit_codes
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Launcher
+
+ALONE = ("--standalone", "--max-restarts", 5)
+
+
+def verdict_of(text: str) -> str:
+    """Return the last line of what an agent said."""
+    return text.splitlines()[-1]
+
+
+@pytest.mark.root
+def test_out_of_memory(ft: "Launcher", memory_limit: tuple[str, ...]) -> None:
+    script = ft.script(
+        "import os\nhoard = []\nwhile True: hoard.append(bytearray(os.urandom(1 << 20)))\n"
+    )
+    rules = ("--on-failure", "signal:SIGTERM=restart", "--on-failure", "oom=fail")
+    command = ft.run(*ALONE, *rules, script, program=(*memory_limit, *ft.program))
+    assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
+    assert re.search(
+        r"rank 0 on node 0 \(\S+\) was killed by the kernel's OOM killer \(out of memory\) "
+        r"\(rule oom=fail; 0 of 5 restarts used\)$",
+        verdict_of(command.stderr),
+    )
+
+
+def test_an_error_that_record_has_written(ft: "Launcher") -> None:
+    """Torch's own @record, and standard error that nobody sees."""
+    script = ft.script(
+        "import os\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    again = os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "    raise RuntimeError('device-side assert' if again else 'link flap')\n"
+        "main()\n"
+    )
+    rule = ("--on-failure", "error:RuntimeError: .*assert=fail")
+    command = ft.run(*ALONE, *rule, script)
+    assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
+    command.expect(r"round=1 node=0 restart 1/5: .*exited with 1: RuntimeError: link flap")
+    assert re.search(
+        r"exited with 1: RuntimeError: device-side assert "
+        r"\(rule error:RuntimeError: \.\*assert=fail; 1 of 5 restarts used\)$",
+        verdict_of(command.stderr),
+    )
+
+
+def test_a_lost_node(ft: "Launcher", free_port: int) -> None:
+    script = ft.script("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
+    args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark,
+            "--max-restarts", 5, "--on-failure", "node-lost=fail", script)  # fmt: skip
+    host, other = ft.start_two(*args)
+    for node in (host, other):
+        node.expect("^up")
+    other.send(signal.SIGKILL)
+    assert host.wait() == exit_codes.POLICY_ENDED_JOB
+    assert re.search(
+        r"node 1 \(\S+\) was lost: .* \(rule node-lost=fail; 0 of 5 restarts used\)$",
+        verdict_of(host.stderr),
+    )
+
+
+def test_restarts_are_spaced_and_the_wait_is_told(ft: "Launcher") -> None:
+    """The first follows at once, the second after a second."""
+    script = ft.script(
+        "import os, sys\nsys.exit(0 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '2' else 5)\n"
+    )
+    command = ft.run(*ALONE, "--restart-backoff", "0s:60s", script)
+    assert command.process.returncode == 0
+    events = re.findall(
+        r"round=(\d) node=0 started|the next round is formed in (\d) s \(--restart-backoff\)",
+        command.stderr,
+    )
+    assert events == [("0", ""), ("1", ""), ("", "1"), ("2", "")]
+
+
+def test_a_node_that_fails_too_often_gives_way_to_a_spare(ft: "Launcher", free_port: int) -> None:
+    """It is the place that is broken: whoever runs there fails."""
+    script = ft.script(
+        "import os, sys, threading\n"
+        "broken = sys.argv[1] + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "while not os.path.exists(sys.argv[2]):\n"
+        "    if os.environ.get('BROKEN') and os.path.exists(broken): sys.exit(7)\n"
+        "    threading.Event().wait(0.02)\n"
+    )
+    gate = ft.folder / "gate"
+    args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark,
+            "--max-restarts", 9, "--max-node-failures", 2,
+            script, ft.folder / "broken", gate)  # fmt: skip
+    host = ft.start(*args)
+    host.expect("hosted here")
+    bad = ft.start(*args, env={"BROKEN": "1"})
+    for restart in (0, 1):
+        (ft.folder / f"broken{restart}").touch()
+    # It stays while nobody could stand in.
+    bad.expect(r"round=2 node=1 restart 2/9: rank 1 .*exited with 7")
+    spare = ft.start(*args)
+    spare.expect("this node is a spare")
+    (ft.folder / "broken2").touch()
+    assert bad.wait() == exit_codes.NODE_EXCLUDED
+    assert "it was the root cause of 3 restarts, at last: rank 1" in verdict_of(bad.stderr)
+    spare.expect(
+        r"round=3 node=1 restart 3/9: rank 1 .*exited with 7 \(.*"
+        r"node \S+ is excluded after 3 failures \(--max-node-failures 2\)"
+    )
+    gate.touch()
+    assert [host.wait(), spare.wait()] == [0, 0]
