@@ -1,6 +1,6 @@
 """A running job whose master hears what no agent says, from strangers and from members.
 
-100,000 messages: FT_RUN_FUZZ_MESSAGES=100000 pytest -s tests/e2e/test_wire_fuzz.py
+100,000 messages: FT_RUN_FUZZ_MESSAGES=100000 pytest -s tests/e2e/faults/test_wire_fuzz.py
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
 if TYPE_CHECKING:
-    from conftest import Command, Launcher
+    from ft_run.tests.e2e.conftest import Command, Launcher
 
 MESSAGES = int(os.environ.get("FT_RUN_FUZZ_MESSAGES", "1500"))
 PER_STREAM = 10
