@@ -37,7 +37,7 @@ README_TABLE: Final = {
     ),
     "the agent is killed with SIGKILL": (
         "its workers live on",
-        "its spawner kills them and all they started",
+        "its spawner kills them and all they started; so does its guard when both are killed",
     ),
     "the host of the rendezvous dies": (
         "the other nodes exit 1, whatever the budget",
