@@ -71,13 +71,10 @@ README_TABLE: Final = {
         "traceback, exit 1",
         "one line, orderly stop, exit 143",
     ),
-    "`--nproc-per-node cpu`": (
+    "`--nproc-per-node cpu`, and `auto` without accelerators": (
         "the machine's CPUs",
-        "the container's CPU limit (cgroup v1, v2), or the machine's CPUs",
-    ),
-    "`--nproc-per-node auto`": (
-        "the accelerators, or the machine's CPUs",
-        "the accelerators, or the container's CPU limit, or 1",
+        "the container's CPU limit (cgroup v1, v2); without one, `cpu` is the machine's CPUs and "
+        "`auto` is 1",
     ),
     "master, rendezvous": (
         "pickles over an open port",
@@ -292,7 +289,7 @@ DIFFERENCES: Final = {
     ),
     "worker count": Difference(
         "as many workers as the container has CPUs for",
-        readme="`--nproc-per-node cpu`",
+        readme="`--nproc-per-node cpu`, and `auto` without accelerators",
         fact=r"worker [1-9].*|worker 0 .*: env .*WORLD_SIZE",
         holds=lambda theirs, ours: ours == NOTHING or (int(theirs) > 1 and ours == "1"),
         is_better=True,
