@@ -99,7 +99,8 @@ class Results:
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
             failure = record.failure
             if phase is Phase.SOLO:
-                failure = failure or self._unmeasured(record.metrics)
+                if record.node not in passed:  # else only new check workers were made ready
+                    failure = failure or self._unmeasured(record.metrics)
                 had_no_time = NOT_CARRIED_OUT in failure or NO_ANSWER in failure
                 if had_no_time and record.node in passed:
                     continue  # it has shown that it can

@@ -86,7 +86,7 @@ def read_check(
         accelerator=accelerator,
         virtual_local_rank=given["virtual_local_rank"],
         level=given.get("check_level", defaults.CHECK_LEVEL),
-        timeout_s=given.get("check_timeout", defaults.CHECK_TIMEOUT_S),
+        timeout_s=given.get("check_timeout", 0.0),
         floors=floors,
         straggler_threshold=threshold,
         exclude_straggler=given["exclude_straggler"],
@@ -173,7 +173,8 @@ def _check_flags() -> list[Flag]:
             group=_CHECK,
             metavar="SECONDS",
             read=values.seconds_above_zero,
-            help=f"For everything together; default {defaults.CHECK_TIMEOUT_S:g}.",
+            help=f"For everything together; default {defaults.CHECK_TIMEOUT_S:g}, with GPUs"
+            f" {defaults.CHECK_TIMEOUT_GPUS_S:g}.",
         ),
         Flag(
             "--strict",

@@ -1,7 +1,7 @@
 """``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
 
+from ...checks.floors import floor_texts
 from ...rendezvous.protocol.check_messages import CheckSpec
-from ..cli.floor_flags import floor_texts
 from ..options import CheckOptions, LadderOptions, LaunchOptions, RendezvousOptions
 from .launch import launch
 

@@ -66,15 +66,25 @@ def _parts(options: LaunchOptions) -> NodeParts:
     )
     if options.checks is not None and options.checks.spec.floors:
         # Only now it is known how many workers ``--nproc-per-node gpu`` stands for.
-        from ..cli.floor_flags import floor_names, refuse_floors
+        from ...checks.floors import floor_names
+        from ..cli.floor_flags import refuse_floors
 
         refuse_floors(floor_names(options.checks.spec.floors), options.accelerator, count.count)
     if options.mode is not ScriptMode.COMMAND:
         check_interpreter(environ)
     _set_omp_threads(environ, count)
     timers = _file_timers(environ)
+    if options.virtual_local_rank:
+        from ..machine.accelerators import name_mig_devices
+
+        environ = name_mig_devices(environ)
     commands = WorkerCommands(options, count.count, environ)
     cpus = _numa_cpus(options, count)
+    gpus_shown = {}
+    if options.checks is not None:
+        from ..preflight.expected_gpus import shown_gpus
+
+        gpus_shown = shown_gpus(options.accelerator)  # now: a driver that hangs stops an event loop
     log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
@@ -98,6 +108,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
         relay=relay,
         display=display,
         timers=timers,
+        gpus_shown=gpus_shown,
     )
 
 

@@ -12,7 +12,7 @@ class CheckSpec:
     level: str
     """``--check-level``: light or full."""
     timeout_s: float
-    """For all phases together."""
+    """For all phases together; 0: the default, which is longer with GPUs."""
     on_restart: str = "node"
     """``--check-on-restart``: never, node or always."""
     is_binding: bool = True
