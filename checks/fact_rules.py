@@ -14,6 +14,9 @@ from .records import Fact
 WARNINGS: Final = "warnings"
 """The fact that holds, in words, what speaks against a node without ruling it out."""
 
+UNDER_LOAD: Final = "local_rank"
+"""So begin the facts that a phase with load tells."""
+
 
 class Severity(Enum):
     """What follows from a fact."""

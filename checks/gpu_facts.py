@@ -8,15 +8,14 @@ from typing import Any, Final
 from .devices.nvml import (
     Nvml,
     NvmlFailedError,
-    NvmlGpu,
     NvmlLoader,
     ask,
     load_nvml,
     opened,
     read_gpus,
     text,
+    visible_gpus,
 )
-from .devices.visible_devices import choose
 from .records import Fact
 
 _THROTTLE_REASONS: Final = {
@@ -73,7 +72,7 @@ def throttled_by(uuid: str, load: NvmlLoader = load_nvml) -> str:
 def _collect(nvml: Nvml, environ: Mapping[str, str]) -> dict[str, Fact]:
     facts: dict[str, Fact] = {"driver": text(nvml.nvmlSystemGetDriverVersion())}
     gpus = read_gpus(nvml)
-    chosen = _visible(gpus, environ)
+    chosen = visible_gpus(gpus, environ)
     facts["gpus"] = len(chosen)
     for index in chosen:
         prefix = f"gpu{index}"
@@ -85,25 +84,6 @@ def _collect(nvml: Nvml, environ: Mapping[str, str]) -> dict[str, Fact]:
             continue
         facts |= {f"{prefix}_{name}": value for name, value in told.items()}
     return facts | _compared(facts, chosen)
-
-
-def _visible(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
-    """Return which of the GPUs the workers can use."""
-    value = environ.get("CUDA_VISIBLE_DEVICES")
-    everything = list(range(len(gpus)))
-    if value is None:
-        return everything
-    if value.startswith("MIG-"):
-        parts = [(names, index) for index, gpu in enumerate(gpus) for names in gpu.mig]
-        places = choose(value, (), [names for names, _ in parts])
-        return sorted({parts[place][1] for _, place in places})
-    chosen = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
-    in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    are_alike = len({gpu.model for gpu in gpus if gpu.model}) < 2
-    if chosen and not (value.startswith("GPU-") or in_pci_order or are_alike):
-        # CUDA begins with the fastest GPU: of several models an index says nothing to NVML.
-        return everything
-    return sorted(index for _, index in chosen)
 
 
 def _compared(facts: Mapping[str, Fact], chosen: Sequence[int]) -> dict[str, Fact]:

@@ -7,10 +7,13 @@ has a deadline. Check workers are such processes already.
 
 import importlib
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Protocol, cast
+
+from .visible_devices import choose
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 DEADLINE_S: Final = 15.0
@@ -157,10 +160,30 @@ def _mig_devices(nvml: Nvml, gpu: Any, gpu_uuid: str) -> Iterator[tuple[str, ...
         yield tuple(dict.fromkeys((uuid, old)))
 
 
+def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
+    """Return which of the GPUs ``CUDA_VISIBLE_DEVICES`` of an environment leaves visible."""
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    everything = list(range(len(gpus)))
+    if value is None:
+        return everything
+    if value.startswith("MIG-"):
+        parts = [(names, index) for index, gpu in enumerate(gpus) for names in gpu.mig]
+        places = choose(value, (), [names for names, _ in parts])
+        return sorted({parts[place][1] for _, place in places})
+    chosen = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
+    in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    are_alike = len({gpu.model for gpu in gpus if gpu.model}) < 2
+    if chosen and not (value.startswith("GPU-") or in_pci_order or are_alike):
+        # CUDA begins with the fastest GPU: of several models an index says nothing to NVML.
+        return everything
+    return sorted(index for _, index in chosen)
+
+
 def used_bytes(nvml: Nvml) -> dict[str, int]:
-    """Return how much memory is in use on each GPU that answers, by UUID."""
+    """Return how much memory is in use on each visible GPU that answers, by UUID."""
     found = {}
-    for gpu in read_gpus(nvml):
+    gpus = read_gpus(nvml)
+    for gpu in (gpus[index] for index in visible_gpus(gpus, os.environ)):
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
         memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if gpu.uuid else None
         if memory is not None:

@@ -31,6 +31,7 @@ from .failure_record import (
     stuck_failure,
     worker_failure,
 )
+from .gpu_memory import GpuMemory
 from .parts import NodeParts
 from .worker_group import WorkerGroup, WorkerGroupState
 
@@ -116,6 +117,7 @@ class Supervisor:
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
         """By process id, the timer of each worker that was killed because it ran out."""
+        self._gpu_memory = GpuMemory(self._note)
 
     @property
     def group(self) -> WorkerGroup | None:
@@ -154,6 +156,7 @@ class Supervisor:
         except OSError as error:
             self._failed_to_open(self._group, error)
             return
+        self._gpu_memory.remember()
         if self._spawner.preloading:
             self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
@@ -216,6 +219,7 @@ class Supervisor:
 
     def close(self) -> None:
         """No timer runs out any more."""
+        self._gpu_memory.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -276,7 +280,10 @@ class Supervisor:
         self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
-        self._listener.workers_gone(group.assignment)
+        if group.has_succeeded:
+            self._listener.workers_gone(group.assignment)
+        else:  # others may follow
+            self._gpu_memory.when_free(lambda: self._listener.workers_gone(group.assignment))
 
     async def time_over(self, event: TimeOver) -> None:
         """Go on to the next means of ending a group."""

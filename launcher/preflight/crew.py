@@ -44,6 +44,16 @@ _OTHERS_S: Final = 1.0
 _KILL_S: Final = 10.0
 _LEFT: Final = "those of the order before have not ended"
 _GONE: Final = "the process that starts them is gone"
+_KILL_GPUS_S: Final = 60.0
+"""The kernel gives back what a process has pinned page by page: hundreds of GB take their time."""
+_ENVIRONMENT: Final = {
+    # A check says by itself what hangs, in its own time, and is not ended by NCCL's watchdog.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    # Nor does it tune matrix products for minutes.
+    "PYTORCH_TUNABLEOP_ENABLED": "0",
+}
+"""What check workers have, whatever the training has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +258,9 @@ class CheckCrew:
 
     async def _kill(self) -> None:
         """Kill what there is, and return when nothing is left of it."""
-        deadline = asyncio.get_running_loop().time() + _KILL_S
+        has_gpus = self._plan.gpus_shown or self._plan.gpus_asked_by
+        limit_s = _KILL_GPUS_S if has_gpus else _KILL_S
+        deadline = asyncio.get_running_loop().time() + limit_s
         if not self._empty and not self._spawner_gone:
             self._spawner.kill()
         while not self._empty and not self._spawner_gone:
@@ -288,7 +300,7 @@ class CheckCrew:
             memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
             ft_run_version=VERSION,
         )
-        env = dict(plan.env)
+        env = {**plan.env, **_ENVIRONMENT}
         if plan.visible_devices:
             env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
         return WorkerCommand(
