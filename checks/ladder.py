@@ -69,7 +69,7 @@ class Ladder:
         """
         self._spec = spec
         self._level = Level(spec.level)
-        rules = Rules(spec.straggler_threshold, floors(spec.floors))
+        rules = Rules(spec.straggler_threshold, floors(spec.floors), spec.compute_threshold)
         self._known = {} if known is None else known
         self._results = Results(
             tuple(nodes), frozenset(vouched), rules=rules, known=dict(self._known)

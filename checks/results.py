@@ -38,6 +38,8 @@ class Rules:
     """How many times worse than the median of its peers makes a straggler."""
     floors: Metrics = field(default_factory=Metrics)
     """What each metric must reach at least; for a latency, what it must not exceed."""
+    compute_threshold: float = 0.0
+    """The threshold of the matrix product, which varies less than the others; 0: the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,8 @@ class Results:
     def is_worse(self, metric: str, value: float, reference: float) -> bool:
         """Return whether a value is worse than a reference by more than the threshold."""
         threshold = self.rules.straggler_threshold
+        if metric == "compute_tflops":
+            threshold = self.rules.compute_threshold or threshold
         if metric in LOWER_IS_BETTER:
             return value > reference * threshold
         return value * threshold < reference

@@ -192,6 +192,8 @@ class CheckOptions:
     floors: Mapping[str, float] = field(default_factory=dict)
     """What metrics must reach, by name; the units are in the names."""
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
+    compute_threshold: float = 0.0
+    """0: as ``straggler_threshold``."""
     exclude_straggler: bool = False
     """A node that is slow is unhealthy."""
     is_strict: bool = False

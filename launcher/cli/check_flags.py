@@ -78,6 +78,10 @@ def read_check(
     if max_nodes == 1 and given["straggler_threshold"] is not None:
         needs_others(given.origin("straggler_threshold"), remarks)
         threshold = defaults.STRAGGLER_THRESHOLD
+    compute_threshold = given.get("compute_straggler_threshold", 0.0)
+    if max_nodes == 1 and compute_threshold:
+        needs_others(given.origin("compute_straggler_threshold"), remarks)
+        compute_threshold = 0.0
     return CheckOptions(
         # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
         rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
@@ -89,6 +93,7 @@ def read_check(
         timeout_s=given.get("check_timeout", 0.0),
         floors=floors,
         straggler_threshold=threshold,
+        compute_threshold=compute_threshold,
         exclude_straggler=given["exclude_straggler"],
         is_strict=given["strict"],
         json=given["json"],

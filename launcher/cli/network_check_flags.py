@@ -23,6 +23,7 @@ _DETAILS = (
     "check_mode",
     "exclude_straggler",
     "straggler_threshold",
+    "compute_straggler_threshold",
     "check_report",
 )
 
@@ -103,6 +104,15 @@ def straggler_flags() -> list[Flag]:
             help="How many times worse than the median of the others is slow; default"
             f" {defaults.STRAGGLER_THRESHOLD:g}.",
         ),
+        Flag(
+            "--compute-straggler-threshold",
+            group=_GROUP,
+            metavar="FACTOR",
+            read=_factor,
+            ours=True,
+            help="The same of the matrix product alone, such as 1.15: GPUs of one model differ by"
+            " a few per cent.",
+        ),
     ]
 
 
@@ -134,6 +144,7 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
             on_restart=given.get("check_on_restart", "node"),
             is_binding=given.get("check_mode", "enforce") == "enforce",
             straggler_threshold=given.get("straggler_threshold", defaults.STRAGGLER_THRESHOLD),
+            compute_threshold=given.get("compute_straggler_threshold", 0.0),
             exclude_straggler=given["exclude_straggler"],
             floors=floor_texts(floors),
         ),

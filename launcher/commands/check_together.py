@@ -22,6 +22,7 @@ def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
         only=True,
         is_strict=options.is_strict,
         straggler_threshold=options.straggler_threshold,
+        compute_threshold=options.compute_threshold,
         exclude_straggler=options.exclude_straggler,
         floors=floor_texts(options.floors),
     )

@@ -25,6 +25,8 @@ class CheckSpec:
     """A warning is told by the exit status; with ``only``."""
     floors: tuple[str, ...] = ()
     """What metrics must reach, such as ``compute_tflops=2.5``."""
+    compute_threshold: float = 0.0
+    """``--compute-straggler-threshold``; 0: ``straggler_threshold``."""
 
 
 @dataclass(frozen=True, slots=True)
