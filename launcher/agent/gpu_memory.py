@@ -73,9 +73,14 @@ class GpuMemory:
         if self._before is None and self._has_driver():
             self._before = asyncio.create_task(self._in_use())
 
-    def when_free(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when the memory of workers that are gone is free, or is not for long."""
-        if self._before is None:
+    def when_free(self, then: Callable[[], None], *, is_needed: bool = True) -> None:
+        """Call ``then`` when the memory of workers that are gone is free, or is not for long.
+
+        Args:
+            then: goes on.
+            is_needed: others may follow; else it is called at once.
+        """
+        if self._before is None or not is_needed:
             then()
             return
 

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from ... import defaults
@@ -167,8 +168,7 @@ class Supervisor:
             number: the signal.
             lets_settle: first give those that are ending by themselves a moment to do so.
         """
-        group = self.group
-        if group is None:
+        if (group := self.group) is None:
             return
         if lets_settle and group.state is WorkerGroupState.RUNNING and group.alive:
             if not self._is_settling:
@@ -200,8 +200,7 @@ class Supervisor:
         Args:
             gently: workers that succeeded may have left something running; it is told to end.
         """
-        group = self.group
-        if group is None:
+        if (group := self.group) is None:
             return
         if group.state is WorkerGroupState.DONE and gently:
             leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
@@ -273,17 +272,14 @@ class Supervisor:
 
     def empty(self) -> None:
         """Nothing that descends from a worker is left."""
-        group = self.group
-        if group is None:
+        if (group := self.group) is None:
             return
         group.gone()
         self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
-        if group.has_succeeded:
-            self._listener.workers_gone(group.assignment)
-        else:  # others may follow
-            self._gpu_memory.when_free(lambda: self._listener.workers_gone(group.assignment))
+        gone = partial(self._listener.workers_gone, group.assignment)
+        self._gpu_memory.when_free(gone, is_needed=not group.has_succeeded)
 
     async def time_over(self, event: TimeOver) -> None:
         """Go on to the next means of ending a group."""

@@ -74,17 +74,8 @@ def _parts(options: LaunchOptions) -> NodeParts:
         check_interpreter(environ)
     _set_omp_threads(environ, count)
     timers = _file_timers(environ)
-    if options.virtual_local_rank:
-        from ..machine.accelerators import name_mig_devices
-
-        environ = name_mig_devices(environ)
-    commands = WorkerCommands(options, count.count, environ)
-    cpus = _numa_cpus(options, count)
-    gpus_shown = {}
-    if options.checks is not None:
-        from ..preflight.expected_gpus import shown_gpus
-
-        gpus_shown = shown_gpus(options.accelerator)  # now: a driver that hangs stops an event loop
+    commands = WorkerCommands(options, count.count, _with_mig_devices(options, environ))
+    cpus, gpus_shown = _numa_cpus(options, count), _gpus_shown(options)
     log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
@@ -110,6 +101,23 @@ def _parts(options: LaunchOptions) -> NodeParts:
         timers=timers,
         gpus_shown=gpus_shown,
     )
+
+
+def _with_mig_devices(options: LaunchOptions, environ: dict[str, str]) -> dict[str, str]:
+    if not options.virtual_local_rank:
+        return environ
+    from ..machine.accelerators import name_mig_devices
+
+    return name_mig_devices(environ)
+
+
+def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
+    """Return what checks should find; asked before the event loop, which must not hang."""
+    if options.checks is None:
+        return {}
+    from ..preflight.expected_gpus import shown_gpus
+
+    return shown_gpus(options.accelerator)
 
 
 def _preloaded(parts: NodeParts) -> NodeParts:

@@ -60,6 +60,19 @@ def test_without_a_driver_nothing_is_asked_and_nothing_waits() -> None:
     assert driver.asked == 0
 
 
+def test_workers_that_succeeded_hold_nothing_up() -> None:
+    done: list[int] = []
+
+    async def test() -> None:
+        memory = GpuMemory(print, has_driver=lambda: True, ask=Driver({"GPU-a": 0}).ask)
+        memory.remember()
+        memory.when_free(lambda: done.append(1), is_needed=False)
+        memory.close()
+
+    asyncio.run(test())
+    assert done == [1]
+
+
 def test_the_next_round_waits_until_the_dead_have_given_back_their_memory() -> None:
     used = [{"GPU-a": GB, "GPU-b": size * GB} for size in (0, 120, 80, 40, 1)]
     found, told = waited_s(Driver(*used))

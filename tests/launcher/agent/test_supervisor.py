@@ -170,14 +170,14 @@ def test_others_follow_workers_that_failed_only_when_the_memory_of_gpus_is_free(
     """In NVML's place: one that says when it is."""
 
     def test(node: Node, codes: tuple[int, int], waits: bool) -> None:
-        free: list[Callable[[], None]] = []
-        node.supervisor._gpu_memory = mock.Mock(when_free=free.append)
+        memory = mock.Mock()
+        node.supervisor._gpu_memory = memory
         node.end(*codes)
-        gone = node.listener.workers_gone
-        assert gone.call_count == (0 if waits else 1)
-        for then in free:
-            then()
-        assert gone.call_count == 1
+        ((then,), options) = memory.when_free.call_args
+        assert options == {"is_needed": waits}
+        assert node.listener.workers_gone.call_count == 0
+        then()
+        assert node.listener.workers_gone.call_count == 1
 
     with_node(lambda node: test(node, (0, 1), True))
     with_node(lambda node: test(node, (0, 0), False))
