@@ -9,6 +9,8 @@ import itertools
 import pytest
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.records import Metrics, Phase, Record, record_to_json
+from ft_run.checks.results import Answered, Results, Step
+from ft_run.checks.verdict import verdict
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.tests.harness.ladder_world import Clock, Pace, World, names
 
@@ -100,3 +102,17 @@ def test_a_copy_to_the_device_shows_a_gpu_that_has_no_facts():
     step = ladder.next_step(50)
     assert step is not None
     assert step.limit_s >= 15
+
+
+def test_a_gpu_that_was_slowed_down_under_load_is_remarked():
+    alone = (("n0",),)
+    steps = [
+        Answered(Step(phase, alone), {"n0": Record("n0", phase, facts=facts)})
+        for phase, facts in (
+            (Phase.FACTS, {"gpus": 8}),
+            (Phase.SOLO, {"local_rank3_throttled_by": "heat"}),
+        )
+    ]
+    found = verdict(Results(("n0",), steps=tuple(steps))).of("n0")
+    assert found.remarks == ("the GPU of local rank 3 was slowed down by heat under load",)
+    assert found.facts == {"gpus": 8, "local_rank3_throttled_by": "heat"}

@@ -89,3 +89,12 @@ def test_the_program_that_asks_says_why_it_cannot():
     except NvmlFailedError as error:
         reason = str(error)
     assert reason == ("" if nvml.has_library() else "there is no driver")
+
+
+def test_an_interpreter_without_pynvml_says_so_where_there_is_a_driver(monkeypatch):
+    monkeypatch.setattr(nvml, "has_library", lambda: True)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NvmlFailedError, match=r"has no pynvml \(pip install nvidia-ml-py\)"):
+        nvml.load_nvml()
+    monkeypatch.setattr(nvml, "has_library", lambda: False)
+    assert nvml.load_nvml() is None

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from ft_run.checks.records import Level, Metrics, Order, Phase, order_to_json, record_from_json
@@ -233,3 +235,47 @@ def test_an_order_that_has_waited_has_less_time_left():
     assert 4 <= age_s(order) <= 10
     assert age_s(replace(order, unix_time_s=0.0)) == 0
     assert age_s(replace(order, unix_time_s=1.0)) == 10
+
+
+def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(monkeypatch):
+    """In the GPU's place: a probe and a group that note what is asked of them."""
+    from ft_run.checks import measure_device, worker
+
+    did = []
+
+    class Noted:
+        def __init__(self, *_):
+            pass
+
+        def __getattr__(self, name):
+            def note():
+                did.append(name)
+                return 1.0
+
+            return note
+
+    @contextmanager
+    def group(*_):
+        yield Noted()
+
+    def heat(uuid):
+        did.append(uuid)
+        return "heat"
+
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(measure_device, "DeviceProbe", Noted)
+    monkeypatch.setattr(worker, "throttled_by", heat)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
+    orders, answers = os.pipe(), os.pipe()
+    one = CheckWorker(CheckWorkerConfig("n0", 3, 8, 3), orders[0], answers[1])
+    monkeypatch.setattr(one, "_begin", lambda _: (device, None))
+    monkeypatch.setattr(one, "_group", group)
+    _, facts = one._solo(Order(1, Phase.SOLO, Level.LIGHT, 3, 8, "", 0, 10.0))
+    assert did == [
+        *("compute_tflops", "GPU-a1", "memory_gb_per_s"),
+        *("meet", "copy_gb_per_s", "bandwidth_gb_per_s", "close"),
+    ]
+    assert facts == {"local_rank3_throttled_by": "heat"}
+    one._orders.close()
+    for fd in (orders[1], *answers):
+        os.close(fd)

@@ -1,10 +1,13 @@
 """When the memory of workers that ended is free. In NVML's place: what it would tell, in turn."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 
+import pytest
+from ft_run.checks.devices import nvml
 from ft_run.checks.devices.nvml import NvmlFailedError
-from ft_run.launcher.agent.gpu_memory import GpuMemory, Used
+from ft_run.launcher.agent.gpu_memory import GpuMemory, Used, ask_used
 from ft_run.tests.harness.hand_clock import HandClock
 
 GB = 1_000_000_000
@@ -98,3 +101,20 @@ def test_what_goes_on_for_ever_is_bounded() -> None:
 def test_a_driver_that_does_not_answer_holds_nothing_up() -> None:
     assert waited_s(Driver(None))[1] == []
     assert waited_s(Driver({"GPU-a": 0}, None))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "used"),
+    [('print(\'{"answer": {"GPU-a": 7}}\')', {"GPU-a": 7}), ("import time; time.sleep(600)", None)],
+)
+def test_the_driver_is_asked_by_a_process_with_a_deadline(
+    program: str, used: Used | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the driver's place: a program that answers, and one that blocks."""
+    monkeypatch.setattr(nvml, "command", lambda _: (sys.executable, "-c", program))
+    monkeypatch.setattr(nvml, "DEADLINE_S", 60.0 if used else 0.2)
+    if used:
+        assert asyncio.run(ask_used()) == used
+    else:
+        with pytest.raises(NvmlFailedError, match="the driver hangs"):
+            asyncio.run(ask_used())
