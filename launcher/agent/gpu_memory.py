@@ -6,10 +6,10 @@ driver, nothing happens at all.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from ... import events as ev
 from ...checks.devices import nvml
 
 Used = Mapping[str, int]
@@ -50,7 +50,7 @@ class GpuMemory:
 
     def __init__(
         self,
-        note: Callable[[str, int], None],
+        note: Callable[[ev.Remark], None],
         *,
         has_driver: Callable[[], bool] = nvml.has_library,
         ask: Callable[[], Awaitable[Used]] = ask_used,
@@ -58,7 +58,7 @@ class GpuMemory:
         """Create it; nothing is asked yet.
 
         Args:
-            note: takes a sentence for people, and its level.
+            note: takes what people should know.
             has_driver: returns whether there may be GPUs.
             ask: returns what is in use; raises ``NvmlFailedError``.
         """
@@ -119,7 +119,5 @@ class GpuMemory:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
         words = ", ".join(f"{uuid} {size / 1e9:.1f} GB" for uuid, size in held.items())
-        self._note(
-            f"the workers are gone, but more memory of GPUs is in use than before them: {words}",
-            logging.WARNING,
-        )
+        text = f"the workers are gone, but more memory of GPUs is in use than before them: {words}"
+        self._note(ev.Remark(text, ev.Severity.WARNING))

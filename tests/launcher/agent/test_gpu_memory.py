@@ -35,7 +35,7 @@ def waited_s(driver: Driver, *, has_driver: bool = True) -> tuple[float, list[st
     told: list[str] = []
     done: list[float] = []
     memory = GpuMemory(
-        lambda text, _: told.append(text), has_driver=lambda: has_driver, ask=driver.ask
+        lambda remark: told.append(remark.sentence), has_driver=lambda: has_driver, ask=driver.ask
     )
 
     async def begin() -> None:
