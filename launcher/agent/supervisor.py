@@ -18,6 +18,7 @@ from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass
 from ..machine import shortage
+from ..machine.gpu_memory import GpuMemory
 from ..machine.oom import OomWatch
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
@@ -32,7 +33,6 @@ from .failure_record import (
     stuck_failure,
     worker_failure,
 )
-from .gpu_memory import GpuMemory
 from .parts import NodeParts
 from .worker_group import WorkerGroup, WorkerGroupState
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from ft_run.checks.devices import nvml
 from ft_run.checks.devices.nvml import NvmlFailedError
-from ft_run.launcher.agent.gpu_memory import GpuMemory, Used, ask_used
+from ft_run.launcher.machine.gpu_memory import GpuMemory, Used, ask_used
 from ft_run.tests.harness.hand_clock import HandClock
 
 GB = 1_000_000_000
