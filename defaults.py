@@ -52,4 +52,5 @@ TAKEOVER_GRACE_S: Final = 10.0
 # Checks (docs/checks.md).
 CHECK_LEVEL: Final = "light"
 CHECK_TIMEOUT_S: Final = 60.0
+CHECK_TIMEOUT_GPUS_S: Final = 180.0
 STRAGGLER_THRESHOLD: Final = 1.5

@@ -8,6 +8,7 @@ from .records import Fact
 
 COMPARED_FACTS: Final = (
     *("ft_run", "python", "torch", "cuda", "hip", "nccl", "driver", "script_sha256"),
+    *("gpus", "gpu_models", "nvlinks_up", "ib_ports_active"),
 )
 """What must be the same everywhere."""
 

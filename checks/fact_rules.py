@@ -14,6 +14,9 @@ from .records import Fact
 WARNINGS: Final = "warnings"
 """The fact that holds, in words, what speaks against a node without ruling it out."""
 
+UNDER_LOAD: Final = "local_rank"
+"""So begin the facts that a phase with load tells."""
+
 
 class Severity(Enum):
     """What follows from a fact."""
@@ -121,13 +124,22 @@ RULES: Final = (
         "GPU {0} must be reset to replace a bad row of its memory",
     ),
     _Rule(
+        r"gpu(\d+)_row_remap_pending_corrected",
+        _WARNING,
+        _above(0),
+        "GPU {0} will replace a row of its memory, whose errors were corrected, at its next reset",
+    ),
+    _Rule(
         r"gpu(\d+)_page_retirement_pending",
         _FATAL,
         _above(0),
         "GPU {0} must be reset to retire a bad page of its memory",
     ),
     _Rule(
-        r"gpu(\d+)_nvlinks_down", _WARNING, _above(0), "GPU {0} has {value} NVLink(s) that are down"
+        r"gpu(\d+)_nvlinks_missing",
+        _WARNING,
+        _above(0),
+        "GPU {0} has {value} NVLink(s) less that are up than another one here",
     ),
     _Rule(r"gpu(\d+)_throttled_by", _WARNING, _is_text, "GPU {0} is slowed down by {value}"),
     _Rule(
@@ -159,8 +171,20 @@ RULES: Final = (
     _Rule(
         r"ib_(.+)_state",
         _WARNING,
-        lambda value, _: value != "ACTIVE",
+        lambda value, _: value not in ("ACTIVE", "DOWN"),  # nothing need be plugged into a port
         "InfiniBand port {0} is {value}",
+    ),
+    _Rule(
+        r"ib_ports_active",
+        _WARNING,
+        lambda value, _: value == 0,
+        "no InfiniBand port is ACTIVE",
+    ),
+    _Rule(
+        r"local_rank(\d+)_throttled_by",
+        _WARNING,
+        _is_text,
+        "the GPU of local rank {0} was slowed down by {value} under load",
     ),
     _Rule(r"dev_shm_free_gb", _FATAL, _needs_shm, _SHM),
     _Rule(r"dev_shm_free_gb", _WARNING, _wastes_shm, _SHM),

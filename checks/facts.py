@@ -19,7 +19,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Final
 
-from .gpu_facts import NvmlLoader, collect_gpu_facts, load_nvml
+from .devices.nvml import NvmlLoader, load_nvml
+from .gpu_facts import collect_gpu_facts
 from .records import Fact
 
 _BUILT_FOR: Final = re.compile(r"^(cuda|hip)(?:: [^=\n]+)? = ['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -31,6 +32,8 @@ _LIBRARIES: Final = {
 _TIME_ERROR: Final = 5
 _HASH_BYTES: Final = 16
 _KERNEL_RECORD_MAX: Final = 8192
+_XIDS_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45})
+"""What a program does to itself: a fault of its kernel, and its end. NVIDIA's "XID errors"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,9 @@ def _infiniband(root: Path) -> dict[str, Fact]:
         with suppress(OSError, ValueError):
             # "400 Gb/sec (4X NDR)"
             facts[f"{name}_rate_gbit_per_s"] = float(_word(port / "rate").split()[0])
+    states = [value for name, value in facts.items() if name.endswith("_state")]
+    if states:
+        facts["ib_ports_active"] = states.count("ACTIVE")
     return facts
 
 
@@ -201,7 +207,8 @@ def _clock(unix_time_s: float | None) -> dict[str, Fact]:
 def collect_xids(root: Path) -> dict[str, Fact]:
     """Return the XID errors that the NVIDIA driver wrote to the kernel's log since it started.
 
-    Only where this process may read ``/dev/kmsg``.
+    Only where this process may read ``/dev/kmsg``; those that a program causes by itself are no
+    fault of a GPU.
     """
     numbers: dict[str, None] = {}
     try:
@@ -210,7 +217,8 @@ def collect_xids(root: Path) -> dict[str, Fact]:
         return {}
     try:
         while record := _kernel_record(log):
-            if match := re.search(rb"NVRM: Xid \([^)]*\): (\d+)", record):
+            match = re.search(rb"NVRM: Xid \([^)]*\): (\d+)", record)
+            if match and int(match[1]) not in _XIDS_OF_PROGRAMS:
                 numbers[match[1].decode()] = None
     finally:
         os.close(log)

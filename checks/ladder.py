@@ -4,16 +4,17 @@ It is an ``Examination`` of ``rendezvous``: the master brings the answers of the
 the time; the plan and the verdict are those of ``plan`` and ``verdict``.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .. import defaults, exit_codes
 from ..rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import COMPARED_FACTS
+from .floors import floors
 from .measure import needed_s
 from .plan import MAX_ROUNDS, just_failed, plan
-from .records import Level, Metrics, Phase, Record, RecordError, record_from_json
+from .records import Fact, Level, Phase, Record, RecordError, metric_values, record_from_json
 from .report import report_to_json
 from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Known, Results, Rules, Step
 from .verdict import NodeVerdict, Standing, Verdicts, metric_words, verdict
@@ -33,6 +34,16 @@ a few seconds of its own.
 
 _LEAST_SHARE = 1 / 20
 """What a meeting may take in any case."""
+
+_LEAST_GPUS_S = 15.0
+"""The same with GPUs, in seconds: NCCL makes a communicator in the first call, and connects each
+algorithm when it is first used."""
+
+_PER_GPU_S = 0.005
+"""What each GPU that takes part adds to that."""
+
+_GPUS_PER_NODE = 8
+"""Where a node has not said how many workers it has."""
 
 
 class Ladder:
@@ -58,20 +69,34 @@ class Ladder:
         """
         self._spec = spec
         self._level = Level(spec.level)
-        rules = Rules(spec.straggler_threshold, floors(spec.floors))
+        rules = Rules(spec.straggler_threshold, floors(spec.floors), spec.compute_threshold)
         self._known = {} if known is None else known
         self._results = Results(
             tuple(nodes), frozenset(vouched), rules=rules, known=dict(self._known)
         )
         self._step: Step | None = None
         self._records: dict[str, Record] = {}
+        self._workers: dict[str, int] = {}
+        """By node."""
+        self._knows_devices = bool(self._results.vouched & self._known.keys())
+        self._has_gpus = any(
+            _shows_gpus(self._known[node].facts, self._known[node].metrics)
+            for node in self._results.vouched & self._known.keys()
+        )
         self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
         """How long the slowest of those who passed took for these phases, import of torch included:
-        so long takes who has to start anew."""
+        so long takes who has to start anew, at most."""
+        self._revived_s = 0.0
+        """How long the slowest took who had to; 0 before it is known."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
         """Return what is to be done next; None when there is a conclusion."""
         self._close_step()
+        if not self._spec.timeout_s:
+            # The master gives what GPUs may need.
+            remaining_s -= defaults.CHECK_TIMEOUT_GPUS_S - self._timeout_s
+        if remaining_s <= 0:
+            return None
         may_meet_again = self._has_time_for_a_round(remaining_s)
         step = plan(self._results, max(1, self._results.rounds + may_meet_again))
         if step is None:
@@ -88,13 +113,34 @@ class Ladder:
     @property
     def _restart_s(self) -> float:
         """How long somebody takes whose check workers were killed, to be ready for a meeting."""
-        return sum(self._alone_s.values())
+        return self._revived_s or sum(self._alone_s.values())
 
     @property
-    def _least_s(self) -> float:
-        """What a meeting of two, or of all, must be able to take."""
-        own = 1.5 * needed_s(self._level, Phase.PAIR)
-        return max(own, self._spec.timeout_s * _LEAST_SHARE)
+    def _on_gpus(self) -> bool:
+        """Whether GPUs are checked; where nothing is known of the nodes, they may be."""
+        return self._has_gpus or not self._knows_devices
+
+    @property
+    def _timeout_s(self) -> float:
+        """For all steps together."""
+        if self._spec.timeout_s:
+            return self._spec.timeout_s
+        return defaults.CHECK_TIMEOUT_GPUS_S if self._on_gpus else defaults.CHECK_TIMEOUT_S
+
+    def _least_s(self, nodes: int) -> float:
+        """Return what a meeting of so many nodes must be able to take."""
+        least_s = max(1.5 * needed_s(self._level, Phase.PAIR), self._timeout_s * _LEAST_SHARE)
+        if not self._on_gpus:
+            return least_s
+        # Alone a node made a communicator as well; what else it did then is no time of a meeting.
+        alone_s = min(self._alone_s[Phase.SOLO], self._timeout_s * _SHARES[Phase.PAIR])
+        ranks = nodes * max(self._workers.values(), default=_GPUS_PER_NODE)
+        return max(least_s, _LEAST_GPUS_S, alone_s) + _PER_GPU_S * ranks
+
+    @property
+    def _last_meetings_s(self) -> float:
+        """What two must be able to take, and all after them."""
+        return self._least_s(2) + self._least_s(len(self._results.sound))
 
     def _has_time_for_a_round(self, remaining_s: float) -> bool:
         """Whether all can still meet after one more round of meetings in which somebody hangs.
@@ -102,24 +148,28 @@ class Ladder:
         Who is good keeps its place by that; who is bad leaves also when it is not yet known to be.
         """
         starts = 2 if just_failed(self._results) else 1
-        return remaining_s >= starts * self._restart_s + 2 * self._least_s
+        return remaining_s >= starts * self._restart_s + self._last_meetings_s
 
     def _limit_s(self, step: Step, remaining_s: float) -> float:
         """Return how long a step may take."""
-        share_s = self._spec.timeout_s * _SHARES[step.phase]
         if step.phase is Phase.FACTS:
-            return share_s
+            # Nobody knows yet whether there are GPUs: where there are none, less is left after it.
+            known_s = self._timeout_s if self._has_gpus else defaults.CHECK_TIMEOUT_S
+            return (self._spec.timeout_s or known_s) * _SHARES[step.phase]
+        share_s = self._timeout_s * _SHARES[step.phase]
         if step.phase is Phase.SOLO:
             # When it comes after meetings, it must not use up the time of the others.
-            later_s = remaining_s - 2 * self._least_s if self._results.rounds else share_s
+            later_s = remaining_s - self._last_meetings_s if self._results.rounds else share_s
             enough_s = max(1.5 * self._restart_s, 2 * needed_s(self._level, Phase.SOLO))
             return max(enough_s, min(share_s, later_s))
-        limit_s = max(share_s, self._least_s)
+        least_s = self._least_s(max(map(len, step.meetings)))
+        limit_s = max(share_s, least_s)
         if step.phase is not Phase.ALL:
             # One that hangs may do so in each round that is left, and is started anew after each.
             rounds = min(MAX_ROUNDS - self._results.rounds, len(self._results.sound) - 1)
-            fair_s = (remaining_s - self._least_s) / rounds - self._restart_s
-            limit_s = max(self._least_s, min(limit_s, fair_s))
+            all_s = self._least_s(len(self._results.sound))
+            fair_s = (remaining_s - all_s) / rounds - self._restart_s
+            limit_s = max(least_s, min(limit_s, fair_s))
         # Check workers of a node that has passed before are started by its first order.
         asked = {node for answered in self._results.steps for node in answered.records}
         is_cold = any(node not in asked for meeting in step.meetings for node in meeting)
@@ -133,11 +183,24 @@ class Ladder:
             record = record_from_json(report)
         except RecordError as error:
             record = Record(node_id, Phase.FACTS, failure=f"its answer makes no sense: {error}")
-        if self._step is not None and not self._results.rounds and not record.failure:
-            phase = self._step.phase
-            if phase in self._alone_s:
-                self._alone_s[phase] = max(self._alone_s[phase], took_s)
+        if self._step is not None and not record.failure:
+            self._learn(node_id, self._step.phase, record, took_s)
         self._take(node_id, record)
+
+    def _learn(self, node_id: str, phase: Phase, record: Record, took_s: float) -> None:
+        """Take what the time of later steps depends on."""
+        if phase not in self._alone_s:
+            return
+        if self._results.rounds:
+            self._revived_s = max(self._revived_s, took_s)
+            return
+        self._alone_s[phase] = max(self._alone_s[phase], took_s)
+        self._knows_devices = True
+        shown = _shows_gpus(record.facts, metric_values(record.metrics))
+        self._has_gpus = self._has_gpus or shown
+        workers = record.facts.get("local_world_size")
+        if isinstance(workers, int):
+            self._workers[node_id] = workers
 
     def silent(self, node_id: str, why: str) -> None:
         """A node has not answered in the present step: that is a failure of it."""
@@ -214,20 +277,9 @@ class Ladder:
         return exit_codes.CHECKS_WARNED if self._spec.is_strict and warned else exit_codes.SUCCESS
 
 
-def floors(texts: Sequence[str]) -> Metrics:
-    """Return the floors that texts such as ``compute_tflops=2.5`` stand for.
-
-    Raises:
-        ValueError: one of them names no metric or no number.
-    """
-    values = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        values[name] = float(number)
-    try:
-        return Metrics(**values)
-    except TypeError as error:
-        raise ValueError(f"no such metric: {error}") from error
+def _shows_gpus(facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> bool:
+    """Return whether a node has checked GPUs: only to a GPU is there a copy from the host."""
+    return bool(facts.get("gpus")) or "copy_gb_per_s" in metrics
 
 
 def _sentence(found: NodeVerdict) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from .records import Level, Phase
@@ -90,7 +91,7 @@ def _throttled_s(file: Path) -> float:
 
 
 def best_time_s(
-    run: Callable[[], None],
+    run: Callable[[], object],
     budget_s: float,
     quota: QuotaWatch,
     *,
@@ -125,6 +126,31 @@ def best_time_s(
     best, average = max(min(times), 1e-9), max(elapsed_s / len(times), 1e-9)
     observed = best / share if share > best / average else average
     return max(observed, best / quota.share)
+
+
+def settled_time_s(
+    timed: Callable[[], float],
+    budget_s: float,
+    *,
+    after: Callable[[], object] = lambda: None,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """Return the time that pieces take in the end: the median of the second half of them.
+
+    For a device of its own clock and cooling: its first pieces are faster than it can go on for.
+
+    Args:
+        timed: carries out one piece and returns its seconds.
+        budget_s: seconds that all of it may take; three pieces are made in any case.
+        after: is called after each piece, and not timed.
+        clock: seconds from any origin.
+    """
+    times: list[float] = []
+    start = clock()
+    while len(times) < _LEAST_REPETITIONS or clock() - start < budget_s:
+        times.append(timed())
+        after()
+    return max(median(times[len(times) // 2 :]), 1e-9)
 
 
 def largest_within(

@@ -1,13 +1,16 @@
 """One device alone: matrix product, memory, copy from the host. Imports torch."""
 
 import itertools
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from .devices.gpu_timer import GpuTimer
+from .devices.locality import near
 from .faults import ActiveFaults
-from .measure import Budget, QuotaWatch, best_time_s, largest_within
+from .measure import Budget, QuotaWatch, best_time_s, largest_within, settled_time_s
 
 _CPU_SIZES: Final = (128, 192, 256, 320, 384, 512, 768, 1024)
 _GPU_SIZES: Final = (1024, 2048, 4096, 8192, 12288, 16384)
@@ -35,9 +38,24 @@ class DeviceProbe:
     """Measures one device. ``close`` gives its memory back to the device."""
 
     def __init__(
-        self, device: torch.device, budget: Budget, quota: QuotaWatch, faults: ActiveFaults
+        self,
+        device: torch.device,
+        budget: Budget,
+        quota: QuotaWatch,
+        faults: ActiveFaults,
+        timer: GpuTimer | None = None,
     ) -> None:
+        """Begin; nothing is measured yet.
+
+        Args:
+            device: what is measured.
+            budget: how long.
+            quota: of the CPU; it says nothing of a GPU.
+            faults: what is wrong with it on purpose.
+            timer: for a GPU.
+        """
         self._device = device
+        self._timer = timer or GpuTimer()
         self._budget = budget
         self._quota = quota
         self._faults = faults
@@ -63,7 +81,10 @@ class DeviceProbe:
         run = self._computing(product.run)
         run()
         product.verify()
-        time_s = best_time_s(run, self._budget.compute_s, self._quota)
+        if self._on_gpu:
+            time_s = settled_time_s(run, self._budget.compute_s, after=product.compare)
+        else:
+            time_s = best_time_s(run, self._budget.compute_s, self._quota)
         product.verify()
         return 2.0 * size**3 / time_s / 1e12
 
@@ -93,12 +114,15 @@ class DeviceProbe:
         """
         if not self._on_gpu:
             return None
+        with near(_pci_address(self._device)):
+            return self._near_copy_gb_per_s()
+
+    def _near_copy_gb_per_s(self) -> float:
         source = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
         target = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, device=self._device)
-        run = self._computing(lambda: target.copy_(source, non_blocking=True))
+        run = self._computing(lambda: target.copy_(source, non_blocking=True), "a copy")
         run()
-        time_s = best_time_s(run, self._budget.copy_s, self._quota)
-        return _PINNED_BYTES / time_s / 1e9
+        return _PINNED_BYTES / settled_time_s(run, self._budget.copy_s) / 1e9
 
     def close(self) -> None:
         """Give back what the allocator keeps for later."""
@@ -110,13 +134,16 @@ class DeviceProbe:
             size,
             self._device,
             dtype=torch.bfloat16 if self._on_gpu else torch.float32,
-            repeats_exactly=self._on_gpu,
+            # hipBLASLt may split a sum among threads that add in any order.
+            repeats_exactly=self._on_gpu and torch.version.hip is None,
             is_wrong=self._faults.wrong_value,
         )
 
     def _product_time_s(self, size: int) -> float:
         run = self._computing(self._product(size).run)
         run()  # the first one loads kernels and starts threads
+        if self._on_gpu:
+            return settled_time_s(run, 0.0)
         return best_time_s(run, 0.0, QuotaWatch())  # of a piece, not of what follows from it
 
     def _gpu_memory_gb_per_s(self) -> float:
@@ -127,20 +154,42 @@ class DeviceProbe:
             for _ in range(_GPU_COPIES):
                 target.copy_(source)
 
-        run = self._computing(copies)
+        run = self._computing(copies, "copies within the memory")
         run()
-        time_s = best_time_s(run, self._budget.memory_s, self._quota)
+        time_s = settled_time_s(run, self._budget.memory_s)
         return 2.0 * _GPU_COPIES * _GPU_MEMORY_BYTES / time_s / 1e9
 
-    def _computing(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Return ``work`` as a piece that is finished when it returns."""
+    def _computing(
+        self, work: Callable[[], object], what: str = "a matrix product"
+    ) -> Callable[[], float]:
+        """Return ``work`` as a piece that is finished when it returns its seconds."""
 
         def run() -> None:
             work()
             if self._on_gpu:
-                torch.cuda.synchronize(self._device)
+                self._timer.finish(what)
 
-        return self._faults.slow_compute(run)
+        slowed = self._faults.slow_compute(run)
+        if not self._on_gpu:
+            return lambda: _seconds(slowed)
+        # Between the two marks of the GPU's clock the host only launches: it may be held back.
+        launch = work if slowed is run else slowed
+        return lambda: self._timer.time_s(launch, what)
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _pci_address(device: torch.device) -> str | None:
+    """Return where a GPU is, as ``/sys/bus/pci/devices`` names it; None where torch is too old."""
+    about: Any = torch.cuda.get_device_properties(device)
+    try:
+        return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+    except AttributeError:
+        return None
 
 
 class Product:
@@ -200,7 +249,23 @@ class Product:
             )
         if self._first is None:
             self._first = self.result.clone()
-        elif self._repeats_exactly and not torch.equal(self._first, self.result):
+        else:
+            self._compare_with(self._first)
+
+    def compare(self) -> None:
+        """Look at one more result, at the least cost: with the first, or as ``verify`` does.
+
+        Raises:
+            WrongValueError: it is wrong.
+        """
+        if self._first is None or not self._repeats_exactly:
+            self.verify()
+        else:
+            self._compare_with(self._first)
+
+    def _compare_with(self, first: torch.Tensor) -> None:
+        size = self.result.shape[0]
+        if self._repeats_exactly and not torch.equal(first, self.result):
             raise WrongValueError(
                 f"the product of two {size} × {size} matrices differs from one time to the next"
             )

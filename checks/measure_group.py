@@ -4,17 +4,19 @@ Every worker of the group calls the same functions in the same order. What depen
 numbers of repetitions) is agreed on by the slowest, so that all make the same calls.
 """
 
+import inspect
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 
+from .devices.gpu_timer import GpuTimer
 from .faults import ActiveFaults
 from .measure import Budget
 from .measure_device import WrongValueError
@@ -50,10 +52,17 @@ class GroupProbe:
     """One process group, from its formation to its end. Use as a context manager."""
 
     def __init__(
-        self, meeting: Meeting, device: torch.device, budget: Budget, faults: ActiveFaults
+        self,
+        meeting: Meeting,
+        device: torch.device,
+        budget: Budget,
+        faults: ActiveFaults,
+        timer: GpuTimer | None = None,
     ) -> None:
         self._meeting = meeting
         self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._timer = timer or GpuTimer()
         self._budget = budget
         self._faults = faults
         self._store: TCPStore | None = None
@@ -74,11 +83,12 @@ class GroupProbe:
             # differ would never find each other.
             dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
-                "nccl" if self._device.type == "cuda" else "gloo",
+                "nccl" if self._on_gpu else "gloo",
                 store=PrefixStore(f"order-{meeting.number}", self._store),
                 rank=meeting.rank,
                 world_size=meeting.world_size,
                 timeout=limit,
+                **self._bound_device(),
             )
         except BaseException:
             self._store = None
@@ -86,6 +96,10 @@ class GroupProbe:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if self._on_gpu and error_type is not None:
+            # NCCL would wait for kernels that never end, and a context that is broken would give
+            # another reason in place of the first. The process ends instead.
+            return
         # The store of a peer that was late may be gone: what was measured counts all the same.
         with suppress(RuntimeError):
             if error_type is None:
@@ -93,8 +107,12 @@ class GroupProbe:
         with suppress(RuntimeError):
             dist.destroy_process_group()
         self._store = None
-        if self._device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.empty_cache()
+
+    def meet(self) -> None:
+        """Wait for all the others."""
+        self._slowest(0.0)
 
     def latency_us(self) -> float:
         """Return the time of the all-reduce of 32 bytes, in microseconds: the best of many."""
@@ -114,11 +132,15 @@ class GroupProbe:
         return size / time_s * 2 * (workers - 1) / workers / 1e9
 
     def _piece_s(self, size: int) -> float:
-        return self._slowest(_AllReduce(size, self._meeting, self._device, self._faults).timed())
+        piece = self._all_reduce(size)
+        # The first call makes the communicator, and each algorithm connects when it is first used:
+        # seconds, which say nothing of the size.
+        piece.timed()
+        return self._slowest(piece.timed())
 
     def _best_time_s(self, size: int, budget_s: float) -> float:
         """Return the best time of an all-reduce, as the slowest worker saw it."""
-        piece = _AllReduce(size, self._meeting, self._device, self._faults)
+        piece = self._all_reduce(size)
         start = time.perf_counter()
         for _ in range(_WARM_UP):
             piece.timed()
@@ -132,7 +154,18 @@ class GroupProbe:
         """Return the largest of the workers' values; it is the same on all of them."""
         agreed = torch.tensor([value], dtype=torch.float64, device=self._device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        if self._on_gpu:
+            self._timer.finish("an all-reduce of 8 bytes")
         return float(agreed.item())
+
+    def _all_reduce(self, size: int) -> "_AllReduce":
+        timer = self._timer if self._on_gpu else None
+        return _AllReduce(size, self._meeting, self._device, self._faults, timer)
+
+    def _bound_device(self) -> dict[str, Any]:
+        """Return the argument that has NCCL connect at once; torch knows it from 2.3 on."""
+        knows = "device_id" in inspect.signature(dist.init_process_group).parameters
+        return {"device_id": self._device} if self._on_gpu and knows else {}
 
     def _leave_together(self) -> None:
         """Rank 0, which hosts the store, leaves last: nobody finds it gone in the middle."""
@@ -149,7 +182,12 @@ class _AllReduce:
     """An all-reduce of known values. Every rank adds its number times a pattern."""
 
     def __init__(
-        self, size: int, meeting: Meeting, device: torch.device, faults: ActiveFaults
+        self,
+        size: int,
+        meeting: Meeting,
+        device: torch.device,
+        faults: ActiveFaults,
+        timer: GpuTimer | None,
     ) -> None:
         count = size // 4
         period = torch.arange(1, _PATTERN + 1, dtype=torch.float32, device=device)
@@ -162,30 +200,37 @@ class _AllReduce:
         self._buffer = torch.empty_like(self._mine)
         self._size = size
         self._workers = meeting.world_size
-        self._on_gpu = device.type == "cuda"
-        self._run: Callable[[], None] = faults.slow_communication(self._all_reduce)
+        self._timer = timer
+        run = self._all_reduce
+        self._run: Callable[[], None] = faults.slow_communication(run)
+        self._is_slowed = self._run is not run
 
     def timed(self) -> float:
         """Run once and return the seconds that it took.
 
         Raises:
             WrongValueError: the sum is not what it must be.
+            TimedOutError: a GPU does not get done with it.
         """
         self._buffer.copy_(self._mine)
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        self._run()
-        elapsed = time.perf_counter() - start
+        if self._timer is None:
+            start = time.perf_counter()
+            self._run()
+            elapsed = time.perf_counter() - start
+        else:
+            self._timer.finish("the memory")
+            launch = self._run if self._is_slowed else lambda: dist.all_reduce(self._buffer)
+            elapsed = self._timer.time_s(launch, self._name)
         if not torch.equal(self._buffer, self._expected):
             wrong = int((self._buffer != self._expected).sum())
-            raise WrongValueError(
-                f"an all-reduce of {self._size} bytes among {self._workers} workers returned"
-                f" {wrong} wrong value(s)"
-            )
+            raise WrongValueError(f"{self._name} returned {wrong} wrong value(s)")
         return elapsed
+
+    @property
+    def _name(self) -> str:
+        return f"an all-reduce of {self._size} bytes among {self._workers} workers"
 
     def _all_reduce(self) -> None:
         dist.all_reduce(self._buffer)
-        if self._on_gpu:
-            torch.cuda.synchronize()
+        if self._timer is not None:
+            self._timer.finish(self._name)

@@ -98,9 +98,14 @@ class Order:
     """The node's clock when the order arrived there; 0 where it was not looked at."""
 
 
+def metric_values(metrics: Metrics) -> dict[str, float]:
+    """Return what was measured, by name."""
+    return {name: value for name, value in asdict(metrics).items() if value is not None}
+
+
 def record_to_json(record: Record) -> str:
     """Return a record as one line; what is empty or was not measured is left out."""
-    metrics = {name: value for name, value in asdict(record.metrics).items() if value is not None}
+    metrics = metric_values(record.metrics)
     parts: dict[str, Any] = {"node": record.node, "phase": record.phase.value}
     parts |= {"partners": list(record.partners)} if record.partners else {}
     parts |= {"failure": record.failure} if record.failure else {}

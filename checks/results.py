@@ -38,6 +38,8 @@ class Rules:
     """How many times worse than the median of its peers makes a straggler."""
     floors: Metrics = field(default_factory=Metrics)
     """What each metric must reach at least; for a latency, what it must not exceed."""
+    compute_threshold: float = 0.0
+    """The threshold of the matrix product, which varies less than the others; 0: the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class Results:
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
             failure = record.failure
             if phase is Phase.SOLO:
-                failure = failure or self._unmeasured(record.metrics)
+                if record.node not in passed:  # else only new check workers were made ready
+                    failure = failure or self._unmeasured(record.metrics)
                 had_no_time = NOT_CARRIED_OUT in failure or NO_ANSWER in failure
                 if had_no_time and record.node in passed:
                     continue  # it has shown that it can
@@ -300,6 +303,8 @@ class Results:
     def is_worse(self, metric: str, value: float, reference: float) -> bool:
         """Return whether a value is worse than a reference by more than the threshold."""
         threshold = self.rules.straggler_threshold
+        if metric == "compute_tflops":
+            threshold = self.rules.compute_threshold or threshold
         if metric in LOWER_IS_BETTER:
             return value > reference * threshold
         return value * threshold < reference

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .differences import different_clocks, different_facts
-from .fact_rules import WARNINGS
+from .fact_rules import UNDER_LOAD, WARNINGS, findings
 from .plan import FAULTS, is_slow, is_surely_bad, together
 from .records import Fact, Phase
 from .results import (
@@ -262,6 +262,10 @@ def _facts(results: Results) -> tuple[_FactsByNode, dict[str, list[str]]]:
             told = {node: record.facts for node, record in answered.records.items() if record.facts}
             found += different_clocks(told)
             facts |= told
+        elif answered.step.phase is Phase.SOLO:  # what shows under load only
+            for node, record in answered.records.items():
+                if record.facts:
+                    facts[node] = {**facts.get(node, {}), **record.facts}
     different: dict[str, list[str]] = {}
     for node, words in (*different_facts(known | facts), *found):
         different.setdefault(node, []).append(words)
@@ -274,6 +278,8 @@ def _remarks(
     found = list(different)
     if facts.get(WARNINGS):
         found.append(str(facts[WARNINGS]))
+    under_load = {name: facts[name] for name in facts if name.startswith(UNDER_LOAD)}
+    found += [finding.text for finding in findings(under_load)]
     found += [
         f"two nodes cannot tell which of them makes their {METRIC_WORDS[metric][0]} miss its floor"
         for metric in MEETING_METRICS

@@ -9,8 +9,11 @@ standard error instead, of which the crew keeps the end for its reports.
 import importlib
 import math
 import os
+import re
 import select
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -19,28 +22,35 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 from . import fact_rules
 from .facts import FactSources, collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
+from .gpu_facts import throttled_by
 from .measure import BUDGETS, QuotaWatch
-from .records import Metrics, Order, Phase, Record, order_from_json, record_to_json
+from .records import Fact, Metrics, Order, Phase, Record, order_from_json, record_to_json
 from .worker_config import (
     ANSWER,
     FAREWELL,
     IMPORTING,
     LARGE,
     MEETING,
+    REASON_MAX,
     SMALL,
     STAGE,
     CheckWorkerConfig,
+    age_s,
+    first_words,
 )
 
 if TYPE_CHECKING:
     import torch
 
+    from .devices.gpu_timer import GpuTimer
     from .measure_group import GroupProbe, Meeting
 
 _PATIENCE: Final = 0.85
 """The part of an order's time after which a collective gives up: its reason then still counts."""
 
-_REASON_MAX: Final = 400
+_LAST_RESORT: Final = 0.05
+"""The part after which a call that does not return is given up, with the process."""
+
 
 _GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
 
@@ -59,6 +69,12 @@ class CheckWorker:
         self._binds_gloo = _GLOO_INTERFACE not in os.environ
         self._stage = ""
         self._has_torch = False
+        self._on_gpu = False
+        """Whether the present order has opened a GPU."""
+        self._give_up_at = math.inf
+        """When the operations of the present order time out, on ``time.monotonic``."""
+        self._saying = threading.Lock()
+        self._last_resort: threading.Timer | None = None
         self._must_end = False
         """The state of this process can no longer be trusted: the crew starts another."""
 
@@ -73,8 +89,9 @@ class CheckWorker:
                     return
                 order = order_from_json(line)
                 record = self._carry_out(order)
-                word = FAREWELL if self._must_end else ANSWER
-                self._say(f"{word} {order.number} {record_to_json(record)}")
+                with self._saying:
+                    self._disarm()
+                    self._answer(order, record)
 
     def _has_order(self) -> bool:
         return bool(select.select([self._orders], [], [], 0)[0])
@@ -90,15 +107,20 @@ class CheckWorker:
 
     def _carry_out(self, order: Order) -> Record:
         record = Record(self._post.node, order.phase)
+        self._on_gpu = False
+        self._give_up_at = time.monotonic() + _PATIENCE * order.deadline_s - age_s(order)
         try:
             match order.phase:
                 case Phase.FACTS:
                     return self._facts(order, record)
                 case Phase.SOLO:
-                    return replace(record, metrics=plausible(self._solo(order)))
+                    metrics, facts = self._solo(order)
+                    return replace(record, metrics=plausible(metrics), facts=facts)
                 case _:
                     return replace(record, metrics=plausible(self._together(order)))
         except Exception as error:  # every way to fail is the outcome of a check
+            # A broken context or communicator cannot be trusted to come down in order.
+            self._must_end = self._must_end or self._on_gpu
             return replace(record, failure=self._in_words(error))
 
     # --- phases ------------------------------------------------------------------------------
@@ -126,29 +148,45 @@ class CheckWorker:
             facts[fact_rules.WARNINGS] = "; ".join(warnings)
         return replace(record, facts=facts, failure="; ".join(fatal))
 
-    def _solo(self, order: Order) -> Metrics:
+    def _solo(self, order: Order) -> tuple[Metrics, dict[str, Fact]]:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
-        # What a GPU does takes next to no time of a CPU.
-        share = self._post.cpu_share if device.type == "cpu" else 1.0
-        quota = QuotaWatch(self._post.cpu_cgroups, share)
-        probe = DeviceProbe(device, BUDGETS[order.level], quota, faults)
-        try:
-            self._enter("matrix product")
-            compute = probe.compute_tflops()
-            self._enter("memory")
-            memory = probe.memory_gb_per_s()
+        quota = QuotaWatch(self._post.cpu_cgroups, self._post.cpu_share)
+        probe = DeviceProbe(device, BUDGETS[order.level], quota, faults, self._timer())
+        self._enter("matrix product")
+        compute = probe.compute_tflops()
+        facts = self._throttled(device)
+        self._enter("memory")
+        memory = probe.memory_gb_per_s()
+        if order.world_size == 1:
             self._enter("copy to the device")
-            copy = probe.copy_gb_per_s()
-        finally:
-            probe.close()
-        bandwidth = None
-        if order.world_size > 1:
+            metrics = Metrics(compute, memory, probe.copy_gb_per_s())
+        else:
             with self._group(order, device, faults) as group:
+                # Workers share PCIe: what one of them is left with shows if all copy at once.
+                group.meet()
+                self._enter("copy to the device")
+                copy = probe.copy_gb_per_s()
                 self._enter(LARGE)
-                bandwidth = group.bandwidth_gb_per_s()
-        return Metrics(compute, memory, copy, bandwidth)
+                metrics = Metrics(compute, memory, copy, group.bandwidth_gb_per_s())
+        probe.close()
+        return metrics, facts
+
+    def _throttled(self, device: "torch.device") -> dict[str, Fact]:
+        """Return what slows the GPU down while it is hot from work."""
+        if device.type == "cpu":
+            return {}
+        import torch
+
+        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        words = "" if uuid is None else throttled_by(f"GPU-{uuid}")
+        return {f"local_rank{self._post.local_rank}_throttled_by": words} if words else {}
+
+    def _timer(self) -> "GpuTimer":
+        from .devices.gpu_timer import GpuTimer
+
+        return GpuTimer(self._give_up_at)
 
     def _together(self, order: Order) -> Metrics:
         device, faults = self._begin(order)
@@ -170,13 +208,8 @@ class CheckWorker:
             # nobody's own speed.
             budget = replace(budget, latency_s=0.0, bandwidth_s=0.0)
         self._enter(MEETING)
-        try:
-            with GroupProbe(self._meeting(order), device, budget, faults) as group:
-                yield group
-        except Exception:
-            # A broken NCCL communicator cannot be trusted to come down in order.
-            self._must_end = device.type == "cuda"
-            raise
+        with GroupProbe(self._meeting(order), device, budget, faults, self._timer()) as group:
+            yield group
 
     def _begin(self, order: Order) -> "tuple[torch.device, ActiveFaults]":
         """Return the device and the faults of this order.
@@ -197,6 +230,8 @@ class CheckWorker:
         if not has_gpu(post, torch.cuda, built_for):
             return torch.device("cpu"), faults
         device = torch.device("cuda", post.device_index)
+        self._on_gpu = True
+        self._arm(order)
         torch.cuda.set_device(device)
         return device, faults
 
@@ -211,10 +246,36 @@ class CheckWorker:
             world_size=order.world_size,
             master_addr=order.master_addr,
             master_port=order.master_port,
-            timeout_s=order.deadline_s * _PATIENCE,
+            timeout_s=max(self._give_up_at - time.monotonic(), 1.0),
         )
 
     # --- the crew ----------------------------------------------------------------------------
+
+    def _arm(self, order: Order) -> None:
+        """Give up what the main thread cannot: a call that does not return, as NCCL's can."""
+        left_s = self._give_up_at - time.monotonic() + _LAST_RESORT * order.deadline_s
+        self._last_resort = threading.Timer(max(left_s, 0.0), self._give_up, (order,))
+        self._last_resort.daemon = True
+        self._last_resort.start()
+
+    def _disarm(self) -> None:
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+            self._last_resort = None
+
+    def _give_up(self, order: Order) -> None:
+        """Tell what hangs, and end. In a thread of its own."""
+        with self._saying:
+            if self._last_resort is None:
+                return  # it is answered after all
+            self._must_end = True
+            failure = f"{self._stage}: it does not return, and has timed out"
+            self._answer(order, Record(self._post.node, order.phase, failure=failure))
+            os._exit(0)
+
+    def _answer(self, order: Order, record: Record) -> None:
+        word = FAREWELL if self._must_end else ANSWER
+        self._say(f"{word} {order.number} {record_to_json(record)}")
 
     def _enter(self, stage: str) -> None:
         self._stage = stage
@@ -226,10 +287,10 @@ class CheckWorker:
             data = data[os.write(self._answers_fd, data) :]
 
     def _in_words(self, error: Exception) -> str:
-        text = next(iter(str(error).strip().splitlines()), "")
+        text = first_words(str(error))
         if not type(error).__module__.startswith(__package__ or "ft_run"):
             text = f"{type(error).__name__}: {text}"
-        return f"{self._stage}: {text}"[:_REASON_MAX]
+        return f"{self._stage}: {text}"[:REASON_MAX]
 
 
 def bind_gloo(interface: str) -> None:
@@ -259,6 +320,9 @@ class Gpus(Protocol):
     def device_count(self) -> int:
         """Return how many it can see."""
 
+    def init(self) -> None:
+        """Start CUDA; raises with the reason where that is not possible."""
+
 
 def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
     """Return whether a worker checks its GPU; else it checks a CPU.
@@ -276,7 +340,9 @@ def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
         return False
     if not gpus.is_available():
         if post.gpus_asked_by:
-            why = "finds none that works" if built_for else "was built without support for any"
+            why = "was built without support for any"
+            if built_for:
+                why = f"finds none that works{_why_no_gpu(gpus)}"
             raise CheckError(
                 f"{post.gpus_asked_by} asks for GPUs, and this torch {why}"
                 " (--accelerator=cpu checks CPUs)"
@@ -284,7 +350,7 @@ def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
         if built_for is not None and built_for in post.gpus_shown:
             raise CheckError(
                 f"there are GPUs ({post.gpus_shown[built_for]}), and this torch, built for them,"
-                " finds none that works (--accelerator=cpu checks CPUs)"
+                f" finds none that works{_why_no_gpu(gpus)} (--accelerator=cpu checks CPUs)"
             )
         return False
     count = gpus.device_count()
@@ -294,6 +360,18 @@ def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
             " (--accelerator=cpu checks CPUs)"
         )
     return True
+
+
+def _why_no_gpu(gpus: Gpus) -> str:
+    """Return what CUDA says, such as ``: Error 802: system not yet initialized``."""
+    try:
+        gpus.init()
+    except Exception as error:  # whatever it is, it is the reason
+        said = re.search(r"Error \d+: .*", str(error))
+        text = said[0] if said else first_words(str(error))
+        hint = " (does nvidia-fabricmanager run?)" if "Error 802" in text else ""
+        return f": {text}{hint}"
+    return ""
 
 
 def plausible(metrics: Metrics) -> Metrics:

@@ -8,9 +8,12 @@ An order goes to a worker's standard input, as a line of JSON. On its standard o
 """
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
+
+from .records import Order
 
 STAGE: Final = "stage"
 ANSWER: Final = "answer"
@@ -28,6 +31,10 @@ IMPORTING: Final = "importing torch"
 IDLE: Final = "waiting for orders"
 STARTUP_STAGES: Final = (WAITING, STARTING, IMPORTING)
 """Where a worker that is not ready in time is, for which a busy disk is reason enough."""
+
+REASON_MAX: Final = 400
+"""What a reason may have, in characters."""
+_LAST_ERROR: Final = "Last error:"
 
 MEETING, SMALL, LARGE = "meeting the other workers", "small all-reduce", "large all-reduce"
 COLLECTIVE_STAGES: Final = (MEETING, SMALL, LARGE)
@@ -47,6 +54,23 @@ def no_answer(stage: str, limit_s: float, had_s: float, needed_s: float) -> str:
     return (
         f"{NOT_CARRIED_OUT}: {failure}" if stage in STARTUP_STAGES or had_s < needed_s else failure
     )
+
+
+def first_words(text: str) -> str:
+    """Return the first line, and what NCCL adds as the last error at its end."""
+    first, *others = text.strip().splitlines() or [""]
+    rest = "\n".join(others)
+    _, found, last = rest.partition(_LAST_ERROR)
+    if not found:
+        return first
+    return f"{first[: REASON_MAX // 2]} ({_LAST_ERROR.lower()} {' '.join(last.split())})"
+
+
+def age_s(order: Order) -> float:
+    """Return how long ago an order came: it waits while torch is imported."""
+    if not order.unix_time_s:
+        return 0.0
+    return min(max(time.time() - order.unix_time_s, 0.0), order.deadline_s)
 
 
 @dataclass(frozen=True, slots=True)

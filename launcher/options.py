@@ -186,11 +186,14 @@ class CheckOptions:
     accelerator: str = "auto"
     virtual_local_rank: bool = False
     level: str = defaults.CHECK_LEVEL
-    timeout_s: float = defaults.CHECK_TIMEOUT_S
+    timeout_s: float = 0.0
+    """0: the default, which is longer with GPUs."""
     """For all phases together."""
     floors: Mapping[str, float] = field(default_factory=dict)
     """What metrics must reach, by name; the units are in the names."""
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
+    compute_threshold: float = 0.0
+    """0: as ``straggler_threshold``."""
     exclude_straggler: bool = False
     """A node that is slow is unhealthy."""
     is_strict: bool = False

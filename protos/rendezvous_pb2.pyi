@@ -66,7 +66,7 @@ class PolicySpec(_message.Message):
     def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ...) -> None: ...
 
 class CheckSpec(_message.Message):
-    __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "floors")
+    __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "floors", "compute_threshold")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     ON_RESTART_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class CheckSpec(_message.Message):
     ONLY_FIELD_NUMBER: _ClassVar[int]
     IS_STRICT_FIELD_NUMBER: _ClassVar[int]
     FLOORS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     level: str
     timeout_s: float
     on_restart: str
@@ -85,7 +86,8 @@ class CheckSpec(_message.Message):
     only: bool
     is_strict: bool
     floors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, level: _Optional[str] = ..., timeout_s: _Optional[float] = ..., on_restart: _Optional[str] = ..., is_binding: bool = ..., straggler_threshold: _Optional[float] = ..., exclude_straggler: bool = ..., only: bool = ..., is_strict: bool = ..., floors: _Optional[_Iterable[str]] = ...) -> None: ...
+    compute_threshold: float
+    def __init__(self, level: _Optional[str] = ..., timeout_s: _Optional[float] = ..., on_restart: _Optional[str] = ..., is_binding: bool = ..., straggler_threshold: _Optional[float] = ..., exclude_straggler: bool = ..., only: bool = ..., is_strict: bool = ..., floors: _Optional[_Iterable[str]] = ..., compute_threshold: _Optional[float] = ...) -> None: ...
 
 class JobSpec(_message.Message):
     __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy", "checks", "separate_store", "rescale_delay_s")

@@ -31,15 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long; leave out what takes minutes, unless it was asked for."""
+    """Begin with what takes long; leave out what takes minutes or a GPU, unless asked for."""
     if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("long") is None)
-    if os.environ.get("FT_RUN_SLOW") or "slow" in config.option.markexpr:
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    left_out = []
+    if "gpu" not in config.option.markexpr:
+        left_out += [item for item in items if item.get_closest_marker("gpu")]
+    if not os.environ.get("FT_RUN_SLOW") and "slow" not in config.option.markexpr:
+        left_out += [item for item in items if item.get_closest_marker("slow")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -65,6 +67,8 @@ def _tell_conformance(reporter: pytest.TerminalReporter) -> None:
 
 def _tell_times(reporter: pytest.TerminalReporter) -> None:
     """Say how soon the faults of this run were noticed: no test asserts it."""
+    for line in _properties(reporter, "gpu"):
+        reporter.write_line(f"gpu: {line}")
     times = _properties(reporter, "detection time")
     if times:
         reporter.section("detection times")

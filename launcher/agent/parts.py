@@ -1,8 +1,9 @@
 """What a node is made of before its event loop: what must be forked, found or read beforehand."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...values import dataclass
+from ...values import dataclass, field
 from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
 from ..machine.worker_count import WorkerCount
@@ -35,3 +36,5 @@ class NodeParts:
     display: Display
     timers: "FileTimers | None" = None
     """Torch's timers that workers set themselves; None where the user has not asked for them."""
+    gpus_shown: Mapping[str, str] = field(default_factory=dict)
+    """With checks: the kinds of GPUs that the machine shows, and how they were counted."""

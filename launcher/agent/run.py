@@ -143,6 +143,7 @@ def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
         python=parts.commands.python,
         accelerator=options.accelerator,
         gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
+        gpus_shown=parts.gpus_shown,
         visible_devices=parts.commands.devices,
         env=parts.commands.omp_threads,
         cpus=parts.cpus,

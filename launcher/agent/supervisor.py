@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from ... import defaults
@@ -17,6 +18,7 @@ from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec
 from ...values import dataclass
 from ..machine import shortage
+from ..machine.gpu_memory import GpuMemory
 from ..machine.oom import OomWatch
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
@@ -116,6 +118,7 @@ class Supervisor:
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
         """By process id, the timer of each worker that was killed because it ran out."""
+        self._gpu_memory = GpuMemory(self._note)
 
     @property
     def group(self) -> WorkerGroup | None:
@@ -154,6 +157,7 @@ class Supervisor:
         except OSError as error:
             self._failed_to_open(self._group, error)
             return
+        self._gpu_memory.remember()
         if self._spawner.preloading:
             self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
@@ -164,8 +168,7 @@ class Supervisor:
             number: the signal.
             lets_settle: first give those that are ending by themselves a moment to do so.
         """
-        group = self.group
-        if group is None:
+        if (group := self.group) is None:
             return
         if lets_settle and group.state is WorkerGroupState.RUNNING and group.alive:
             if not self._is_settling:
@@ -197,8 +200,7 @@ class Supervisor:
         Args:
             gently: workers that succeeded may have left something running; it is told to end.
         """
-        group = self.group
-        if group is None:
+        if (group := self.group) is None:
             return
         if group.state is WorkerGroupState.DONE and gently:
             leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
@@ -216,6 +218,7 @@ class Supervisor:
 
     def close(self) -> None:
         """No timer runs out any more."""
+        self._gpu_memory.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -269,14 +272,14 @@ class Supervisor:
 
     def empty(self) -> None:
         """Nothing that descends from a worker is left."""
-        group = self.group
-        if group is None:
+        if (group := self.group) is None:
             return
         group.gone()
         self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
-        self._listener.workers_gone(group.assignment)
+        gone = partial(self._listener.workers_gone, group.assignment)
+        self._gpu_memory.when_free(gone, is_needed=not group.has_succeeded)
 
     async def time_over(self, event: TimeOver) -> None:
         """Go on to the next means of ending a group."""

@@ -122,6 +122,11 @@ class WorkerGroup:
         """How many workers have not exited."""
         return sum(worker.exit_code is None for worker in self._workers)
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all workers have exited with 0."""
+        return all(worker.exit_code == 0 for worker in self._workers)
+
     def spawned(self, event: Spawned) -> None:
         """Take note of the process ids."""
         started = self._workers if self._store is None else [*self._workers, self._store]

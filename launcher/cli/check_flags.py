@@ -78,6 +78,10 @@ def read_check(
     if max_nodes == 1 and given["straggler_threshold"] is not None:
         needs_others(given.origin("straggler_threshold"), remarks)
         threshold = defaults.STRAGGLER_THRESHOLD
+    compute_threshold = given.get("compute_straggler_threshold", 0.0)
+    if max_nodes == 1 and compute_threshold:
+        needs_others(given.origin("compute_straggler_threshold"), remarks)
+        compute_threshold = 0.0
     return CheckOptions(
         # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
         rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
@@ -86,9 +90,10 @@ def read_check(
         accelerator=accelerator,
         virtual_local_rank=given["virtual_local_rank"],
         level=given.get("check_level", defaults.CHECK_LEVEL),
-        timeout_s=given.get("check_timeout", defaults.CHECK_TIMEOUT_S),
+        timeout_s=given.get("check_timeout", 0.0),
         floors=floors,
         straggler_threshold=threshold,
+        compute_threshold=compute_threshold,
         exclude_straggler=given["exclude_straggler"],
         is_strict=given["strict"],
         json=given["json"],
@@ -173,7 +178,8 @@ def _check_flags() -> list[Flag]:
             group=_CHECK,
             metavar="SECONDS",
             read=values.seconds_above_zero,
-            help=f"For everything together; default {defaults.CHECK_TIMEOUT_S:g}.",
+            help=f"For everything together; default {defaults.CHECK_TIMEOUT_S:g}, with GPUs"
+            f" {defaults.CHECK_TIMEOUT_GPUS_S:g}.",
         ),
         Flag(
             "--strict",

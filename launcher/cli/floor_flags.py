@@ -1,6 +1,6 @@
 """The floors that metrics must reach: flags of ``ft-run check`` and of ``--network-check``."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 from ...errors import UsageError
@@ -86,16 +86,6 @@ def needs_others(origin: str, remarks: list[str]) -> None:
     if origin.startswith("--"):
         raise UsageError(f"{says}; right would be --nnodes 2 or more beside it.")
     remarks.append(f"{says}: it is ignored.")
-
-
-def floor_texts(floors: Mapping[str, float]) -> tuple[str, ...]:
-    """Return floors as all nodes of a job must have them: ``compute_tflops=500.0``."""
-    return tuple(f"{name}={value}" for name, value in floors.items())
-
-
-def floor_names(texts: Collection[str]) -> set[str]:
-    """Return the metrics that such texts are about."""
-    return {text.partition("=")[0] for text in texts}
 
 
 def refuse_floors(names: Collection[str], accelerator: str, workers: int | None) -> None:

@@ -1,6 +1,7 @@
 """The flags of the checks before training, with their words of help, and what they mean."""
 
 from ... import defaults
+from ...checks.floors import floor_texts
 from ...errors import UsageError
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ..options import LadderOptions
@@ -9,7 +10,6 @@ from .command_line import Flag, Given
 from .floor_flags import (
     FLOOR_KEYS,
     floor_flags,
-    floor_texts,
     given_floors,
     known_count,
     refuse_floors,
@@ -23,6 +23,7 @@ _DETAILS = (
     "check_mode",
     "exclude_straggler",
     "straggler_threshold",
+    "compute_straggler_threshold",
     "check_report",
 )
 
@@ -51,7 +52,8 @@ def ladder_flags() -> list[Flag]:
             read=values.seconds_above_zero,
             ours=True,
             help="For all phases of the checks together; default"
-            f" {defaults.CHECK_TIMEOUT_S:g}. What is not known by then has failed.",
+            f" {defaults.CHECK_TIMEOUT_S:g}, with GPUs {defaults.CHECK_TIMEOUT_GPUS_S:g}. What is"
+            " not known by then has failed.",
         ),
         Flag(
             "--check-on-restart",
@@ -102,6 +104,15 @@ def straggler_flags() -> list[Flag]:
             help="How many times worse than the median of the others is slow; default"
             f" {defaults.STRAGGLER_THRESHOLD:g}.",
         ),
+        Flag(
+            "--compute-straggler-threshold",
+            group=_GROUP,
+            metavar="FACTOR",
+            read=_factor,
+            ours=True,
+            help="The same of the matrix product alone, such as 1.15: GPUs of one model differ by"
+            " a few per cent.",
+        ),
     ]
 
 
@@ -129,10 +140,11 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
     return LadderOptions(
         spec=CheckSpec(
             level=given.get("check_level", defaults.CHECK_LEVEL),
-            timeout_s=given.get("check_timeout", defaults.CHECK_TIMEOUT_S),
+            timeout_s=given.get("check_timeout", 0.0),
             on_restart=given.get("check_on_restart", "node"),
             is_binding=given.get("check_mode", "enforce") == "enforce",
             straggler_threshold=given.get("straggler_threshold", defaults.STRAGGLER_THRESHOLD),
+            compute_threshold=given.get("compute_straggler_threshold", 0.0),
             exclude_straggler=given["exclude_straggler"],
             floors=floor_texts(floors),
         ),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ... import defaults, exit_codes
 from ... import events as ev
-from ... import exit_codes
 from ...checks.plan import plan
 from ...checks.records import Level, Metrics, Order, Phase, Record
 from ...checks.report import report_to_json
@@ -29,7 +29,7 @@ from ..logs.log_dir import check_log_dir
 from ..machine.worker_count import omp_num_threads, resolve_worker_count
 from ..options import CheckOptions
 from ..preflight.crew import CheckCrew, CrewPlan
-from ..preflight.expected_gpus import gpus_asked_by
+from ..preflight.expected_gpus import gpus_asked_by, shown_gpus
 from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
 from ..processes.tree import require_own_proc
@@ -56,6 +56,7 @@ def run_check(options: CheckOptions) -> int:
         display.event(ev.Remark(remark, ev.Severity.WARNING))
         options = replace(options, preload=())
     plan_of_crew = _crew_plan(options)
+    options = replace(options, timeout_s=options.timeout_s or _default_timeout_s(plan_of_crew))
     spawner = SpawnerClient()  # before anything starts a thread
     try:
         verdicts = startup.run(_check(options, plan_of_crew, spawner, display))
@@ -96,6 +97,10 @@ def _crew_plan(options: CheckOptions) -> CrewPlan:
         virtual_local_rank=options.virtual_local_rank,
     )
     refuse_floors(options.floors, options.accelerator, count.count)
+    if options.virtual_local_rank:
+        from ..machine.accelerators import name_mig_devices
+
+        environ = name_mig_devices(environ)
     from ..machine.cpu_limit import read_cpu_limit
 
     threads = omp_num_threads(environ, count.count, read_cpu_limit() if count.count == 1 else None)
@@ -105,11 +110,18 @@ def _crew_plan(options: CheckOptions) -> CrewPlan:
         python=worker_python(environ),
         accelerator=options.accelerator,
         gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
+        gpus_shown=shown_gpus(options.accelerator),
         visible_devices=virtual_devices(options.virtual_local_rank, count.count, environ),
         env={} if threads is None else {"OMP_NUM_THREADS": threads},
         log_dir=options.log_dir,
         preload=options.preload,
     )
+
+
+def _default_timeout_s(crew_plan: CrewPlan) -> float:
+    """Return ``--check-timeout`` where it is not given."""
+    has_gpus = crew_plan.gpus_asked_by or crew_plan.gpus_shown
+    return defaults.CHECK_TIMEOUT_GPUS_S if has_gpus else defaults.CHECK_TIMEOUT_S
 
 
 async def _check(

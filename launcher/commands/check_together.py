@@ -1,7 +1,7 @@
 """``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
 
+from ...checks.floors import floor_texts
 from ...rendezvous.protocol.check_messages import CheckSpec
-from ..cli.floor_flags import floor_texts
 from ..options import CheckOptions, LadderOptions, LaunchOptions, RendezvousOptions
 from .launch import launch
 
@@ -22,6 +22,7 @@ def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
         only=True,
         is_strict=options.is_strict,
         straggler_threshold=options.straggler_threshold,
+        compute_threshold=options.compute_threshold,
         exclude_straggler=options.exclude_straggler,
         floors=floor_texts(options.floors),
     )

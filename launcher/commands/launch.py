@@ -66,15 +66,16 @@ def _parts(options: LaunchOptions) -> NodeParts:
     )
     if options.checks is not None and options.checks.spec.floors:
         # Only now it is known how many workers ``--nproc-per-node gpu`` stands for.
-        from ..cli.floor_flags import floor_names, refuse_floors
+        from ...checks.floors import floor_names
+        from ..cli.floor_flags import refuse_floors
 
         refuse_floors(floor_names(options.checks.spec.floors), options.accelerator, count.count)
     if options.mode is not ScriptMode.COMMAND:
         check_interpreter(environ)
     _set_omp_threads(environ, count)
     timers = _file_timers(environ)
-    commands = WorkerCommands(options, count.count, environ)
-    cpus = _numa_cpus(options, count)
+    commands = WorkerCommands(options, count.count, _with_mig_devices(options, environ))
+    cpus, gpus_shown = _numa_cpus(options, count), _gpus_shown(options)
     log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
@@ -98,7 +99,25 @@ def _parts(options: LaunchOptions) -> NodeParts:
         relay=relay,
         display=display,
         timers=timers,
+        gpus_shown=gpus_shown,
     )
+
+
+def _with_mig_devices(options: LaunchOptions, environ: dict[str, str]) -> dict[str, str]:
+    if not options.virtual_local_rank:
+        return environ
+    from ..machine.accelerators import name_mig_devices
+
+    return name_mig_devices(environ)
+
+
+def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
+    """Return what checks should find; asked before the event loop, which must not hang."""
+    if options.checks is None:
+        return {}
+    from ..preflight.expected_gpus import shown_gpus
+
+    return shown_gpus(options.accelerator)
 
 
 def _preloaded(parts: NodeParts) -> NodeParts:

@@ -5,17 +5,25 @@ no context is created and no memory is taken on any device.
 """
 
 import enum
-import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple
 
+from ...checks.devices.nvml import (
+    NvmlFailedError,
+    NvmlGpu,
+    NvmlLoader,
+    gpus_by_process,
+    has_library,
+    opened,
+    read_gpus,
+)
+from ...checks.devices.visible_devices import Chosen, choose, leading_names
 from ...values import dataclass
 
 _ROOT: Final = Path("/")
-_ORDINAL: Final = re.compile(r"\+?[0-9]{1,9}")
 _PROPERTY: Final = re.compile(r"^(\w+) ([0-9]{1,20})$", re.MULTILINE)
 _INTEL: Final = "0x8086"
 
@@ -82,42 +90,8 @@ class Accelerators:
         All, except that CUDA shows a process the first MIG device of its list and no other.
         Source: NVIDIA's MIG user guide, "CUDA device enumeration".
         """
-        is_mig = self.count > 0 and self.devices[0].identifier.startswith("MIG-")
+        is_mig = any(device.identifier.startswith("MIG-") for device in self.devices)
         return 1 if is_mig else self.count
-
-
-class Nvml(Protocol):
-    """What is used of ``pynvml``; handles are opaque, failures raise ``NVMLError``."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...
-    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...
-    def nvmlDeviceGetPciInfo(self, handle: Any, /) -> Any: ...
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...
-    def nvmlDeviceGetGpuInstanceId(self, handle: Any, /) -> int: ...
-    def nvmlDeviceGetComputeInstanceId(self, handle: Any, /) -> int: ...
-
-
-NvmlLoader = Callable[[], Nvml | None]
-
-
-def load_nvml() -> Nvml | None:
-    """Return ``pynvml``, or None where the driver's library is absent."""
-    import ctypes
-
-    # Tried first because it costs a tenth of importing pynvml, and most machines of a CI say no.
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    import importlib
-
-    return cast(Nvml, importlib.import_module("pynvml"))
 
 
 def find_accelerators(
@@ -125,7 +99,7 @@ def find_accelerators(
     environ: Mapping[str, str],
     *,
     root: Path = _ROOT,
-    nvml: NvmlLoader = load_nvml,
+    nvml: NvmlLoader | None = None,
 ) -> Accelerators:
     """Return the accelerators of ``kind`` that the workers can use; none is no error.
 
@@ -137,7 +111,8 @@ def find_accelerators(
         kind: what to look for.
         environ: the environment with the ``…_VISIBLE_DEVICES`` variables.
         root: the directory below which ``sys`` and ``dev`` are looked up.
-        nvml: returns NVML, or None without a driver.
+        nvml: returns NVML, or None without a driver; None: a process of its own asks the driver,
+            once.
     """
     if kind is AcceleratorKind.NVIDIA:
         return _find_nvidia(environ, root, nvml)
@@ -157,77 +132,17 @@ class _Installed(NamedTuple):
     pci_address: str | None = None
 
 
-def _select(
-    value: str | None, installed: Sequence[_Installed], partitions: Sequence[_Installed] = ()
-) -> tuple[Device, ...]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` (HIP's has the same grammar) leaves visible.
-
-    The list is read up to its first invalid entry; an empty one, -1, or a device named twice
-    leaves none. The first entry decides between UUIDs of GPUs (``GPU-…``), UUIDs of MIG devices
-    (``MIG-…``), both of which may be cut short while they stay unique, and indices, which may have
-    letters after the digits. Source: the CUDA C++ programming guide, "CUDA environment
-    variables", and ``torch.cuda.device_count``.
-    """
+def _select(value: str | None, installed: Sequence[_Installed]) -> tuple[Device, ...]:
+    """Return what ``CUDA_VISIBLE_DEVICES`` (HIP's has the same grammar) leaves visible."""
     if value is None:
         return tuple(Device(str(index), it.pci_address) for index, it in enumerate(installed))
-    chosen = _choose(value, installed, partitions)
-    return tuple(Device(entry, device.pci_address) for entry, device in chosen)
+    return tuple(
+        Device(entry, installed[it].pci_address) for entry, it in _choose(value, installed)
+    )
 
 
-_Chosen = list[tuple[str, _Installed]]
-
-
-def _choose(
-    value: str, installed: Sequence[_Installed], partitions: Sequence[_Installed] = ()
-) -> _Chosen:
-    entries = value.split(",")
-    if value.startswith("GPU-"):
-        return _by_name(_leading_names(entries, "GPU-"), installed)
-    if value.startswith("MIG-"):
-        return _by_name(_leading_names(entries, "MIG-"), partitions)
-    return _by_index(entries, installed)
-
-
-def _by_index(entries: Sequence[str], installed: Sequence[_Installed]) -> _Chosen:
-    chosen: dict[int, str] = {}
-    for entry in entries:
-        number = _ORDINAL.match(entry.strip())
-        index = int(number[0]) if number else -1
-        if index in chosen:
-            return []
-        if index < 0:
-            break
-        chosen[index] = entry.strip()
-    valid = itertools.takewhile(lambda item: item[0] < len(installed), chosen.items())
-    return [(entry, installed[index]) for index, entry in valid]
-
-
-def _by_name(entries: Sequence[str], installed: Sequence[_Installed]) -> _Chosen:
-    chosen: dict[int, str] = {}
-    for entry in entries:
-        matches = [
-            index
-            for index, device in enumerate(installed)
-            if any(name.startswith(entry) for name in device.names)
-        ]
-        if len(matches) != 1:
-            break
-        if matches[0] in chosen:
-            return []
-        chosen[matches[0]] = entry
-    return [(entry, installed[index]) for index, entry in chosen.items()]
-
-
-def _leading_names(entries: Sequence[str], prefix: str) -> list[str]:
-    """Return the entries up to the first without ``prefix``; none when one of them repeats."""
-    named: list[str] = []
-    for entry in entries:
-        if entry in named:
-            return []
-        if not entry.startswith(prefix):
-            break
-        named.append(entry)
-    return named
+def _choose(value: str, installed: Sequence[_Installed]) -> Chosen:
+    return choose(value, [device.names for device in installed])
 
 
 def _strict_indices(value: str, count: int) -> list[int]:
@@ -245,72 +160,103 @@ def _setting(environ: Mapping[str, str], *names: str) -> str:
     return "".join(f", {name}={environ[name]}" for name in names if name in environ)
 
 
-def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader) -> Accelerators:
+def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader | None) -> Accelerators:
     kind, variable = AcceleratorKind.NVIDIA, VISIBLE_DEVICES_VARIABLE[AcceleratorKind.NVIDIA]
     value, note = environ.get(variable), _setting(environ, variable)
-    library = load()
     trouble = "without NVML"
-    if library is not None:
-        names_mig = value is not None and value.startswith("MIG-")
-        try:
-            with _session(library):
-                count = library.nvmlDeviceGetCount()
-                gpus = [_read_gpu(library, index) for index in range(count)]
-                partitions = _read_mig_devices(library, gpus) if names_mig else []
-        except library.NVMLError as error:
-            trouble = f"NVML fails: {error}"
-        else:
-            source = f"NVIDIA GPUs by NVML: {count}{note}"
-            return Accelerators(kind, _select(value, gpus, partitions), source)
+    try:
+        gpus = _nvidia_gpus(load)
+    except NvmlFailedError as error:
+        trouble = f"NVML fails: {error}"
+    else:
+        if gpus is not None:
+            source = f"NVIDIA GPUs by NVML: {len(gpus)}{note}"
+            return Accelerators(kind, _select_nvidia(value, gpus, environ), source)
     files = _names(root / "dev", r"nvidia[0-9]+")
     if files and value is not None and value.startswith(("GPU-", "MIG-")):
         # Nothing here knows the UUIDs; who wrote the list did.
-        devices = tuple(Device(name) for name in _leading_names(value.split(","), value[:4]))
+        devices = tuple(Device(name) for name in leading_names(value.split(","), value[:4]))
     else:
         devices = _select(value, [_Installed()] * len(files))
     source = f"device files /dev/nvidia* ({trouble}): {len(files)}{note}"
     return Accelerators(kind, devices, source)
 
 
-@contextmanager
-def _session(nvml: Nvml) -> Iterator[None]:
-    nvml.nvmlInit()
+def _nvidia_gpus(load: NvmlLoader | None) -> Sequence[NvmlGpu] | None:
+    """Return what NVML lists; None without a driver.
+
+    Raises:
+        NvmlFailedError: it does not answer.
+    """
+    if load is None:
+        if not has_library():
+            return None
+        gpus, why = _gpus_of_machine()
+        if why:
+            raise NvmlFailedError(why)
+        return gpus
+    library = load()
+    if library is None:
+        return None
     try:
-        yield
-    finally:
-        nvml.nvmlShutdown()
+        with opened(library):
+            return read_gpus(library)
+    except library.NVMLError as error:
+        raise NvmlFailedError(str(error)) from error
 
 
-def _read_gpu(nvml: Nvml, index: int) -> _Installed:
+@cache
+def _gpus_of_machine() -> tuple[tuple[NvmlGpu, ...], str]:
+    """Return what NVML lists, or why it does not; asked once: a driver that hangs, hangs again."""
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        pci = nvml.nvmlDeviceGetPciInfo(handle)
-        address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
-        return _Installed((nvml.nvmlDeviceGetUUID(handle),), address)
-    except nvml.NVMLError:
-        return _Installed()  # lost from the bus, say: it keeps its index
+        return tuple(gpus_by_process()), ""
+    except NvmlFailedError as error:
+        return (), str(error)
 
 
-def _read_mig_devices(nvml: Nvml, gpus: Sequence[_Installed]) -> list[_Installed]:
-    """Return the MIG devices of all GPUs, by the name of driver R470 and by the older one."""
-    found: list[_Installed] = []
-    for index, gpu in enumerate(gpus):
-        try:
-            parent = nvml.nvmlDeviceGetHandleByIndex(index)
-            slots = nvml.nvmlDeviceGetMaxMigDeviceCount(parent)
-        except nvml.NVMLError:
-            continue
-        for slot in range(slots):
-            try:
-                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot)
-                names = [nvml.nvmlDeviceGetUUID(handle)]
-                gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
-                compute_instance = nvml.nvmlDeviceGetComputeInstanceId(handle)
-            except nvml.NVMLError:
-                continue  # an empty slot
-            names += [f"MIG-{name}/{gpu_instance}/{compute_instance}" for name in gpu.names]
-            found.append(_Installed(tuple(dict.fromkeys(names)), gpu.pci_address))
-    return found
+def _select_nvidia(
+    value: str | None, gpus: Sequence[NvmlGpu], environ: Mapping[str, str]
+) -> tuple[Device, ...]:
+    """Return the devices that CUDA shows, MIG devices in the place of the GPU they are parts of.
+
+    Of a GPU in MIG mode CUDA shows a process one part, whatever names the GPU: each worker can have
+    another one only where it is named.
+    """
+    partitions = [(names, gpu) for gpu in gpus for names in gpu.mig]
+    if value is not None and value.startswith("MIG-"):
+        chosen = choose(value, (), [names for names, _ in partitions])
+        return tuple(Device(entry, partitions[it][1].pci_address) for entry, it in chosen)
+    if value is None:
+        named = [(str(index), index) for index in range(len(gpus))]
+    else:
+        named = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
+    # CUDA begins with the fastest GPU unless told otherwise; NVML is in PCI order.
+    models = {gpu.model for gpu in gpus if gpu.model}
+    is_same_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(models) < 2
+    devices = []
+    for entry, index in named:
+        gpu = gpus[index]
+        is_known = is_same_order or entry.startswith("GPU-")
+        address = gpu.pci_address if is_known else None
+        names = [name for name, *_ in gpu.mig] if is_known else []
+        devices += [Device(name, address) for name in names or [entry]]
+    return tuple(devices)
+
+
+def name_mig_devices(
+    environ: Mapping[str, str], *, nvml: NvmlLoader | None = None
+) -> dict[str, str]:
+    """Return an environment that names MIG devices where there are any, for one worker each.
+
+    Args:
+        environ: may name the GPUs that they are parts of, or nothing.
+        nvml: as for ``find_accelerators``.
+    """
+    found = find_accelerators(AcceleratorKind.NVIDIA, environ, nvml=nvml)
+    names = [device.identifier for device in found.devices]
+    if not any(name.startswith("MIG-") for name in names):
+        return dict(environ)
+    return {**environ, VISIBLE_DEVICES_VARIABLE[AcceleratorKind.NVIDIA]: ",".join(names)}
 
 
 def _find_amd(environ: Mapping[str, str], root: Path) -> Accelerators:
@@ -324,7 +270,7 @@ def _find_amd(environ: Mapping[str, str], root: Path) -> Accelerators:
     rest: Sequence[_Installed] = installed
     rocr = environ.get("ROCR_VISIBLE_DEVICES")
     if rocr is not None:
-        rest = [device for _, device in _choose(rocr, installed)]
+        rest = [installed[index] for _, index in _choose(rocr, installed)]
     hip = VISIBLE_DEVICES_VARIABLE[AcceleratorKind.AMD]
     variable = hip if hip in environ else "CUDA_VISIBLE_DEVICES"
     devices = _select(environ.get(variable), rest)

@@ -10,7 +10,8 @@ from ...values import dataclass
 # What looks at the machine is imported where it is needed: a plain number needs none of it, and
 # the time counts from the command to the first line of a worker.
 if TYPE_CHECKING:
-    from .accelerators import AcceleratorKind, Accelerators, NvmlLoader
+    from ...checks.devices.nvml import NvmlLoader
+    from .accelerators import AcceleratorKind, Accelerators
     from .cpu_limit import CpuLimit
 
 
@@ -43,9 +44,9 @@ class Machine(NamedTuple):
     machine_cpus: int | None = None
 
     def accelerators(self, kind: "AcceleratorKind", environ: Mapping[str, str]) -> "Accelerators":
-        from .accelerators import find_accelerators, load_nvml
+        from .accelerators import find_accelerators
 
-        return find_accelerators(kind, environ, root=self.root, nvml=self.nvml or load_nvml)
+        return find_accelerators(kind, environ, root=self.root, nvml=self.nvml)
 
     def cpu_limit(self) -> "CpuLimit | None":
         from .cpu_limit import read_cpu_limit

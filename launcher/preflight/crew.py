@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +35,6 @@ from ..spawner.client import (
 )
 from ..version import VERSION
 from .check_worker import CheckMember
-from .expected_gpus import shown_gpus
 
 _RUN_MODULE: Final = str(Path(__file__).resolve().parents[1] / "processes" / "run_module.py")
 """Another interpreter need not know of ft-run, and must not be given the libraries of this one."""
@@ -46,6 +44,16 @@ _OTHERS_S: Final = 1.0
 _KILL_S: Final = 10.0
 _LEFT: Final = "those of the order before have not ended"
 _GONE: Final = "the process that starts them is gone"
+_KILL_GPUS_S: Final = 60.0
+"""The kernel gives back what a process has pinned page by page: hundreds of GB take their time."""
+_ENVIRONMENT: Final = {
+    # A check says by itself what hangs, in its own time, and is not ended by NCCL's watchdog.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
+    # Nor does it tune matrix products for minutes.
+    "PYTORCH_TUNABLEOP_ENABLED": "0",
+}
+"""What check workers have, whatever the training has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class CrewPlan:
     """The one device of each worker under ``--virtual-local-rank``; else empty."""
     gpus_asked_by: str = ""
     """The option that asks for GPUs, if one does."""
+    gpus_shown: Mapping[str, str] = field(default_factory=dict)
+    """The kinds of GPUs that the machine shows, and how they were counted, in words."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What is set on top of the agent's environment, such as ``OMP_NUM_THREADS``."""
     cpus: tuple[frozenset[int], ...] | None = None
@@ -93,6 +103,8 @@ class CheckCrew:
         self._plan = plan
         self._members: list[CheckMember] = []
         self._generation = 0
+        self._passed_alone = 0
+        """The generation that has measured everything that a node measures alone; 0 for none."""
         self._changed = asyncio.Event()
         """Something was heard from a worker or from the spawner."""
         self._spawner_gone = False
@@ -162,6 +174,8 @@ class CheckCrew:
             return self._not_carried_out(order, _GONE)
         answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
         record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
+        if order.phase is Phase.SOLO and not record.failure and not self._passed_alone:
+            self._passed_alone = self._generation
         if not all(member.can_go_on for member in asked):
             # A worker may take long to die. The answer goes out meanwhile: it has a deadline.
             self._renewal = asyncio.create_task(self._renew())
@@ -208,12 +222,15 @@ class CheckCrew:
         if order.phase not in (Phase.FACTS, Phase.SOLO):
             yield replace(order, interface=interface_towards(order.master_addr) or "")
             return
+        # Workers in the place of others that hung with a partner have to get ready to meet the
+        # next one. What the node's own all-reduce is like is known, and NCCL is slow to start.
+        is_replaced = self._passed_alone not in (0, self._generation)
         port = PortReservation(lambda: _LOOPBACK, None)
         try:
             yield replace(
                 order,
                 rank_offset=0,
-                world_size=self._plan.local_world_size,
+                world_size=1 if is_replaced else self._plan.local_world_size,
                 master_addr=_LOOPBACK,
                 master_port=port.offer.port,
                 interface=interface_towards(_LOOPBACK) or "",
@@ -241,7 +258,9 @@ class CheckCrew:
 
     async def _kill(self) -> None:
         """Kill what there is, and return when nothing is left of it."""
-        deadline = asyncio.get_running_loop().time() + _KILL_S
+        has_gpus = self._plan.gpus_shown or self._plan.gpus_asked_by
+        limit_s = _KILL_GPUS_S if has_gpus else _KILL_S
+        deadline = asyncio.get_running_loop().time() + limit_s
         if not self._empty and not self._spawner_gone:
             self._spawner.kill()
         while not self._empty and not self._spawner_gone:
@@ -263,10 +282,6 @@ class CheckCrew:
 
     # --- workers -----------------------------------------------------------------------------
 
-    @cached_property
-    def _gpus_shown(self) -> dict[str, str]:
-        return shown_gpus(self._plan.accelerator)
-
     def _command(self, member: CheckMember) -> WorkerCommand:
         plan, local_rank = self._plan, member.local_rank
         post = CheckWorkerConfig(
@@ -276,7 +291,7 @@ class CheckCrew:
             device_index=0 if plan.visible_devices else local_rank,
             accelerator=plan.accelerator,
             gpus_asked_by=plan.gpus_asked_by,
-            gpus_shown=self._gpus_shown,
+            gpus_shown=plan.gpus_shown,
             devices=",".join(plan.visible_devices) or None,
             log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
             script=plan.script,
@@ -285,7 +300,7 @@ class CheckCrew:
             memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
             ft_run_version=VERSION,
         )
-        env = dict(plan.env)
+        env = {**plan.env, **_ENVIRONMENT}
         if plan.visible_devices:
             env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
         return WorkerCommand(

@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..machine.accelerators import AUTO, AcceleratorKind, NvmlLoader, find_accelerators, load_nvml
+from ...checks.devices.nvml import NvmlLoader
+from ..machine.accelerators import AUTO, AcceleratorKind, find_accelerators
 
 _KINDS = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
 """Those that are torch's ``cuda`` devices."""
@@ -27,7 +28,7 @@ def shown_gpus(
     environ: Mapping[str, str] | None = None,
     *,
     root: Path = Path("/"),
-    nvml: NvmlLoader = load_nvml,
+    nvml: NvmlLoader | None = None,
 ) -> dict[str, str]:
     """Return the kinds of GPUs that the workers should find, and how they were counted, in words.
 
@@ -35,7 +36,7 @@ def shown_gpus(
         accelerator: ``--accelerator``; only with ``auto`` is the machine looked at.
         environ: with the ``…_VISIBLE_DEVICES`` variables; None: that of this process.
         root: the directory below which ``sys`` and ``dev`` are looked up.
-        nvml: returns NVML, or None without a driver.
+        nvml: as for ``find_accelerators``.
     """
     if accelerator != AUTO:
         return {}

@@ -20,6 +20,7 @@ _CHECK_OPTIONS = (
     ("on_restart", "--check-on-restart"),
     ("is_binding", "--check-mode enforce"),
     ("straggler_threshold", "--straggler-threshold"),
+    ("compute_threshold", "--compute-straggler-threshold"),
     ("exclude_straggler", "--exclude-straggler"),
     ("only", "ft-run check"),
     ("is_strict", "--strict"),
@@ -103,6 +104,7 @@ def _bad_number(job: JobSpec) -> str | None:
         numbers += [
             ("--check-timeout", job.checks.timeout_s),
             ("--straggler-threshold", job.checks.straggler_threshold),
+            ("--compute-straggler-threshold", job.checks.compute_threshold),
         ]
     for flag, value in numbers:
         if not 0 <= value < math.inf:

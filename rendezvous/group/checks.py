@@ -8,7 +8,7 @@ are lost, and time. What the findings mean for the world is decided in ``rounds`
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from ... import exit_codes
+from ... import defaults, exit_codes
 from ...values import dataclass, field
 from ..policy.postmortem import Postmortem
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
@@ -175,7 +175,9 @@ class Checks:
             node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
         ]
         examination = self._examiner(self._spec, names, vouched)
-        self._current = _Current(examination, frozenset(names), now + self._spec.timeout_s)
+        # With the default, the examination knows whether it may use all of it: with GPUs.
+        most_s = self._spec.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
+        self._current = _Current(examination, frozenset(names), now + most_s)
         self._out.note(f"checking {len(names) - len(vouched)} of {len(names)} nodes")
 
     def reset(self) -> None:

@@ -102,6 +102,7 @@ def _job(job: JobSpec) -> None:
         _name("level", job.checks.level)
         _seconds("timeout_s", job.checks.timeout_s)
         _seconds("straggler_threshold", job.checks.straggler_threshold)
+        _seconds("compute_threshold", job.checks.compute_threshold)
         _name("on_restart", job.checks.on_restart)
         _texts("floors", job.checks.floors, RULES_MAX, TEXT_MAX_CHARS)
     if job.rescale_delay_s is not None:

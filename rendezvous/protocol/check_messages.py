@@ -12,7 +12,7 @@ class CheckSpec:
     level: str
     """``--check-level``: light or full."""
     timeout_s: float
-    """For all phases together."""
+    """For all phases together; 0: the default, which is longer with GPUs."""
     on_restart: str = "node"
     """``--check-on-restart``: never, node or always."""
     is_binding: bool = True
@@ -25,6 +25,8 @@ class CheckSpec:
     """A warning is told by the exit status; with ``only``."""
     floors: tuple[str, ...] = ()
     """What metrics must reach, such as ``compute_tflops=2.5``."""
+    compute_threshold: float = 0.0
+    """``--compute-straggler-threshold``; 0: ``straggler_threshold``."""
 
 
 @dataclass(frozen=True, slots=True)

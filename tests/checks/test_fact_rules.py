@@ -33,7 +33,9 @@ BAD: list[tuple[dict[str, Fact], Severity, str]] = [
     ({"gpu0_row_remap_failed": 1}, FATAL, "GPU 0 could not replace a bad row"),
     ({"gpu0_row_remap_pending": 1}, FATAL, "GPU 0 must be reset to replace a bad row"),
     ({"gpu0_page_retirement_pending": 1}, FATAL, "GPU 0 must be reset to retire a bad page"),
-    ({"gpu12_nvlinks_down": 1}, WARNING, "GPU 12 has 1 NVLink(s) that are down"),
+    ({"gpu0_row_remap_pending_corrected": 1}, WARNING, "GPU 0 will replace a row of its memory"),
+    ({"gpu12_nvlinks_missing": 1}, WARNING, "GPU 12 has 1 NVLink(s) less that are up"),
+    ({"local_rank3_throttled_by": "heat"}, WARNING, "of local rank 3 was slowed down by heat"),
     ({"gpu0_throttled_by": "heat"}, WARNING, "GPU 0 is slowed down by heat"),
     ({"gpu0_temperature_margin_c": 4}, WARNING, "GPU 0 is 4 degrees below"),
     ({"gpu0_pcie_lanes_missing": 8}, WARNING, "GPU 0 is connected by 8 PCIe lanes fewer"),
@@ -41,7 +43,8 @@ BAD: list[tuple[dict[str, Fact], Severity, str]] = [
     ({"gpu_xids": "79, 48"}, WARNING, "GPU errors (XID 79, 48)"),
     ({"nvml_error": "Driver/library version mismatch"}, WARNING, "driver does not answer"),
     ({"gpus_without_torch": "NVIDIA GPUs by NVML: 8"}, WARNING, "there are GPUs (NVIDIA GPUs by"),
-    ({"ib_mlx5_0_1_state": "DOWN"}, WARNING, "InfiniBand port mlx5_0_1 is DOWN"),
+    ({"ib_mlx5_0_1_state": "INIT"}, WARNING, "InfiniBand port mlx5_0_1 is INIT"),
+    ({"ib_ports_active": 0}, WARNING, "no InfiniBand port is ACTIVE"),
     ({"dev_shm_free_gb": 0.06, "local_world_size": 2}, FATAL, "/dev/shm has 0.06 GB free"),
     (
         {"dev_shm_free_gb": 0.06, "local_world_size": 2, "gpus": 0},
@@ -75,6 +78,8 @@ def test_each_bad_fact_is_found(facts, severity, words):
         {"dev_shm_free_gb": 0.064, "local_world_size": 2},
         {"open_files_limit": -1},
         {"gpu0_used_gb": 2.0},
+        {"gpu0_nvlinks_down": 2, "gpu0_nvlinks_missing": 0},
+        {"ib_mlx5_1_1_state": "DOWN", "ib_ports_active": 1},
     ],
 )
 def test_what_nearly_speaks_against_a_node(facts):

@@ -36,6 +36,7 @@ def test_versions_limits_and_ports(root, tmp_path):
     assert facts["memory_gb"] == 8.59
     assert facts["ib_mlx5_0_1_state"] == "ACTIVE"
     assert facts["ib_mlx5_0_2_state"] == "DOWN"
+    assert facts["ib_ports_active"] == 1
     assert facts["ib_mlx5_0_1_rate_gbit_per_s"] == 400.0
     assert facts["log_dir_free_gb"] > 0
     assert facts["unix_time_s"] > 1.7e9
@@ -105,6 +106,9 @@ def test_xids_of_the_kernel_log(root):
     log = root / "dev/kmsg"
     log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:65:00): 79, pid=1, GPU has fallen off the bus.\n")
     assert collect_xids(root) == {"gpu_xids": "79"}
+    for number in (13, 31, 43, 45):
+        log.write_text(f"6,1,1,-;NVRM: Xid (PCI:0000:65:00): {number}, pid=1, Ch 1\n")
+        assert collect_xids(root) == {"gpu_xids": ""}, "what a program did to itself"
     log.write_text("6,1,1,-;eth0: link up\n")
     assert collect_xids(root) == {"gpu_xids": ""}
     log.unlink()

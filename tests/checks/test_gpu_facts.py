@@ -4,12 +4,23 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from ft_run.checks.devices.nvml import (
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    RESET_REQUIRED,
+    Nvml,
+    NvmlFailedError,
+)
 from ft_run.checks.fact_rules import findings
-from ft_run.checks.gpu_facts import Nvml, collect_gpu_facts
+from ft_run.checks.gpu_facts import collect_gpu_facts, throttled_by
 
 
 class NVMLError(Exception):
     """What a recorded driver raises."""
+
+    def __init__(self, text, value=None):
+        super().__init__(text)
+        self.value = value
 
 
 H100 = {
@@ -56,7 +67,9 @@ class RecordedNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index):
         if self.gpus[index] is None:
-            raise NVMLError("GPU is lost")
+            raise NVMLError("GPU is lost", GPU_IS_LOST)
+        if self.gpus[index].get("error"):
+            raise NVMLError("Insufficient Permissions", self.gpus[index]["error"])
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, gpu):
@@ -85,6 +98,9 @@ class RecordedNvml:
         assert sensor == 0
         return self.get(gpu, "temperature")
 
+    def nvmlDeviceGetMarginTemperature(self, gpu):
+        return self.get(gpu, "margin")
+
     def nvmlDeviceGetTemperatureThreshold(self, gpu, kind):
         assert kind == 1, "the one at which it slows down"
         return self.get(gpu, "slowdown")
@@ -104,17 +120,36 @@ class RecordedNvml:
     def nvmlDeviceGetNvLinkState(self, gpu, link):
         return self.get(gpu, "links")[link] if link < len(gpu.get("links", ())) else self.refuse()
 
+    def nvmlDeviceGetPciInfo(self, gpu):
+        return SimpleNamespace(domain=0, bus=1, device=0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu):
+        return len(self.get(gpu, "mig"))
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu, slot):
+        return {"uuid": gpu["mig"][slot]}
+
+    def nvmlDeviceGetGpuInstanceId(self, mig):
+        return 1
+
+    nvmlDeviceGetComputeInstanceId = nvmlDeviceGetGpuInstanceId
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return next(gpu for gpu in self.gpus if gpu["uuid"] == uuid)
+
     def get(self, gpu, name):
+        if name in gpu.get("broken", ()):
+            raise NVMLError("GPU requires reset", RESET_REQUIRED)
         return gpu[name] if name in gpu else self.refuse()
 
     def refuse(self):
         raise NVMLError("Not Supported")
 
 
-def collect(*gpus, visible=None, init_error=""):
+def collect(*gpus, visible=None, init_error="", **more):
     nvml = RecordedNvml(*gpus, init_error=init_error)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    facts = collect_gpu_facts(environ, lambda: cast(Nvml, nvml))
+    facts = collect_gpu_facts(environ | more, lambda: cast(Nvml, nvml))
     assert not nvml.is_open
     return facts
 
@@ -129,6 +164,7 @@ def test_a_healthy_gpu():
         "gpu0_ecc_uncorrected": 0,
         "gpu0_rows_remapped": 0,
         "gpu0_row_remap_pending": 0,
+        "gpu0_row_remap_pending_corrected": 0,
         "gpu0_row_remap_failed": 0,
         "gpu0_throttled_by": "",
         "gpu0_temperature_c": 31,
@@ -139,6 +175,9 @@ def test_a_healthy_gpu():
         "gpu0_pcie_generation_max": 5,
         "gpu0_nvlinks_up": 18,
         "gpu0_nvlinks_down": 0,
+        "gpu0_nvlinks_missing": 0,
+        "gpu_models": "1 x NVIDIA H100 80GB HBM3",
+        "nvlinks_up": 18,
     }
     assert findings(collect(H100)) == ()
 
@@ -153,7 +192,7 @@ def test_a_healthy_gpu():
         ({"throttle": 0x40 | 0x4}, "slowed down by heat (hardware limit)"),
         ({"temperature": 85}, "2 degrees below"),
         ({"lanes": (8, 16)}, "8 PCIe lanes fewer"),
-        ({"links": [1] * 17 + [0]}, "1 NVLink(s) that are down"),
+        ({"rows": (3, 0, 1, 0), "ecc": 0}, "will replace a row of its memory, whose errors were"),
     ],
 )
 def test_a_gpu_with_one_fault(change, words):
@@ -163,7 +202,8 @@ def test_a_gpu_with_one_fault(change, words):
 
 def test_what_an_old_gpu_does_not_know_is_left_out():
     facts = collect({"uuid": "GPU-old", "name": "Tesla P4"})
-    assert facts == {"driver": "570.86.15", "gpus": 1, "gpu0_name": "Tesla P4"}
+    names = {"gpu0_name": "Tesla P4", "gpu_models": "1 x Tesla P4"}
+    assert facts == {"driver": "570.86.15", "gpus": 1} | names
 
 
 def test_a_board_whose_nvlinks_are_not_used_is_no_fault():
@@ -180,15 +220,19 @@ def test_a_gpu_that_is_lost_speaks_against_the_node():
     ("visible", "prefixes"),
     [
         (None, ["gpu0", "gpu1"]),
+        ("0,-1,1", ["gpu0"]),
+        ("1,1", []),
+        ("0,0x", []),
         ("1", ["gpu1"]),
         ("GPU-bbbb", ["gpu1"]),
         ("", []),
         ("-1", []),
-        ("MIG-cccc", ["gpu0", "gpu1"]),
+        ("MIG-cccc", ["gpu1"]),
+        ("MIG-dddd", []),
     ],
 )
 def test_only_gpus_that_the_workers_can_use_count(visible, prefixes):
-    other = {"uuid": "GPU-bbbb2222", "name": "other"}
+    other = {"uuid": "GPU-bbbb2222", "name": H100["name"], "mig": ["MIG-cccc3333"]}
     facts = collect(H100, other, visible=visible)
     assert [name[:4] for name in facts if name.endswith("_name")] == prefixes
     assert facts["gpus"] == len(prefixes)
@@ -202,3 +246,56 @@ def test_without_a_driver_there_are_no_facts():
 def test_a_driver_that_does_not_answer_is_a_fact():
     facts = collect(init_error="Driver/library version mismatch")
     assert facts == {"nvml_error": "Driver/library version mismatch"}
+
+
+@pytest.mark.parametrize("answer", ["rows", "throttle", "links"])
+def test_a_gpu_that_must_be_reset_speaks_against_the_node_whatever_it_answers_else(answer):
+    (found,) = findings(collect(H100 | {"broken": [answer]}))
+    assert found.is_fatal
+    assert found.text == "GPU 0 does not answer: GPU requires reset"
+
+
+def test_a_gpu_that_a_device_cgroup_forbids_is_not_there():
+    facts = collect({"uuid": "GPU-other", "error": NO_PERMISSION}, H100)
+    assert facts == collect(H100)
+    assert findings(facts) == ()
+
+
+def test_links_that_no_gpu_uses_are_no_fault_but_one_less_than_the_others_is():
+    assert findings(collect(*[H100 | {"links": [1] * 17 + [0]}] * 2)) == ()
+    facts = collect(H100, H100 | {"links": [1] * 17 + [0]})
+    (found,) = findings(facts)
+    assert found.text == "GPU 1 has 1 NVLink(s) less that are up than another one here"
+    assert facts["nvlinks_up"] == 35
+
+
+def test_of_several_models_an_index_says_nothing_unless_cuda_counts_as_nvml_does():
+    other = {"uuid": "GPU-bbbb2222", "name": "T400"}
+    assert collect(other, H100, visible="0")["gpus"] == 2
+    facts = collect(other, H100, visible="0", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert facts["gpu_models"] == "1 x T400"
+    assert collect(other, H100, visible="GPU-b")["gpu_models"] == "1 x T400"
+
+
+def test_the_margin_of_temperature_is_what_the_driver_says():
+    """As recorded of a Hopper; thresholds are deprecated."""
+    assert collect(H100 | {"margin": 7})["gpu0_temperature_margin_c"] == 7
+
+
+def test_what_slows_a_gpu_down_right_now():
+    slow = H100 | {"throttle": 0x40}
+    assert throttled_by("GPU-aaaa1111", lambda: cast(Nvml, RecordedNvml(slow))) == (
+        "heat (hardware limit)"
+    )
+    assert throttled_by("GPU-aaaa1111", lambda: cast(Nvml, RecordedNvml(H100))) == ""
+    assert throttled_by("GPU-aaaa1111", lambda: None) == ""
+
+
+def test_an_interpreter_without_pynvml_says_so():
+    def load():
+        raise NvmlFailedError("/opt/python has no pynvml (pip install nvidia-ml-py)")
+
+    (found,) = findings(collect_gpu_facts({}, load))
+    assert found.text == (
+        "the NVIDIA driver does not answer: /opt/python has no pynvml (pip install nvidia-ml-py)"
+    )

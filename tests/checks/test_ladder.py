@@ -555,6 +555,20 @@ def test_the_threshold_decides():
     assert set(standings(verdicts).values()) == {Standing.PASSED}
 
 
+def test_the_product_can_have_a_threshold_of_its_own():
+    speeds = {"n0": 100.0, "n1": 100.0, "n2": 85.0, "n3": 99.0}
+    steps = [
+        Answered(
+            Step(Phase.SOLO, tuple((name,) for name in speeds)),
+            {n: Record(n, Phase.SOLO, metrics=Metrics(v, v)) for n, v in speeds.items()},
+        )
+    ] * 2
+    for rules, slow in ((Rules(), ()), (Rules(compute_threshold=1.15), ("compute_tflops",))):
+        results = Results(tuple(speeds), steps=tuple(steps), rules=rules)
+        assert verdict(results).of("n2").slow == slow
+        assert not verdict(results).of("n3").slow
+
+
 def test_a_floor_is_missed_by_all_alike():
     rules = Rules(floors=Metrics(compute_tflops=2.0, latency_us=40.0))
     verdicts, _ = climb(World(names(3)), rules=rules)

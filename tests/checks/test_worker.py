@@ -1,7 +1,12 @@
 """What a check worker does without torch."""
 
 import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from ft_run.checks.records import Level, Metrics, Order, Phase, order_to_json, record_from_json
@@ -12,14 +17,19 @@ from ft_run.checks.worker import (
     has_gpu,
     plausible,
 )
-from ft_run.checks.worker_config import CheckWorkerConfig
+from ft_run.checks.worker_config import REASON_MAX, CheckWorkerConfig, age_s, first_words
 
 
 class SeenGpus:
     """A ``torch.cuda`` that sees so many devices."""
 
-    def __init__(self, count):
+    def __init__(self, count, error=""):
         self._count = count
+        self._error = error
+
+    def init(self):
+        if self._error:
+            raise RuntimeError(self._error)
 
     def is_available(self):
         return self._count > 0
@@ -139,3 +149,133 @@ def test_a_metric_that_no_measurement_can_give(value):
     assert plausible(Metrics(compute_tflops=1.0)) == Metrics(compute_tflops=1.0)
     with pytest.raises(CheckError, match="latency_us was measured as"):
         plausible(Metrics(latency_us=value))
+
+
+def test_why_cuda_does_not_start_is_a_part_of_the_reason():
+    """As torch says it where the fabric manager of an NVSwitch machine is down."""
+    said = (
+        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling"
+        " NumCudaDevices() that might have already set an error? Error 802: system not yet"
+        " initialized"
+    )
+    post = CheckWorkerConfig("n0", 0, 1, 0, gpus_asked_by="--nproc-per-node=gpu")
+    with pytest.raises(CheckError) as error:
+        has_gpu(post, SeenGpus(0, said), "nvidia.com/gpu")
+    assert str(error.value) == (
+        "--nproc-per-node=gpu asks for GPUs, and this torch finds none that works: Error 802:"
+        " system not yet initialized (does nvidia-fabricmanager run?)"
+        " (--accelerator=cpu checks CPUs)"
+    )
+
+
+def test_the_last_error_of_nccl_is_a_part_of_the_reason():
+    """As torch 2.13 words it."""
+    text = (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system"
+        " error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3\n"
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
+        "Last error:\nsocketPollConnect: connect to 10.0.0.7<4242> returned\n Connection refused\n"
+    )
+    words = first_words(text)
+    assert words.startswith("NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77")
+    assert words.endswith(
+        " (last error: socketPollConnect: connect to 10.0.0.7<4242> returned Connection refused)"
+    )
+    assert len(words) < REASON_MAX
+    assert first_words("one\ntwo") == "one"
+    assert first_words("") == ""
+
+
+GPU_THAT_HANGS = """
+import os, sys, threading, time
+from ft_run.checks import worker
+from ft_run.checks.records import Level, Order, Phase, order_to_json
+from ft_run.checks.worker_config import CheckWorkerConfig
+
+class Hung(worker.CheckWorker):
+    def _import_torch(self): self._has_torch = True
+    def _solo(self, order):
+        self._enter("memory")
+        self._on_gpu = True
+        if sys.argv[1] == "returns never":
+            self._arm(order)
+            time.sleep(600)
+        raise RuntimeError("an illegal memory access")
+
+def never(): time.sleep(600)
+threading._register_atexit(never)  # what waits for kernels when an interpreter ends in order
+orders, to = os.pipe()
+order = Order(1, Phase.SOLO, Level.LIGHT, 0, 1, "", 0, 1.0)
+os.write(to, order_to_json(order).encode() + b"\\n" + order_to_json(order).encode() + b"\\n")
+Hung(CheckWorkerConfig("n0", 0, 1, 0), orders, 1).run()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "failure"),
+    [
+        ("returns never", "memory: it does not return, and has timed out"),
+        ("raises", "memory: RuntimeError: an illegal memory access"),
+    ],
+)
+def test_a_worker_whose_gpu_fails_tells_it_and_ends(how, failure):
+    """In the GPU's place: a call that does not return, and an end in order that never comes."""
+    done = subprocess.run(
+        [sys.executable, "-c", GPU_THAT_HANGS, how], capture_output=True, text=True, check=True
+    )
+    _, last = done.stdout.splitlines()
+    word, number, record = last.split(" ", 2)
+    assert (word, number) == ("farewell", "1")
+    assert record_from_json(record).failure == failure
+
+
+def test_an_order_that_has_waited_has_less_time_left():
+    order = Order(1, Phase.SOLO, Level.LIGHT, 0, 1, "", 0, 10.0, unix_time_s=time.time() - 4)
+    assert 4 <= age_s(order) <= 10
+    assert age_s(replace(order, unix_time_s=0.0)) == 0
+    assert age_s(replace(order, unix_time_s=1.0)) == 10
+
+
+def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(monkeypatch):
+    """In the GPU's place: a probe and a group that note what is asked of them."""
+    from ft_run.checks import measure_device, worker
+
+    did = []
+
+    class Noted:
+        def __init__(self, *_):
+            pass
+
+        def __getattr__(self, name):
+            def note():
+                did.append(name)
+                return 1.0
+
+            return note
+
+    @contextmanager
+    def group(*_):
+        yield Noted()
+
+    def heat(uuid):
+        did.append(uuid)
+        return "heat"
+
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(measure_device, "DeviceProbe", Noted)
+    monkeypatch.setattr(worker, "throttled_by", heat)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(uuid="a1"))
+    orders, answers = os.pipe(), os.pipe()
+    one = CheckWorker(CheckWorkerConfig("n0", 3, 8, 3), orders[0], answers[1])
+    monkeypatch.setattr(one, "_begin", lambda _: (device, None))
+    monkeypatch.setattr(one, "_group", group)
+    _, facts = one._solo(Order(1, Phase.SOLO, Level.LIGHT, 3, 8, "", 0, 10.0))
+    assert did == [
+        *("compute_tflops", "GPU-a1", "memory_gb_per_s"),
+        *("meet", "copy_gb_per_s", "bandwidth_gb_per_s", "close"),
+    ]
+    assert facts == {"local_rank3_throttled_by": "heat"}
+    one._orders.close()
+    for fd in (orders[1], *answers):
+        os.close(fd)

@@ -105,8 +105,7 @@ nvml = types.SimpleNamespace(
     nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=lambda index: index,
     nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
     nvmlDeviceGetPciInfo=lambda index: types.SimpleNamespace(domain=0, bus=index + 1, device=0))
-accelerators.load_nvml = lambda: nvml
-accelerators.find_accelerators.__kwdefaults__["nvml"] = lambda: nvml
+accelerators._nvidia_gpus = lambda load: accelerators.read_gpus(nvml)
 """,
 }
 """A machine with two GPUs, as each launcher looks for them."""

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from ft_run import defaults
 from ft_run.checks.ladder import Ladder
 from ft_run.checks.measure import needed_s
 from ft_run.checks.plan import plan
-from ft_run.checks.records import Level, Metrics, Phase, Record, record_to_json
+from ft_run.checks.records import Fact, Level, Metrics, Phase, Record, record_to_json
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
 from ft_run.checks.verdict import Verdicts, verdict
 from ft_run.checks.worker_config import IMPORTING, SMALL, no_answer
@@ -32,6 +33,8 @@ class World:
     bad_links: frozenset[frozenset[str]] = frozenset()
     slow_compute: frozenset[str] = frozenset()
     slow_network: frozenset[str] = frozenset()
+    gpus: int = 0
+    """Of each node."""
     deaf_in_all: bool = False
     """All together fail, whoever they are."""
 
@@ -44,7 +47,13 @@ class World:
             partners,
             self._failure(phase, meeting, node),
             self._metrics(phase, meeting),
+            self._facts(phase),
         )
+
+    def _facts(self, phase: Phase) -> dict[str, Fact]:
+        if phase is not Phase.FACTS or not self.gpus:
+            return {}
+        return {"gpus": self.gpus, "local_world_size": self.gpus}
 
     def _failure(self, phase: Phase, meeting: tuple[str, ...], node: str) -> str:
         if phase is Phase.SOLO and node in self.bad_alone:
@@ -59,7 +68,9 @@ class World:
     def _metrics(self, phase: Phase, meeting: tuple[str, ...]) -> Metrics:
         if phase is Phase.SOLO:
             slow = meeting[0] in self.slow_compute
-            return Metrics(compute_tflops=1.0 / SLOW if slow else 1.0, memory_gb_per_s=10.0)
+            compute = 1.0 / SLOW if slow else 1.0
+            copy = 50.0 if self.gpus else None
+            return Metrics(compute_tflops=compute, memory_gb_per_s=10.0, copy_gb_per_s=copy)
         if phase in _MEETING_PHASES:
             slow = bool(self.slow_network & set(meeting))
             return Metrics(latency_us=50.0, bandwidth_gb_per_s=1.0 / SLOW if slow else 1.0)
@@ -128,6 +139,21 @@ class Pace:
     kill_s: float = 0.3
     facts_s: float = 0.2
     timeout_s: float = 60.0
+    """0: the default."""
+    context_s: float = 0.0
+    """To open the device in a new process."""
+    communicator_s: float = 0.0
+    """What the first call of every meeting takes beyond the others, on the node itself too."""
+
+    @property
+    def start_s(self) -> float:
+        """Until a new check worker can measure."""
+        return self.import_s + self.context_s
+
+    @property
+    def most_s(self) -> float:
+        """What the master gives to all steps together."""
+        return self.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
 
 
 class Clock:
@@ -140,15 +166,16 @@ class Clock:
     def __init__(self, world: World, pace: Pace, vouched: frozenset[str] = frozenset()) -> None:
         self.now = 0.0
         self.steps: list[CheckStep] = []
+        self._passed_alone: set[str] = set()
         self._world = world
         self._pace = pace
         self._ladder = Ladder(CheckSpec("light", pace.timeout_s), world.nodes, sorted(vouched))
         # Those who have passed before hold no device: their first order starts their workers.
-        self._ready = {node: pace.import_s for node in world.nodes if node not in vouched}
+        self._ready = {node: pace.start_s for node in world.nodes if node not in vouched}
 
     def climb(self) -> Conclusion:
         """Go up to the end, as the master does."""
-        while (remaining_s := self._pace.timeout_s - self.now) > 0:
+        while (remaining_s := self._pace.most_s - self.now) > 0:
             step = self._ladder.next_step(remaining_s)
             if step is None:
                 break
@@ -161,6 +188,8 @@ class Clock:
         """Let nodes carry out an order; return when their last answer is there."""
         pace, phase = self._pace, Phase(step.phase)
         needs_s = {Phase.FACTS: pace.facts_s, Phase.SOLO: pace.solo_s}.get(phase, pace.meet_s)
+        if phase in _MEETING_PHASES or meeting[0] not in self._passed_alone:
+            needs_s += pace.communicator_s if phase is not Phase.FACTS else 0.0
         starts = {node: self._wait_s(node) for node in meeting if phase is not Phase.FACTS}
         done_s = max(starts.values(), default=0.0) + needs_s
         hangs = len(meeting) > 1 and bool(self._world.bad & set(meeting))
@@ -170,12 +199,14 @@ class Clock:
             record = self._world.record(phase, meeting, node)
             if not in_time:
                 record = replace(record, failure=self._too_late(step, starts.get(node, 0.0)))
-                self._ready[node] = self.now + took_s + pace.kill_s + pace.import_s
+                self._ready[node] = self.now + took_s + pace.kill_s + pace.start_s
+            elif phase is Phase.SOLO:
+                self._passed_alone.add(node)
             self._ladder.answered(node, record_to_json(record), took_s)
         return self.now + took_s
 
     def _wait_s(self, node: str) -> float:
-        ready = self._ready.setdefault(node, self.now + self._pace.import_s)
+        ready = self._ready.setdefault(node, self.now + self._pace.start_s)
         return max(ready - self.now, 0.0)
 
     def _too_late(self, step: CheckStep, wait_s: float) -> str:

@@ -25,6 +25,7 @@ FLOORS = (
     ("launcher.processes", "launcher.machine", "launcher.startup", "launcher.options"),
     ("launcher.version",),
     ("checks",),
+    ("checks.devices",),
     ("rendezvous.transport",),
     ("rendezvous.group",),
     ("rendezvous.policy",),

@@ -1,9 +1,8 @@
 """How long a stop may take, on a clock that the test moves."""
 
-import asyncio
-import selectors
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from unittest import mock
 
 from ft_run.launcher.agent.parts import NodeParts
 from ft_run.launcher.agent.supervisor import Listener, Supervisor, TimeOver
@@ -14,27 +13,11 @@ from ft_run.launcher.machine.worker_count import WorkerCount
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.reporting.event_log import EventLog
-from ft_run.launcher.spawner.client import Spawned, SpawnerClient, WorkerCommand
+from ft_run.launcher.spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
 from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
+from ft_run.tests.harness.hand_clock import HandClock
 
 SHUTDOWN_S = 30.0
-
-
-class Clock(asyncio.SelectorEventLoop):
-    """An event loop that is at the time that the test says."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(selectors.SelectSelector())
-
-    def time(self) -> float:
-        return self.now
-
-    def pass_to(self, now: float) -> None:
-        """Let the time pass, and what was due then be done."""
-        self.now = now
-        self.run_until_complete(asyncio.sleep(0))
-        self.run_until_complete(asyncio.sleep(0))
 
 
 class FakeSpawner:
@@ -58,12 +41,13 @@ class FakeSpawner:
 class Node:
     """A supervisor whose workers run, with its clock."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HandClock) -> None:
         options = LaunchOptions(
             "train.py", RendezvousOptions("job", 1, 1), shutdown_timeout_s=SHUTDOWN_S
         )
         self.clock, self.spawner = clock, FakeSpawner()
         self.over: list[TimeOver] = []
+        self.listener = mock.Mock()
         parts = NodeParts(
             options=options,
             count=WorkerCount(2, "given"),
@@ -79,13 +63,17 @@ class Node:
             NodeSpec("n", "i", "h", "127.0.0.1", "default", 2, None),
             parts,
             post=self.over.append,
-            listener=cast(Listener, None),
+            listener=cast(Listener, self.listener),
             event_log=EventLog(options, "h", "train.py", print),
         )
 
     def start(self) -> None:
         assignment = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
-        self.supervisor.start(assignment)
+
+        async def start() -> None:
+            self.supervisor.start(assignment)
+
+        self._do(start())
         self._do(self.supervisor.spawned(Spawned(0, (101, 102))))
 
     def take_what_is_over(self) -> None:
@@ -104,12 +92,22 @@ class Node:
 
         self._do(kill())
 
+    def end(self, *exit_codes: int) -> None:
+        """Let the workers exit, and nothing be left of them."""
+
+        async def end() -> None:
+            for local_rank, code in enumerate(exit_codes):
+                await self.supervisor.exited(Exited(0, local_rank, code))
+            self.supervisor.empty()
+
+        self._do(end())
+
     def _do(self, what: Any) -> None:
         self.clock.run_until_complete(what)
 
 
 def with_node(test: Callable[[Node], None]) -> None:
-    clock = Clock()
+    clock = HandClock()
     try:
         node = Node(clock)
         node.start()
@@ -166,3 +164,20 @@ def test_stale_workers_that_are_being_stopped_get_no_more_time(capfd) -> None:
         assert node.supervisor.group.state is WorkerGroupState.KILLING
 
     with_node(test)
+
+
+def test_others_follow_workers_that_failed_only_when_the_memory_of_gpus_is_free(capfd) -> None:
+    """In NVML's place: one that says when it is."""
+
+    def test(node: Node, codes: tuple[int, int], waits: bool) -> None:
+        memory = mock.Mock()
+        node.supervisor._gpu_memory = memory
+        node.end(*codes)
+        ((then,), options) = memory.when_free.call_args
+        assert options == {"is_needed": waits}
+        assert node.listener.workers_gone.call_count == 0
+        then()
+        assert node.listener.workers_gone.call_count == 1
+
+    with_node(lambda node: test(node, (0, 1), True))
+    with_node(lambda node: test(node, (0, 0), False))

@@ -15,7 +15,7 @@ def test_the_defaults():
     options = check()
     assert isinstance(options, CheckOptions)
     assert options == CheckOptions()
-    assert (options.level, options.timeout_s, options.nproc_per_node) == ("light", 60.0, "1")
+    assert (options.level, options.timeout_s, options.nproc_per_node) == ("light", 0.0, "1")
 
 
 def test_everything_at_once():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ft_run.checks.ladder import floors
+from ft_run.checks.floors import floors
 from ft_run.checks.records import Metrics
 from ft_run.errors import UsageError
 from ft_run.launcher.cli.parse import parse

@@ -39,6 +39,7 @@ def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created
         count=WorkerCount(1, "given"),
         commands=SimpleNamespace(devices=(), omp_threads={}, python="python"),
         cpus=None,
+        gpus_shown={},
     )
     identity = SimpleNamespace(node_id="a/0")
     plan = run._crew_plan(cast(NodeParts, parts), cast(NodeIdentity, identity))

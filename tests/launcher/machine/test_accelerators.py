@@ -1,6 +1,8 @@
 """Accelerators, counted from a recorded NVML and from trees of ``/sys`` and ``/dev``."""
 
+import importlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +11,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from ft_run.checks import gpu_facts
+from ft_run.checks.devices import nvml
+from ft_run.checks.devices.nvml import GPU_IS_LOST, NO_PERMISSION, Nvml, load_nvml
 from ft_run.launcher.machine.accelerators import (
     ACCELERATOR_CHOICES,
     AcceleratorKind,
     Accelerators,
     Device,
-    Nvml,
     find_accelerators,
-    load_nvml,
+    name_mig_devices,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +28,10 @@ from hypothesis import strategies as st
 
 class RecordedNvmlError(Exception):
     """What a recorded driver raises."""
+
+    def __init__(self, text: str, value: int | None = None) -> None:
+        super().__init__(text)
+        self.value = value
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,9 @@ class Gpu:
     uuid: str
     bus: int
     slots: tuple[Mig | None, ...] = ()
-    is_lost: bool = False
+    error: int = 0
+    """What it answers in place of anything else."""
+    model: str = "H100"
 
 
 class RecordedNvml:
@@ -55,6 +65,9 @@ class RecordedNvml:
         self.init_error = init_error
         self.sessions = 0
         self.is_open = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} is not recorded")
 
     def nvmlInit(self) -> None:
         if self.init_error:
@@ -71,12 +84,15 @@ class RecordedNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Gpu:
         assert self.is_open
-        if self.gpus[index].is_lost:
-            raise RecordedNvmlError("GPU is lost")
+        if self.gpus[index].error:
+            raise RecordedNvmlError("GPU is lost", self.gpus[index].error)
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, handle: Gpu | Mig, /) -> str:
         return handle.uuid
+
+    def nvmlDeviceGetName(self, handle: Gpu, /) -> str:
+        return handle.model
 
     def nvmlDeviceGetPciInfo(self, handle: Gpu, /) -> SimpleNamespace:
         return SimpleNamespace(domain=0, bus=handle.bus, device=0)
@@ -197,7 +213,9 @@ def test_devices_know_their_place() -> None:
         (WITH_MIG, f"{MIG1},{C}", [MIG1]),
         (WITH_MIG, f"MIG-{A}/9/0,MIG-{C}/2/1", [f"MIG-{A}/9/0", f"MIG-{C}/2/1"]),
         (WITH_MIG, f"MIG-{C}/2/1,{MIG3}", []),  # two names of one device
-        (WITH_MIG, None, ["0", "1", "2"]),  # as torch counts: GPUs, not their parts
+        (WITH_MIG, None, [MIG1, MIG2, "1", MIG3]),
+        (WITH_MIG, "0,1", [MIG1, MIG2, "1"]),
+        (WITH_MIG, C, [MIG3]),
         (OLD_DRIVER, f"MIG-{A}/8/0", [f"MIG-{A}/8/0"]),
     ],
 )
@@ -214,14 +232,43 @@ def test_a_process_can_use_one_mig_device() -> None:
 
 
 def test_a_lost_gpu_keeps_its_index() -> None:
-    gpus = (Gpu(A, 1), Gpu(B, 2, is_lost=True), Gpu(C, 3, slots=(Mig(MIG3, 1),)))
-    assert nvidia(gpus).devices == (
-        Device("0", "0000:01:00.0"),
-        Device("1", None),
-        Device("2", "0000:03:00.0"),
-    )
+    gpus = (Gpu(A, 1), Gpu(B, 2, error=GPU_IS_LOST), Gpu(C, 3, slots=(Mig(MIG3, 1),)))
+    assert nvidia(gpus[:2]).devices == (Device("0", "0000:01:00.0"), Device("1", None))
+    assert identifiers(nvidia(gpus, "2,1,0")) == [MIG3, "1", "0"]
     assert identifiers(nvidia(gpus, MIG3)) == [MIG3]
     assert identifiers(nvidia(gpus, B)) == []
+
+
+def test_gpus_that_a_device_cgroup_forbids_do_not_count() -> None:
+    gpus = (Gpu(A, 1, error=NO_PERMISSION), Gpu(B, 2), Gpu(C, 3))
+    assert nvidia(gpus).devices == (Device("0", "0000:02:00.0"), Device("1", "0000:03:00.0"))
+    assert nvidia(gpus, "1").devices == (Device("1", "0000:03:00.0"),)
+    assert nvidia(gpus, "2").devices == ()
+    assert identifiers(nvidia(gpus, A)) == []
+
+
+def test_of_several_models_the_place_of_an_index_is_known_in_pci_order_only() -> None:
+    gpus = (Gpu(A, 1, model="T400"), Gpu(B, 2))
+
+    def places(visible: str | None, **environ: str) -> list[str | None]:
+        environ |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        library = RecordedNvml(gpus)
+        found = find_accelerators(AcceleratorKind.NVIDIA, environ, nvml=lambda: library)
+        return [device.pci_address for device in found.devices]
+
+    in_order: list[str | None] = ["0000:01:00.0", "0000:02:00.0"]
+    assert places(None) == places("0,1") == places(None, CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert places(None) == [None, None], "CUDA counts the fastest first"
+    assert places(None, CUDA_DEVICE_ORDER="PCI_BUS_ID") == in_order
+    assert places(f"{B},{A}") == in_order[::-1]
+
+
+def test_each_worker_is_given_a_mig_device_by_its_name() -> None:
+    library = RecordedNvml(WITH_MIG)
+    named = name_mig_devices({"CUDA_VISIBLE_DEVICES": "0,1", "A": "b"}, nvml=lambda: library)
+    assert named == {"CUDA_VISIBLE_DEVICES": f"{MIG1},{MIG2},1", "A": "b"}
+    whole = RecordedNvml(THREE)
+    assert name_mig_devices({"A": "b"}, nvml=lambda: whole) == {"A": "b"}
 
 
 def test_no_gpu_in_nvml_is_believed(tmp_path: Path) -> None:
@@ -269,10 +316,17 @@ def test_no_nvidia(tmp_path: Path) -> None:
 
 
 def test_pynvml_is_what_the_protocol_says(tmp_path: Path) -> None:
-    pynvml = pytest.importorskip("pynvml")
+    pynvml = importlib.import_module("pynvml")
+
     assert issubclass(pynvml.NVMLError, Exception)
-    for name in (name for name in vars(Nvml) if name.startswith("nvml")):
-        assert callable(getattr(pynvml, name))
+    named = "".join(Path(module.__file__ or "").read_text() for module in (nvml, gpu_facts))
+    functions = set(re.findall(r"nvml(?:Device|System|Init|Shutdown)\w*", named))
+    assert len(functions) > 20
+    for name in functions:
+        assert callable(getattr(pynvml, name)), name
+    for name in ("NO_PERMISSION", "GPU_IS_LOST", "RESET_REQUIRED"):
+        assert getattr(pynvml, f"NVML_ERROR_{name}") == getattr(nvml, name)
+        assert nvml.code_of(pynvml.NVMLError(getattr(nvml, name))) == getattr(nvml, name)
     found = find_accelerators(AcceleratorKind.NVIDIA, {}, root=tmp_path, nvml=lambda: pynvml)
     if load_nvml() is None:  # no driver: pynvml says so in its own way
         assert found.devices == ()

@@ -104,3 +104,53 @@ def test_no_worker_starts_beside_one_that_survives_sigkill_for_now(
         assert spawner.did == ["spawn 1", "kill", "spawn 2", "kill", "close"]
 
     asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+class Commands(SlowToKill):
+    """A spawner that keeps what it is to start."""
+
+    def spawn(self, number: int, commands: Sequence[WorkerCommand]) -> None:
+        self.commands = commands
+        super().spawn(number, commands)
+
+
+def test_nccl_and_tuning_are_set_for_checks_whatever_the_training_has() -> None:
+    async def test() -> None:
+        spawner = Commands()
+        theirs = {"TORCH_NCCL_BLOCKING_WAIT": "1", "PYTORCH_TUNABLEOP_ENABLED": "1", "A": "b"}
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1, env=theirs))
+        crew.start()
+        (command,) = spawner.commands
+        assert command.env == {
+            "A": "b",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_BLOCKING_WAIT": "0",
+            "PYTORCH_TUNABLEOP_ENABLED": "0",
+        }
+        spawner.tell(Empty())
+        await crew.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("shown", "limit_s"), [({}, 10.0), ({"nvidia.com/gpu": "8"}, 60.0)])
+def test_gpus_have_longer_to_give_back_what_was_pinned(
+    shown: dict[str, str], limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of time: the limit that the wait is given."""
+
+    async def test() -> None:
+        spawner = SlowToKill()
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1, gpus_shown=shown))
+        crew.start()
+        limits = []
+
+        async def at_once(deadline: float) -> bool:
+            limits.append(deadline - asyncio.get_running_loop().time())
+            return False
+
+        monkeypatch.setattr(crew, "_next_change", at_once)
+        await crew.rest()
+        assert round(limits[0]) == limit_s
+
+    asyncio.run(test())

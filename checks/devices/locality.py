@@ -1,0 +1,43 @@
+"""The CPUs near a GPU. Host memory that is touched there is the GPU's own end of PCIe."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def near_cpus(address: str, root: Path = _ROOT) -> set[int]:
+    """Return the CPUs of a PCI device's NUMA node; none where the kernel does not say.
+
+    Args:
+        address: as in ``/sys/bus/pci/devices``.
+        root: the directory below which ``sys`` is looked up.
+    """
+    with suppress(OSError, ValueError):
+        file = root / "sys/bus/pci/devices" / address / "local_cpulist"
+        parts = re.findall(r"(\d+)(?:-(\d+))?", file.read_text(encoding="ascii"))
+        return {cpu for first, last in parts for cpu in range(int(first), int(last or first) + 1)}
+    return set()
+
+
+@contextmanager
+def near(address: str | None, root: Path = _ROOT) -> Iterator[None]:
+    """Run on the CPUs near a PCI device, as far as this thread may, and go back at the end.
+
+    Args:
+        address: as in ``/sys/bus/pci/devices``; None: unknown, and nothing changes.
+        root: the directory below which ``sys`` is looked up.
+    """
+    before = os.sched_getaffinity(0)
+    chosen = before & near_cpus(address, root) if address is not None else before
+    if not chosen or chosen == before:
+        yield
+        return
+    os.sched_setaffinity(0, chosen)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

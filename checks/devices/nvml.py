@@ -1,0 +1,287 @@
+"""NVML, the library of NVIDIA's driver: the one way in for all that ask it.
+
+A call into a driver that hangs (XID 79 or 119) never returns, and a process that made one can take
+forever to die. So the agent makes none: it asks a process of its own (``ask_in_process``), which
+has a deadline. Check workers are such processes already.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from .visible_devices import choose
+
+LIBRARY: Final = "libnvidia-ml.so.1"
+DEADLINE_S: Final = 15.0
+"""Of one question. Without the persistence daemon a driver starts its GPUs first: seconds each."""
+
+PROGRAM: Final = (
+    # A folder of the user's, which -c puts first on the path, must not stand in for a library.
+    "import sys; sys.path[:] = filter(None, sys.path);"
+    "from ft_run.checks.devices.nvml import main; main()"
+)
+
+NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 4, 15, 16
+"""Codes of ``nvmlReturn_t``."""
+
+
+class Nvml(Protocol):
+    """What is used of ``pynvml``: its functions and constants by name; failures ``NVMLError``."""
+
+    NVMLError: type[Exception]
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+NvmlLoader = Callable[[], Nvml | None]
+
+
+class NvmlGpu(NamedTuple):
+    """One GPU that this process may use."""
+
+    nvml_index: int
+    """Among all GPUs that NVML lists, in PCI order."""
+    uuid: str = ""
+    """Empty where it does not answer."""
+    pci_address: str | None = None
+    """As in ``/sys/bus/pci/devices``."""
+    model: str = ""
+    mig: tuple[tuple[str, ...], ...] = ()
+    """Its MIG devices, each by all its names, the one of driver R470 and later first."""
+
+
+class NvmlFailedError(Exception):
+    """Raised when NVML does not answer, with the reason."""
+
+
+def has_library() -> bool:
+    """Return whether there is a driver. It is not talked to."""
+    import ctypes  # here, as below: who counts no GPUs pays for none of it
+
+    # Tried first because it costs a tenth of importing pynvml, and most machines of a CI say no.
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+def load_nvml() -> Nvml | None:
+    """Return ``pynvml``; None without a driver.
+
+    Raises:
+        NvmlFailedError: there is a driver, and this interpreter has no pynvml.
+    """
+    if not has_library():
+        return None
+    try:
+        return cast(Nvml, importlib.import_module("pynvml"))
+    except ImportError:
+        raise NvmlFailedError(
+            f"{sys.executable} has no pynvml (pip install nvidia-ml-py)"
+        ) from None
+
+
+@contextmanager
+def opened(nvml: Nvml) -> Iterator[None]:
+    """Open NVML and close it again.
+
+    Raises:
+        NVMLError: it cannot be opened.
+    """
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def code_of(error: Exception) -> int | None:
+    """Return the ``nvmlReturn_t`` of an error."""
+    return getattr(error, "value", None)
+
+
+def ask(nvml: Nvml, function: str, *args: Any) -> Any:
+    """Return an answer of NVML; None where the driver or the GPU does not know the question.
+
+    Raises:
+        NVMLError: the GPU is lost, or must be reset: no answer of it means anything.
+    """
+    try:
+        return getattr(nvml, function)(*args)
+    except AttributeError:
+        return None
+    except nvml.NVMLError as error:
+        if code_of(error) in (GPU_IS_LOST, RESET_REQUIRED):
+            raise
+        return None
+
+
+def read_gpus(nvml: Nvml) -> list[NvmlGpu]:
+    """Return the GPUs that this process may use; one that does not answer keeps its place.
+
+    NVML can list those that a device cgroup forbids, as under Slurm's ``--gres=gpu:2``: CUDA does
+    not count them. The library must be open.
+    """
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            found.append(_read_gpu(nvml, index))
+        except nvml.NVMLError as error:  # noqa: PERF203 - each GPU has an answer of its own
+            if code_of(error) != NO_PERMISSION:
+                found.append(NvmlGpu(index))  # lost from the bus, say
+    return found
+
+
+def _read_gpu(nvml: Nvml, index: int) -> NvmlGpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid = text(nvml.nvmlDeviceGetUUID(handle))
+    pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    address = None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+    model = text(ask(nvml, "nvmlDeviceGetName", handle) or "")
+    return NvmlGpu(index, uuid, address, model, tuple(_mig_devices(nvml, handle, uuid)))
+
+
+def _mig_devices(nvml: Nvml, gpu: Any, gpu_uuid: str) -> Iterator[tuple[str, ...]]:
+    for slot in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+            uuid = text(nvml.nvmlDeviceGetUUID(handle))
+            gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
+            compute_instance = nvml.nvmlDeviceGetComputeInstanceId(handle)
+        except nvml.NVMLError:
+            continue  # an empty slot
+        old = f"MIG-{gpu_uuid}/{gpu_instance}/{compute_instance}"
+        yield tuple(dict.fromkeys((uuid, old)))
+
+
+def visible_gpus(gpus: Sequence[NvmlGpu], environ: Mapping[str, str]) -> list[int]:
+    """Return which of the GPUs ``CUDA_VISIBLE_DEVICES`` of an environment leaves visible."""
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    everything = list(range(len(gpus)))
+    if value is None:
+        return everything
+    if value.startswith("MIG-"):
+        parts = [(names, index) for index, gpu in enumerate(gpus) for names in gpu.mig]
+        places = choose(value, (), [names for names, _ in parts])
+        return sorted({parts[place][1] for _, place in places})
+    chosen = choose(value, [(gpu.uuid,) if gpu.uuid else () for gpu in gpus])
+    in_pci_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    are_alike = len({gpu.model for gpu in gpus if gpu.model}) < 2
+    if chosen and not (value.startswith("GPU-") or in_pci_order or are_alike):
+        # CUDA begins with the fastest GPU: of several models an index says nothing to NVML.
+        return everything
+    return sorted(index for _, index in chosen)
+
+
+def used_bytes(nvml: Nvml) -> dict[str, int]:
+    """Return how much memory is in use on each visible GPU that answers, by UUID."""
+    found = {}
+    gpus = read_gpus(nvml)
+    for gpu in (gpus[index] for index in visible_gpus(gpus, os.environ)):
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.nvml_index)
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle) if gpu.uuid else None
+        if memory is not None:
+            found[gpu.uuid] = int(memory.used)
+    return found
+
+
+def text(value: str | bytes) -> str:
+    """Return a text of NVML, which some of its versions give as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+# --- from a process that must not hang -------------------------------------------------------
+
+_HUNG: Final[list[object]] = []
+"""Processes that may never end."""
+
+_QUESTIONS: Final[dict[str, Callable[[Nvml], object]]] = {"gpus": read_gpus, "used": used_bytes}
+
+
+def command(question: str) -> tuple[str, ...]:
+    """Return the command of a process that answers a question, as one line of JSON.
+
+    Args:
+        question: ``gpus`` or ``used``.
+    """
+    return (sys.executable, "-c", PROGRAM, question)
+
+
+def main() -> None:
+    """Answer the question that the command line names."""
+    answer: dict[str, object]
+    try:
+        nvml = load_nvml()
+        if nvml is None:
+            raise NvmlFailedError("there is no driver")
+        try:
+            with opened(nvml):
+                answer = {"answer": _QUESTIONS[sys.argv[1]](nvml)}
+        except nvml.NVMLError as error:
+            raise NvmlFailedError(str(error)) from error
+    except NvmlFailedError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+def answer_of(output: bytes) -> Any:
+    """Return the answer that a process has given.
+
+    Raises:
+        NvmlFailedError: it has given none.
+    """
+    try:
+        found = json.loads(output)
+    except ValueError:
+        raise NvmlFailedError("the process that asks it has failed") from None
+    if "error" in found:
+        raise NvmlFailedError(found["error"])
+    return found["answer"]
+
+
+def ask_in_process(question: tuple[str, ...], deadline_s: float = DEADLINE_S) -> Any:
+    """Have a process answer a question, and return its answer.
+
+    Args:
+        question: what ``command`` returns.
+        deadline_s: seconds after which the driver counts as hung.
+
+    Raises:
+        NvmlFailedError: there is no answer, or not in time.
+    """
+    import subprocess
+
+    try:
+        process = subprocess.Popen(
+            question, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise NvmlFailedError(error.strerror or str(error)) from error
+    try:
+        output, _ = process.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _HUNG.append(process)  # and no wait for it: the kernel may not let it go
+        assert process.stdout is not None
+        process.stdout.close()
+        raise NvmlFailedError(f"no answer within {deadline_s:g} s: the driver hangs") from None
+    return answer_of(output)
+
+
+def gpus_by_process() -> list[NvmlGpu]:
+    """Return the same as ``read_gpus`` without talking to the driver in this process.
+
+    Raises:
+        NvmlFailedError: there is no answer, or not in time.
+    """
+    rows = ask_in_process(command("gpus"))
+    return [
+        NvmlGpu(index, uuid, address, model, tuple(map(tuple, mig)))
+        for index, uuid, address, model, mig in rows
+    ]

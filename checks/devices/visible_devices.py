@@ -1,0 +1,81 @@
+"""What ``CUDA_VISIBLE_DEVICES`` leaves visible, as the runtime reads it. Pure.
+
+HIP's variables have the same grammar. Source: the CUDA C++ programming guide, "CUDA environment
+variables", and ``torch.cuda.device_count``.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Final
+
+_ORDINAL: Final = re.compile(r"\+?[0-9]{1,9}")
+
+Names = tuple[str, ...]
+"""The names that a device has besides its index."""
+
+Chosen = list[tuple[str, int]]
+"""The entries that count, each with the place of its device among those it chooses from."""
+
+
+def choose(value: str, devices: Sequence[Names], partitions: Sequence[Names] = ()) -> Chosen:
+    """Return what a list leaves visible.
+
+    It is read up to its first invalid entry; an empty one, -1, or a device named twice leaves
+    none. The first entry decides between UUIDs of GPUs (``GPU-…``), UUIDs of MIG devices
+    (``MIG-…``), both of which may be cut short while they stay unique, and indices, which may have
+    letters after the digits.
+
+    Args:
+        value: of the variable.
+        devices: the GPUs, in the order of their indices.
+        partitions: the MIG devices of all GPUs; only a list that begins with ``MIG-`` chooses them.
+    """
+    entries = value.split(",")
+    if value.startswith("GPU-"):
+        return _by_name(leading_names(entries, "GPU-"), devices)
+    if value.startswith("MIG-"):
+        return _by_name(leading_names(entries, "MIG-"), partitions)
+    return _by_index(entries, len(devices))
+
+
+def _by_index(entries: Sequence[str], count: int) -> Chosen:
+    chosen: dict[int, str] = {}
+    for entry in entries:
+        number = _ORDINAL.match(entry.strip())
+        index = int(number[0]) if number else -1
+        if index in chosen:
+            return []
+        if index < 0:
+            break
+        chosen[index] = entry.strip()
+    valid = itertools.takewhile(lambda item: item[0] < count, chosen.items())
+    return [(entry, index) for index, entry in valid]
+
+
+def _by_name(entries: Sequence[str], devices: Sequence[Names]) -> Chosen:
+    chosen: dict[int, str] = {}
+    for entry in entries:
+        matches = [
+            index
+            for index, names in enumerate(devices)
+            if any(name.startswith(entry) for name in names)
+        ]
+        if len(matches) != 1:
+            break
+        if matches[0] in chosen:
+            return []
+        chosen[matches[0]] = entry
+    return [(entry, index) for index, entry in chosen.items()]
+
+
+def leading_names(entries: Sequence[str], prefix: str) -> list[str]:
+    """Return the entries up to the first without ``prefix``; none when one of them repeats."""
+    named: list[str] = []
+    for entry in entries:
+        if entry in named:
+            return []
+        if not entry.startswith(prefix):
+            break
+        named.append(entry)
+    return named

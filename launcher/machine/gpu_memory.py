@@ -1,0 +1,123 @@
+"""Waits until GPUs have back what workers that ended had: the next ones would run out of memory.
+
+The kernel unpins what a process had page by page, and hundreds of GB take their time. The driver is
+asked by a process of its own, since one that hangs must not stop the agent. Where there is no
+driver, nothing happens at all.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from ... import events as ev
+from ...checks.devices import nvml
+
+Used = Mapping[str, int]
+"""Bytes in use, by the UUID of the GPU."""
+
+_SLACK: Final = 1_000_000_000
+"""What others that use the same GPU may have taken meanwhile."""
+_LIMIT_S: Final = 60.0
+_NO_PROGRESS_S: Final = 10.0
+"""What does not become less for so long is not that of the dead."""
+_ASK_AGAIN_S: Final = 0.5
+
+
+async def ask_used() -> Used:
+    """Return what is in use on the GPUs that the workers can see.
+
+    Raises:
+        NvmlFailedError: there is no answer, or not in time.
+    """
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *nvml.command("used"), stdin=nothing, stdout=pipe, stderr=nothing
+        )
+    except OSError as error:
+        raise nvml.NvmlFailedError(error.strerror or str(error)) from error
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), nvml.DEADLINE_S)
+    except asyncio.TimeoutError:
+        process.kill()  # and no wait for it: the kernel may not let it go
+        raise nvml.NvmlFailedError("the driver hangs") from None
+    used: Used = nvml.answer_of(output)
+    return used
+
+
+class GpuMemory:
+    """The memory of this node's GPUs, before its first workers and after each round."""
+
+    def __init__(
+        self,
+        note: Callable[[ev.Remark], None],
+        *,
+        has_driver: Callable[[], bool] = nvml.has_library,
+        ask: Callable[[], Awaitable[Used]] = ask_used,
+    ) -> None:
+        """Create it; nothing is asked yet.
+
+        Args:
+            note: takes what people should know.
+            has_driver: returns whether there may be GPUs.
+            ask: returns what is in use; raises ``NvmlFailedError``.
+        """
+        self._note = note
+        self._has_driver = has_driver
+        self._ask = ask
+        self._before: asyncio.Task[Used] | None = None
+        self._waiting: asyncio.Task[None] | None = None
+
+    def remember(self) -> None:
+        """Workers are being started: what is in use now is not theirs."""
+        if self._before is None and self._has_driver():
+            self._before = asyncio.create_task(self._in_use())
+
+    def when_free(self, then: Callable[[], None], *, is_needed: bool = True) -> None:
+        """Call ``then`` when the memory of workers that are gone is free, or is not for long.
+
+        Args:
+            then: goes on.
+            is_needed: others may follow; else it is called at once.
+        """
+        if self._before is None or not is_needed:
+            then()
+            return
+
+        async def wait() -> None:
+            assert self._before is not None
+            await self._wait(await self._before)
+            then()
+
+        self._waiting = asyncio.create_task(wait())
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        for task in (self._before, self._waiting):
+            if task is not None:
+                task.cancel()
+
+    async def _in_use(self) -> Used:
+        try:
+            return await self._ask()
+        except nvml.NvmlFailedError:
+            return {}  # an agent that asks in vain goes on as one without GPUs
+
+    async def _wait(self, before: Used) -> None:
+        loop = asyncio.get_running_loop()
+        begun = progress_at = loop.time()
+        least: float = float("inf")
+        while True:
+            now = await self._in_use()
+            left = {uuid: now[uuid] - used for uuid, used in before.items() if uuid in now}
+            held = {uuid: size for uuid, size in left.items() if size > _SLACK}
+            if not held:
+                return
+            if sum(held.values()) < least:
+                least, progress_at = sum(held.values()), loop.time()
+            if loop.time() - progress_at > _NO_PROGRESS_S or loop.time() - begun > _LIMIT_S:
+                break
+            await asyncio.sleep(_ASK_AGAIN_S)
+        words = ", ".join(f"{uuid} {size / 1e9:.1f} GB" for uuid, size in held.items())
+        text = f"the workers are gone, but more memory of GPUs is in use than before them: {words}"
+        self._note(ev.Remark(text, ev.Severity.WARNING))

@@ -1,0 +1,100 @@
+"""NVML asked by a process of its own. In the driver's place: programs that answer, fail, block."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ft_run.checks.devices import nvml
+from ft_run.checks.devices.nvml import NvmlFailedError, NvmlGpu, ask_in_process
+from ft_run.launcher.machine import accelerators
+from ft_run.launcher.machine.accelerators import AcceleratorKind, find_accelerators
+
+DEADLINE_S = 0.5
+
+
+def program(text: str) -> tuple[str, ...]:
+    """What asks the driver, here without one."""
+    return (sys.executable, "-c", text)
+
+
+@pytest.fixture(autouse=True)
+def asked_anew():
+    """What was asked once per process is asked again."""
+    accelerators._gpus_of_machine.cache_clear()
+    yield
+    accelerators._gpus_of_machine.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('print(\'{"error": "Driver/library version mismatch"}\')', "Driver/library version"),
+        ("raise SystemExit(1)", "the process that asks it has failed"),
+        ("import os; os.abort()", "the process that asks it has failed"),
+    ],
+)
+def test_why_there_is_no_answer(text, reason):
+    with pytest.raises(NvmlFailedError, match=reason):
+        ask_in_process(program(text), 60)
+
+
+def test_a_driver_that_hangs_has_a_deadline(tmp_path):
+    """The process ignores what would end it in order, as one in the kernel does."""
+    file = tmp_path / "pid"
+    blocks = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f"open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    with pytest.raises(NvmlFailedError, match=r"no answer within 5 s: the driver hangs"):
+        ask_in_process(program(blocks), 5)
+    pid = int(file.read_text())
+    while Path(f"/proc/{pid}/stat").exists() and os.waitpid(pid, os.WNOHANG) == (0, 0):
+        time.sleep(0.01)
+
+
+def test_a_hung_driver_leaves_the_device_files(monkeypatch, tmp_path):
+    asked = []
+    blocks = program("import time; time.sleep(600)")
+
+    def hangs(question):
+        asked.append(question)
+        return ask_in_process(blocks, DEADLINE_S)
+
+    monkeypatch.setattr(nvml, "ask_in_process", hangs)
+    monkeypatch.setattr(accelerators, "has_library", lambda: True)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    for _ in range(2):
+        found = find_accelerators(AcceleratorKind.NVIDIA, {}, root=tmp_path)
+        assert found.count == 1
+        assert "NVML fails: no answer within 0.5 s: the driver hangs" in found.source
+    assert len(asked) == 1, "one that hangs is not asked again"
+
+
+def test_what_a_process_tells_is_what_was_read(monkeypatch):
+    gpus = [NvmlGpu(2, "GPU-a", "0000:01:00.0", "H100", (("MIG-a", "MIG-GPU-a/1/0"),))]
+    text = f"import json; print(json.dumps({{'answer': {gpus!r}}}))"
+    text = "from ft_run.checks.devices.nvml import NvmlGpu; " + text
+    monkeypatch.setattr(nvml, "command", lambda _: program(text))
+    assert nvml.gpus_by_process() == gpus
+
+
+def test_the_program_that_asks_says_why_it_cannot():
+    """No driver is here, or there is one that answers."""
+    reason = ""
+    try:
+        nvml.gpus_by_process()
+    except NvmlFailedError as error:
+        reason = str(error)
+    assert reason == ("" if nvml.has_library() else "there is no driver")
+
+
+def test_an_interpreter_without_pynvml_says_so_where_there_is_a_driver(monkeypatch):
+    monkeypatch.setattr(nvml, "has_library", lambda: True)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NvmlFailedError, match=r"has no pynvml \(pip install nvidia-ml-py\)"):
+        nvml.load_nvml()
+    monkeypatch.setattr(nvml, "has_library", lambda: False)
+    assert nvml.load_nvml() is None

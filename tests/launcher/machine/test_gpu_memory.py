@@ -1,0 +1,120 @@
+"""When the memory of workers that ended is free. In NVML's place: what it would tell, in turn."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+
+import pytest
+from ft_run.checks.devices import nvml
+from ft_run.checks.devices.nvml import NvmlFailedError
+from ft_run.launcher.machine.gpu_memory import GpuMemory, Used, ask_used
+from ft_run.tests.harness.hand_clock import HandClock
+
+GB = 1_000_000_000
+
+
+class Driver:
+    """Tells what is in use, one answer after the other; the last one again and again."""
+
+    def __init__(self, *answers: Used | None) -> None:
+        self.answers: Iterator[Used | None] = iter(answers)
+        self.last: Used | None = None
+        self.asked = 0
+
+    async def ask(self) -> Used:
+        self.asked += 1
+        self.last = next(self.answers, self.last)
+        if self.last is None:
+            raise NvmlFailedError("the driver hangs")
+        return self.last
+
+
+def waited_s(driver: Driver, *, has_driver: bool = True) -> tuple[float, list[str]]:
+    """How long the next round is held back, on a clock, and what is said."""
+    clock = HandClock()
+    told: list[str] = []
+    done: list[float] = []
+    memory = GpuMemory(
+        lambda remark: told.append(remark.sentence), has_driver=lambda: has_driver, ask=driver.ask
+    )
+
+    async def begin() -> None:
+        memory.remember()
+        await asyncio.sleep(0)
+        memory.remember()
+        memory.when_free(lambda: done.append(clock.now))
+
+    clock.run_until_complete(begin())
+    for _ in range(1000):
+        clock.run_until_complete(asyncio.sleep(0))
+        if done:
+            break
+        clock.pass_to(clock.now + 0.5)
+    memory.close()
+    clock.run_until_complete(asyncio.sleep(0))
+    clock.close()
+    (found,) = done
+    return found, told
+
+
+def test_without_a_driver_nothing_is_asked_and_nothing_waits() -> None:
+    driver = Driver({})
+    assert waited_s(driver, has_driver=False) == (0.0, [])
+    assert driver.asked == 0
+
+
+def test_workers_that_succeeded_hold_nothing_up() -> None:
+    done: list[int] = []
+
+    async def test() -> None:
+        memory = GpuMemory(print, has_driver=lambda: True, ask=Driver({"GPU-a": 0}).ask)
+        memory.remember()
+        memory.when_free(lambda: done.append(1), is_needed=False)
+        memory.close()
+
+    asyncio.run(test())
+    assert done == [1]
+
+
+def test_the_next_round_waits_until_the_dead_have_given_back_their_memory() -> None:
+    used = [{"GPU-a": GB, "GPU-b": size * GB} for size in (0, 120, 80, 40, 1)]
+    found, told = waited_s(Driver(*used))
+    assert found > 0
+    assert told == []
+
+
+def test_memory_of_others_holds_nothing_up_for_long() -> None:
+    found, told = waited_s(Driver({"GPU-a": 0}, {"GPU-a": 50 * GB}))
+    assert 10 < found < 20
+    assert told == [
+        "the workers are gone, but more memory of GPUs is in use than before them: GPU-a 50.0 GB"
+    ]
+
+
+def test_what_goes_on_for_ever_is_bounded() -> None:
+    sizes = [{"GPU-a": (900 - number) * GB} for number in range(800)]
+    found, told = waited_s(Driver({"GPU-a": 0}, *sizes))
+    assert 60 < found < 70
+    assert len(told) == 1
+
+
+def test_a_driver_that_does_not_answer_holds_nothing_up() -> None:
+    assert waited_s(Driver(None))[1] == []
+    assert waited_s(Driver({"GPU-a": 0}, None))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "used"),
+    [('print(\'{"answer": {"GPU-a": 7}}\')', {"GPU-a": 7}), ("import time; time.sleep(600)", None)],
+)
+def test_the_driver_is_asked_by_a_process_with_a_deadline(
+    program: str, used: Used | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the driver's place: a program that answers, and one that blocks."""
+    monkeypatch.setattr(nvml, "command", lambda _: (sys.executable, "-c", program))
+    monkeypatch.setattr(nvml, "DEADLINE_S", 60.0 if used else 0.2)
+    if used:
+        assert asyncio.run(ask_used()) == used
+    else:
+        with pytest.raises(NvmlFailedError, match="the driver hangs"):
+            asyncio.run(ask_used())
