@@ -7,6 +7,7 @@ driver, nothing happens at all.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from ... import events as ev
@@ -21,6 +22,7 @@ _LIMIT_S: Final = 60.0
 _NO_PROGRESS_S: Final = 10.0
 """What does not become less for so long is not that of the dead."""
 _ASK_AGAIN_S: Final = 0.5
+_DIES_S: Final = 1.0
 
 
 async def ask_used() -> Used:
@@ -39,7 +41,9 @@ async def ask_used() -> Used:
     try:
         output, _ = await asyncio.wait_for(process.communicate(), nvml.DEADLINE_S)
     except asyncio.TimeoutError:
-        process.kill()  # and no wait for it: the kernel may not let it go
+        process.kill()
+        with suppress(asyncio.TimeoutError):  # the kernel may not let it go
+            await asyncio.wait_for(process.wait(), _DIES_S)
         raise nvml.NvmlFailedError("the driver hangs") from None
     used: Used = nvml.answer_of(output)
     return used
