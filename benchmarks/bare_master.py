@@ -2,8 +2,8 @@
 
     bare_master.py AGENTS
 
-It speaks to ``swarm.py`` as the master does: it answers who attends, stops all when one fails,
-starts all when everyone has stopped. It keeps no roster and looks at nothing but the kind of a
+It speaks to ``swarm.py`` as the master does: it answers a node that attends, stops all when one
+fails, starts all when all have stopped. It keeps no roster and looks at nothing but the kind of a
 message. What it needs for a round is what gRPC, protobuf and asyncio need on this machine; the rest
 is the master's own.
 """

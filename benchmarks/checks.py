@@ -1,4 +1,4 @@
-"""Checks of several nodes on this machine, over and over: what they cost, and whom they condemn.
+"""Checks of several nodes on this machine, over and over: their cost, and what they condemn.
 
     python benchmarks/checks.py [--nodes 1,2,8] [--runs N] [--busy K] [--json FILE]
 
@@ -77,7 +77,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--busy", type=int, default=0, metavar="K", help="processes that keep a core busy meanwhile"
     )
     parser.add_argument(
-        "--no-import", action="store_true", help="do not measure the import: only who is condemned"
+        "--no-import",
+        action="store_true",
+        help="do not measure the import, only which nodes are condemned",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     return parser.parse_args(argv)

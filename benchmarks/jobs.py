@@ -24,7 +24,7 @@ _GONE_S = 5.0
 
 
 class Launcher(enum.Enum):
-    """Who runs the job; the value is the command, beside this interpreter."""
+    """What runs the job; the value is the command, beside this interpreter."""
 
     TORCHRUN = "torchrun"
     FT_RUN = "ft-run"
@@ -115,7 +115,7 @@ def parse_lines(text: str) -> list[Line]:
 def check_lines(
     lines: Iterable[Line], launcher: Launcher, shape: Shape, attempts: int
 ) -> list[str]:
-    """Return what is wrong with the lines of a job: who is missing, twice there, or miscounts."""
+    """Return what is wrong with the lines of a job: a worker missing, twice there, or wrong."""
     problems = []
     by_attempt: dict[int, list[Line]] = defaultdict(list)
     for line in lines:

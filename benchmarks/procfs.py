@@ -21,7 +21,7 @@ class Memory:
     pss: float
     """Proportional: what n processes share is counted as 1/n."""
     uss: float
-    """Its own: what it shares with nobody."""
+    """Its own: what it shares with no other process."""
 
 
 def stat_fields(stat: bytes) -> list[bytes]:

@@ -55,7 +55,7 @@ class Row:
     runs: int | None = None
     """Instead of ``--runs``, where a run takes minutes."""
     launchers: tuple[Launcher, ...] = tuple(Launcher)
-    """Who can do it."""
+    """Which launchers can do it."""
 
 
 def _start(shape: Shape) -> Callable[[Launcher, Settings], Sample]:

@@ -176,7 +176,7 @@ class Swarm:
         return await self._timed(connect)
 
     async def reform(self) -> RoundCost:
-        """Let one agent fail; return what it took until all were told their new places."""
+        """Let one agent fail; return how long it took until all had new assignments."""
         failing = self._nodes[self._round % len(self._nodes)]
         for node in self._nodes:
             node.prepare(self._round)

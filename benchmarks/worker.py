@@ -4,7 +4,7 @@
 
 It imports MODULE, writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and
 then does as MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when
-everybody is there; ``wait``: until there is a byte for it in the pipe FOLDER/release. One that
+all workers are there; ``wait``: until there is a byte for it in the pipe FOLDER/release. One that
 waits writes ``told RANK TIME_NS`` when it gets SIGTERM, and ends.
 
 Attempts are counted by files in FOLDER: torchrun's TORCHELASTIC_RESTART_COUNT differs from node

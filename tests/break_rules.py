@@ -107,7 +107,7 @@ BREAKS = (
         "self._not_before = math.inf",
     ),
     Break(
-        "who has spoken since is not the last",
+        "a node that has spoken since is not the last",
         "group/silence",
         "        self._has_anyone_spoken = True\n        if was",
         "        if was",
@@ -119,13 +119,13 @@ BREAKS = (
         "pass",
     ),
     Break(
-        "who comes back after the silence leaves the others time",
+        "a node that comes back after the silence leaves the others time",
         "group/group",
         "self.roster.await_return(now + self.settings.takeover_grace_s)",
         "self.roster.await_return(now)",
     ),
     Break(
-        "who stays away gets no time anew when others come and go",
+        "a node that stays away is lost, however many others reconnect",
         "group/roster",
         "self._back_by.update(late)",
         "self._back_by.update(late | dict.fromkeys(self._back_by, until))",
@@ -143,31 +143,31 @@ BREAKS = (
         "",
     ),
     Break(
-        "who only lost a member that died with the master is not to blame",
+        "a node that only lost a member that died with the master is not to blame",
         "group/takeover",
         "if is_short and not gone and not _has_own_failure(world):",
         "if is_short and not gone and not world.has_failed:",
     ),
     Break(
-        "a failure of its own counts whoever came back anew",
+        "a failure of its own counts, whichever node came back anew",
         "group/takeover",
         "if is_short and not gone and not _has_own_failure(world):",
         "if is_short and not gone:",
     ),
     Break(
-        "a node that stays away comes before who lost it",
+        "a node that stays away comes before those that lost it",
         "group/rounds",
         "            if taken.lost is not None:\n",
         "            if taken.lost is not None and self.postmortem.foremost is None:\n",
     ),
     Break(
-        "who is started again with the master takes its old rank",
+        "a node that is restarted with the master takes its old rank",
         "group/rounds",
         "        self._keep_ranks(taken.ranks)\n",
         "",
     ),
     Break(
-        "who has stopped while others still stop is no spare",
+        "a node that has stopped while others still stop is no spare",
         "group/lobby",
         "if node.phase is NodePhase.READY and not is_member:",
         "if node.phase is NodePhase.READY:",
@@ -179,13 +179,13 @@ BREAKS = (
         "        node.round = claim.round if claim.state is not ClaimState.STOPPED else -1\n",
     ),
     Break(
-        "who has left before the first round decides nothing",
+        "a node that has left before the first round decides nothing",
         "group/group",
         "            self._rounds.agree(None)\n",
         "",
     ),
     Break(
-        "who has left before the first round takes its clock along",
+        "a node that has left before the first round takes its clock along",
         "group/group",
         "            self._rounds.agree(None)\n            self._lobby.close()\n",
         "            self._rounds.agree(None)\n",
@@ -197,25 +197,25 @@ BREAKS = (
         "is_waiting and not len",
     ),
     Break(
-        "who leaves while a round is taken over is not missed",
+        "a node that leaves during a takeover is not missing",
         "group/group",
         "self._rounds.takeover.node_removed(name)",
         "self._rounds.takeover._forget(name)",
     ),
     Break(
-        "who says that it leaves as it comes back has not failed",
+        "a node that leaves as it comes back has not failed",
         "group/joining",
         "if attend.leaving and all(failure.after_stop for failure in claim.failures):",
         "if False:",
     ),
     Break(
-        "who fails and then leaves has failed",
+        "a node that fails and then leaves has failed",
         "group/joining",
         "if attend.leaving and all(failure.after_stop for failure in claim.failures):",
         "if attend.leaving:",
     ),
     Break(
-        "the failure of who left during a takeover counts",
+        "the failure of a node that left during a takeover counts",
         "group/rounds",
         "            if name in taken.members:\n                self._resume(node, claim)",
         "            if name in taken.members and node is not None:\n"
@@ -228,13 +228,13 @@ BREAKS = (
         "self._state.phase = GroupPhase.GATHERING\n",
     ),
     Break(
-        "those who are slow to stop are waited for",
+        "nodes that are slow to stop are waited for",
         "group/formation",
         "settled = ready == len(self._roster)",
         "settled = True",
     ),
     Break(
-        "who was in a round of the job knows its options",
+        "a node that was in a round of the job knows its options",
         "group/joining",
         "if self._state.job is None or attend.claim is None or is_begun:",
         "if True:",
@@ -405,7 +405,7 @@ BREAKS = (
         "            )",
     ),
     Break(
-        "who comes after the verdict hears it",
+        "a node that comes after the verdict hears it",
         "group/joining",
         "        if self._rounds.ending is not None:\n"
         "            self._out.add(self._rounds.ending.tell([link]))\n"
@@ -420,13 +420,13 @@ BREAKS = (
         "sentence is not None",
     ),
     Break(
-        "who was in the job is told its verdict",
+        "a node that was in the job is told its verdict",
         "group/joining",
         "attend.claim is None and attend.node.incarnation not in self._admitted",
         "True",
     ),
     Break(
-        "who was in the job before its first round is told its verdict",
+        "a node that was in the job before its first round is told its verdict",
         "group/joining",
         "attend.claim is None and attend.node.incarnation not in self._admitted",
         "attend.claim is None",
@@ -444,7 +444,7 @@ BREAKS = (
         "if self.is_over:",
     ),
     Break(
-        "who has heard is not waited for",
+        "a node that has heard the verdict is not waited for",
         "group/group",
         "if had_heard:",
         "if False:",
@@ -504,7 +504,7 @@ BREAKS = (
         "self.contest.postpone(rival.spec, now + 1e6)",
     ),
     Break(
-        "who leaves is let go when its workers are dead",
+        "a node that leaves may go when its workers are dead",
         "group/rounds",
         "        if node.leaving:\n            self.let_go(node)\n        elif was_stale",
         "        if was_stale",
@@ -590,13 +590,13 @@ BREAKS = (
         "    if False:",
     ),
     Break(
-        "a new master can replace who does not come back to it",
+        "a new master can replace a node that does not come back to it",
         "group/rounds",
         "state.members = taken.ranks | members",
         "state.members = members",
     ),
     Break(
-        "who was started again is not taken for away",
+        "a node that was started again is not taken for away",
         "group/takeover",
         "for rank, name in world.absent().items() if not self._is_there(name)}",
         "for rank, name in world.absent().items()}",
@@ -632,7 +632,7 @@ BREAKS = (
         ":",
     ),
     Break(
-        "who is not fit does not stand in",
+        "a node that is not fit does not stand in",
         "group/rounds",
         "self._state.usable(len(self.gate.fit(others)))",
         "self._state.usable(len(others))",
@@ -668,13 +668,13 @@ BREAKS = (
         "        if False:",
     ),
     Break(
-        "places tell who is excluded",
+        "assignments tell which nodes are excluded",
         "policy/decision",
         "return Past(ages, excluded, failures=failures)",
         "return Past(ages, (), failures=failures)",
     ),
     Break(
-        "places tell which nodes have failed",
+        "assignments tell which nodes have failed",
         "policy/decision",
         "return Past(ages, excluded, failures=failures)",
         "return Past(ages, excluded)",
@@ -698,7 +698,7 @@ BREAKS = (
         "if True:",
     ),
     Break(
-        "a later master learns who is excluded",
+        "a later master learns which nodes are excluded",
         "group/joining",
         "if past.excluded and self._state.aftermath.ledger.learn(past.excluded):",
         "if False:",
@@ -812,7 +812,7 @@ BREAKS = (
         "return self._spec.only",
     ),
     Break(
-        "only who has passed enters a world",
+        "only a node that has passed enters a world",
         "group/checks",
         "if node.passed and node.spec.node_id not in out]",
         "if node.spec.node_id not in out]",
@@ -856,25 +856,25 @@ BREAKS = (
         "        if False:\n            self._out.send(node, order)",
     ),
     Break(
-        "who does not answer has failed",
+        "a node that does not answer has failed",
         "group/checks",
         'current.examination.silent(name, f"no answer within {current.limit_s:.0f} s")',
         "pass",
     ),
     Break(
-        "who is lost condemns nobody",
+        "a lost node condemns no other",
         "group/checks",
         "current.examination.lost(node_id)",
         'current.examination.silent(node_id, "lost")',
     ),
     Break(
-        "who has passed alone is not known to be good company",
+        "a node that has passed alone has not passed with others",
         "group/checks",
         "(node.has_met or len(nodes) == 2)",
         "True",
     ),
     Break(
-        "who passed alone at different times must meet",
+        "nodes that passed alone must be paired before they share a world",
         "group/checks",
         "return max(company, recent, fit[:1], key=len)",
         "return fit",
@@ -892,7 +892,7 @@ BREAKS = (
         "is_trusted = False",
     ),
     Break(
-        "too few who are fit end the job",
+        "too few fit nodes end the job",
         "group/formation",
         "self._rounds.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))",
         "self._lobby.open(now)",

@@ -1,7 +1,7 @@
 """Which nodes were to blame, how often, and which are excluded from the job. Pure.
 
 An excluded node may not rejoin the job, under any incarnation. What a later master must know of
-this is told with the places of a round.
+this is sent with the assignments of a round.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ _REMEMBERED = 1000
 """Failures of one node; no limit that makes sense is higher."""
 
 _TOLD = 32
-"""Nodes whose failures are told: with the places of thousands of nodes, it must not be much."""
+"""How many nodes' failures are sent: thousands of assignments carry them, so they must be few."""
 
 
 class Ledger:
@@ -40,10 +40,10 @@ class Ledger:
         return len(times)
 
     def failures(self, limit: int, window_s: float, now: float) -> tuple[NodeFailures, ...]:
-        """Return who was the root cause, and how long ago, for a later master.
+        """Return which nodes were the root cause, and how long ago, for a later master.
 
         Args:
-            limit: how many failures exclude a node; no more of each are told. 0: it is not asked.
+            limit: how many failures exclude a node; no more of each are sent. 0: none are.
             window_s: how far back failures count, in seconds; 0: all of them.
             now: the time.
         """

@@ -137,7 +137,7 @@ class Aftermath:
             self.ledger.exclude(suspect, f"{failure.summary()} ({decision.words()})")
             return suspect, f"node {suspect} is excluded"
         if failure.kind is FailureKind.PREEMPTED or is_collateral(failure):
-            return None, ""  # who only lost its peer is not to blame
+            return None, ""  # a node that only lost its peer is not to blame
         times = self.ledger.blame(suspect, policy.restart_window_s, now)
         if not policy.max_node_failures or times < policy.max_node_failures or not has_stand_in:
             return None, ""

@@ -44,7 +44,7 @@ def may_be_the_machine(failure: Failure) -> bool:
 
 
 def casts_doubt_on_all(failure: Failure) -> bool:
-    """Return whether a root cause is a broken collective, which nobody is known to have caused."""
+    """Return whether a root cause is a broken collective: no node is known to have caused it."""
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)
     return is_broken and bool(re.search(_COLLECTIVE, _said(failure)))
 

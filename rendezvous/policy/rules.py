@@ -110,7 +110,7 @@ class Decision:
     passed_over: tuple[PassedOver, ...] = field(default=(), compare=False)
 
     def words(self) -> str:
-        """Return the rule in brackets' worth of words, for an event line."""
+        """Return the rule as short text, for an event line."""
         return f"default rule {self.rule}" if self.is_default else f"rule {self.rule}"
 
 

@@ -58,7 +58,7 @@ class NodeSpec:
     """What a node is, for as long as its agent lives."""
 
     node_id: str
-    """Who it is, the same for a restarted agent: host name and a number on that host."""
+    """The same for a restarted agent: host name and a number on that host."""
     incarnation: str
     """Random, one per agent process."""
     host: str
@@ -117,7 +117,7 @@ class Claim:
     rank_offset: int
     """Rank of this node's local rank 0."""
     successor: str
-    """As in ``Assignment``: so a new master knows by name who has not come back."""
+    """As in ``Assignment``: so a new master can name a node that has not come back."""
     state: ClaimState
     failures: tuple[Failure, ...] = ()
     """Failures of this node's workers in that round."""
@@ -197,7 +197,7 @@ class Waiting:
     min_nodes: int
     max_nodes: int
     missing: tuple[str, ...]
-    """Who is missing, where that is known: ranks or hosts; bounded."""
+    """Which nodes are missing, where that is known: ranks or hosts; bounded."""
     timeout_s: float
     """Seconds until the master gives up; 0 when a round runs without this node."""
     spare: bool

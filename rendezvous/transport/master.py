@@ -29,7 +29,7 @@ Deliver = Callable[[MasterMessage | None], None]
 """Takes the messages for one stream, in order; None: end the stream after them."""
 
 _REASONS_TOLD = 32
-"""Refusals are told once per reason; whoever makes up reasons fills no console."""
+"""Refusals are told once per reason; a peer that makes up reasons does not fill the console."""
 
 
 class Master:
@@ -47,7 +47,7 @@ class Master:
 
         Args:
             settings: the times of the group.
-            note: called with one line for each thing a person who watches should know.
+            note: called with one line for each thing that the user should know.
             clock: seconds that never go back.
             examiner: begins the examinations of a job with checks.
             warn: called with one line where a node is refused, once per reason; None: it is a
@@ -89,12 +89,12 @@ class Master:
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
 
-    def refused(self, who: str, sentence: str) -> None:
-        """Tell the person who watches that a node was refused, once per reason."""
+    def refused(self, node: str, sentence: str) -> None:
+        """Tell the user that a node was refused, once per reason."""
         if sentence in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
             return
         self._reasons_told.add(sentence)
-        (self._warn or self._note)(f"{who} was refused: {sentence}")
+        (self._warn or self._note)(f"{node} was refused: {sentence}")
 
     async def finished(self) -> Verdict:
         """Return the verdict, when every node that is there has heard it."""

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 PORT = 29400
 
-# GATE opened: all end. GATE.doneR: rank R ends. GATE.failR: rank R fails, once. Who is told to
-# stop leaves GATE.lastPID, as a checkpoint would be; GATE.slow, GATE.slowR: it ends when that file
-# is gone.
+# GATE opened: all end. GATE.doneR: rank R ends. GATE.failR: rank R fails, once. A worker that
+# is stopped leaves GATE.lastPID, as a checkpoint would be; GATE.slow, GATE.slowR: it ends when that
+# file is gone.
 WORKER = """
 import os, signal, sys, time
 gate, rank, restart = sys.argv[1], os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -86,7 +86,7 @@ class Host:
     # --- the link ----------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Pull the network cable: nothing arrives any more, and nobody is told."""
+        """Pull the network cable: nothing arrives any more, and no host is told."""
         self._network.switch("link", "set", self._port, "down")
 
     def mend(self) -> None:
@@ -185,7 +185,7 @@ class Network:
         self._write_names()
 
     def separate(self, one: Host, other: Host) -> None:
-        """Lose what two hosts send to each other; both still reach everybody else."""
+        """Lose what two hosts send to each other; both still reach all the others."""
         one.blackhole(other, add=True)
         other.blackhole(one, add=True)
 

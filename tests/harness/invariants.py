@@ -75,11 +75,11 @@ class Invariants:
     ) -> None:
         self._job = job
         self._bad_links: list[list[str]] = []
-        """Nodes of whom the checks have found that they do not reach each other."""
+        """Pairs of nodes that do not reach each other, as the checks have found."""
         self._bad_alone = bad_alone if job.checks is not None else frozenset()
         self._bad = bad if job.checks is not None else frozenset()
-        self._is_anyone_silent = False
-        """Somebody did not answer in time in the checks: he and his partners may be blamed."""
+        self._is_any_silent = False
+        """A node did not answer in time in the checks: it and its partners may be blamed."""
         self._settings = settings
         self._agents = agents
         self._policy = PolicyWatch(job)
@@ -90,7 +90,7 @@ class Invariants:
         self._done: dict[_World, set[str]] = defaultdict(set)
         self._is_settling = False
         self._found_fit: set[str] = set()
-        """By incarnation: who was told that it has passed; it tells every later master."""
+        """By incarnation: nodes that were told that they passed; they tell every later master."""
         self.new_master()
 
     def new_master(self) -> None:
@@ -101,21 +101,21 @@ class Invariants:
         """Nothing was heard since a stream broke."""
         self._silent_since = 0.0
         self._came: set[str] = set()
-        """By incarnation: who has been in the job."""
+        """By incarnation: nodes that have been in the job."""
         self._of_the_next_job: dict[int, str] = {}
-        """Who came to a job that was over and had never been in it: incarnations by stream."""
+        """Nodes new to a job that was over when they came: incarnations by stream."""
         self._worlds: dict[int, dict[str, Assignment]] = {}
         self._heard_of = -1
         self._restarts_heard_of = 0
         self._waiting: dict[int, Attend] = {}
-        """By stream: those with a claim who wait for another process to give up their identity."""
+        """By stream: nodes with a claim that wait for another process to give up their identity."""
         self._in_world: dict[str, _World] = {}
         """By incarnation: the world whose workers the master knows it to have."""
         self._failed: set[_World] = set()
         self._stops: set[tuple[int, int]] = set()
         self._verdict: Verdict | None = None
         self._has_failed_before = False
-        """The job was over before the faults were, though nobody was there to be told."""
+        """The job was over before the faults were, though no node was there to be told."""
         self._adopting_since: float | None = None
         self._has_decided = False
         self._is_counted: bool | None = None
@@ -134,9 +134,9 @@ class Invariants:
         if isinstance(event, Received) and not isinstance(event.message, Attend):
             self._hear(group, event)
         if isinstance(event, Received) and isinstance(event.message, Attend):
-            self._who_comes(group, event.link, event.message)
+            self._comes(group, event.link, event.message)
 
-    def _who_comes(self, group: Group, link: int, attend: Attend) -> None:
+    def _comes(self, group: Group, link: int, attend: Attend) -> None:
         """A node that comes to a job that is over, and knows nothing of it, is of the next one."""
         incarnation = attend.node.incarnation
         is_new = attend.claim is None and incarnation not in self._came
@@ -175,27 +175,27 @@ class Invariants:
         if isinstance(event, Detached):
             self._waiting.pop(event.link, None)
         claim = _claim_in(event)
-        brought = [claim] if claim is not None else self._who_is_let_in(commands)
+        brought = [claim] if claim is not None else self._claims_let_in(commands)
         for learned in brought:
             # What it brings is learned before it leads to anything, also where the node has to go.
             self._restarts = max(self._restarts, min(learned.restarts, group.restarts))
         self._has_failed_before |= group.verdict is not None and not self._is_settling
         self._how_the_policy_saw_it(group, commands, now, claim)
-        self._who_was_given_up(group, now)
+        self._give_up_lost(group, now)
         self._how_the_round_ended(group, event)
         self._takeover.look(group, {n.spec.incarnation: n.spec.node_id for n in self._both(group)})
         self._what_was_sent(group, commands, now)
         self._all_were_stopped(group)
-        self._who_was_lost(group, event, now)
+        self._is_loss_allowed(group, event, now)
 
     def _both(self, group: Group) -> list[Node]:
-        """Who attended before the event, or attends after it."""
+        """Nodes that attended before the event, or attend after it."""
         return [*self._roster.values(), *group.roster]
 
     # --- the master may be cut off -----------------------------------------------------------
 
-    def _who_was_lost(self, group: Group, event: Event, now: float) -> None:
-        """Nobody is lost while nothing is heard of several hosts, before they give up too."""
+    def _is_loss_allowed(self, group: Group, event: Event, now: float) -> None:
+        """No node is lost while nothing is heard of several hosts, before they give up too."""
         if isinstance(event, Received):
             self._is_silent = False
         elif isinstance(event, Detached) and event.link in self._links:
@@ -210,7 +210,7 @@ class Invariants:
         names = {node.spec.node_id for node in group.roster}
         lost = [n.spec.node_id for n in self._roster.values() if n.spec.node_id not in names]
         if lost and is_early:
-            raise InvariantError(f"I1: {lost} lost, but nothing was heard of anybody")
+            raise InvariantError(f"I1: {lost} lost, but nothing was heard of any node")
 
     def _how_the_policy_saw_it(
         self, group: Group, commands: Sequence[Command], now: float, claim: Claim | None
@@ -259,12 +259,12 @@ class Invariants:
         if was_member and any(not failure.after_stop for failure in claim.failures):
             self._hear_of_failure(group, world)
 
-    def _who_is_let_in(self, commands: Sequence[Command]) -> list[Claim]:
-        """Return what those bring whose identity became free with an event, if only for a moment.
+    def _claims_let_in(self, commands: Sequence[Command]) -> list[Claim]:
+        """Return the claims of nodes whose identity became free with an event, even for a moment.
 
         One of them may be sent away at once, excluded by what the event leads to.
         """
-        joined = {_who_joined(command) for command in commands}
+        joined = {_joined_node(command) for command in commands}
         links = [link for link, a in self._waiting.items() if a.node.node_id in joined]
         claims = [claim for link in links if (claim := self._waiting.pop(link).claim) is not None]
         for claim in claims:
@@ -272,7 +272,7 @@ class Invariants:
             self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
         return claims
 
-    def _who_was_given_up(self, group: Group, now: float) -> None:
+    def _give_up_lost(self, group: Group, now: float) -> None:
         """Workers of nodes that the master has declared lost may run on, for a while."""
         present = {node.spec.incarnation for node in group.roster}
         for incarnation in self._roster.keys() - present:
@@ -284,7 +284,7 @@ class Invariants:
         if self._has_decided or is_adopting or group.round < 0:
             return
         # The first decision of a new master. Before its grace is over it may only go on without
-        # those who were not in the round that it takes over.
+        # nodes that were not in the round that it takes over.
         self._has_decided = True
         since = self._adopting_since
         is_patient = since is not None and now < since + self._settings.takeover_grace_s
@@ -357,29 +357,29 @@ class Invariants:
                     self._stops.add((command.link, round_number))
                 case CheckVerdict(exit_code, report=report):
                     self._bad_links += json.loads(report)["bad_links"] if report else []
-                    if (who := self._who(group, command.link)) is not None:
-                        self._found(who.incarnation, who.node_id, exit_code)
+                    if (spec := self._spec_of(group, command.link)) is not None:
+                        self._found(spec.incarnation, spec.node_id, exit_code)
                 case Verdict():
                     self._one_verdict(group, command.message, now)
                     if command.link in self._of_the_next_job:
                         raise InvariantError("I5: the verdict is told to a node of the next job")
-        for round_number, places in new.items():
-            self._agreed(group, round_number, places, now)
+        for round_number, assignments in new.items():
+            self._agreed(group, round_number, assignments, now)
 
-    def _who(self, group: Group, link: int) -> NodeSpec | None:
-        """Return whose stream it is, or was before this event."""
+    def _spec_of(self, group: Group, link: int) -> NodeSpec | None:
+        """Return the node that has the stream, or had it before this event."""
         node = group.roster.by_link(link)
         known = [n.spec for n in self._roster.values() if n.link == link]
         return node.spec if node is not None else next(iter(known), None)
 
     def _agreed(
-        self, group: Group, round_number: int, places: dict[str, Assignment], now: float
+        self, group: Group, round_number: int, assignments: dict[str, Assignment], now: float
     ) -> None:
         job = self._job
-        ordered = sorted(places.values(), key=lambda assignment: assignment.node_rank)
+        ordered = sorted(assignments.values(), key=lambda assignment: assignment.node_rank)
         first = ordered[0]
         specs = {n.spec.incarnation: n.spec for n in group.roster}
-        nodes = {assignment.node_rank: specs[name] for name, assignment in places.items()}
+        nodes = {assignment.node_rank: specs[name] for name, assignment in assignments.items()}
         if [assignment.node_rank for assignment in ordered] != list(range(first.nodes)):
             raise InvariantError(
                 f"I2: node ranks {[p.node_rank for p in ordered]} of {first.nodes}"
@@ -431,13 +431,13 @@ class Invariants:
         self._counted(first.restarts)
         self._takeover.formed(first)
         self._pins_hold(nodes)
-        self._worlds[round_number] = places
+        self._worlds[round_number] = assignments
 
     # --- I8: fitness -------------------------------------------------------------------------
 
     def was_silent(self) -> None:
         """A node did not answer in time."""
-        self._is_anyone_silent = True
+        self._is_any_silent = True
 
     def was_condemned(self, node_id: str) -> None:
         """The checks have ruled out a node, which may not be connected to hear it."""
@@ -459,7 +459,7 @@ class Invariants:
             return
         is_blamed = exit_code == exit_codes.NODE_EXCLUDED
         is_healthy = node_id not in self._bad_alone | self._bad
-        if is_blamed and is_healthy and not self._is_anyone_silent:
+        if is_blamed and is_healthy and not self._is_any_silent:
             raise InvariantError(f"I8: {node_id} is healthy and was condemned")
 
     def _pins_hold(self, nodes: dict[int, NodeSpec]) -> None:
@@ -534,13 +534,15 @@ class Invariants:
         for agent in self._agents:
             if agent.spec.incarnation in present and agent.live == group.round:
                 raise InvariantError(f"I5: succeeded while {agent.name} has workers")
-        places = [a.assignment for a in self._agents if a.spec.incarnation in present and a.is_done]
-        for assignment in places:
+        assignments = [
+            a.assignment for a in self._agents if a.spec.incarnation in present and a.is_done
+        ]
+        for assignment in assignments:
             assert assignment is not None
             done = self._done[_world_of(assignment)]
-            everyone = self._worlds.get(assignment.round, {})
+            members = self._worlds.get(assignment.round, {})
             if assignment.round == group.round and (
-                len(done) < assignment.nodes or everyone.keys() - done
+                len(done) < assignment.nodes or members.keys() - done
             ):
                 raise InvariantError("I5: succeeded, but not all were done")
 
@@ -583,7 +585,7 @@ class Invariants:
         if snapshot(group) != before:
             raise InvariantError(f"I6: {event} changed {before} to {snapshot(group)}")
         for command in commands:
-            # Who is not, or no longer, in the job is told so again.
+            # A node that is not, or no longer, in the job is told so again.
             says_no = isinstance(command, Send) and isinstance(
                 command.message, Refused | Verdict | Excluded | CheckVerdict
             )
@@ -645,7 +647,7 @@ class Invariants:
             raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")
 
     def ended(self, group: Group, has_finished: bool) -> None:
-        """All workers have exited 0, or the job has failed: everybody has heard and is gone."""
+        """All workers have exited 0, or the job has failed: all nodes have heard and are gone."""
         if group.job is None:
             return
         if group.verdict is None or not has_finished:
@@ -678,7 +680,7 @@ def _claim_in(event: Event) -> Claim | None:
     return message.claim if isinstance(message, Attend) else None
 
 
-def _who_joined(command: Command) -> str:
+def _joined_node(command: Command) -> str:
     joined = _JOINED.match(command.text) if isinstance(command, Note) else None
     return joined[1] if joined else ""
 

@@ -29,14 +29,14 @@ class World:
     nodes: tuple[str, ...]
     bad_alone: frozenset[str] = frozenset()
     bad: frozenset[str] = frozenset()
-    """They work alone and fail with everybody."""
+    """They work alone and fail with every partner."""
     bad_links: frozenset[frozenset[str]] = frozenset()
     slow_compute: frozenset[str] = frozenset()
     slow_network: frozenset[str] = frozenset()
     gpus: int = 0
     """Of each node."""
     deaf_in_all: bool = False
-    """All together fail, whoever they are."""
+    """All together fail, whichever nodes they are."""
 
     def record(self, phase: Phase, meeting: tuple[str, ...], node: str) -> Record:
         """What a node answers."""
@@ -89,10 +89,10 @@ def climb(
 
     Args:
         world: what there is to find.
-        vouched: who has passed before.
+        vouched: nodes that have passed before.
         rules: by what is judged.
         lost: the node that is lost during the step of a number, from 0.
-        known: what was found of those who have passed before.
+        known: what was found of nodes that have passed before.
     """
     results = Results(world.nodes, vouched, rules=rules or Rules(), known=known or {})
     while (step := plan(results)) is not None:
@@ -117,10 +117,10 @@ def climb(
 
 
 def _is_possible(step: Step, results: Results) -> None:
-    """Nobody meets two others at once, nobody who is gone or has failed alone meets anybody."""
-    everybody = [node for meeting in step.meetings for node in meeting]
-    assert len(everybody) == len(set(everybody))
-    assert set(everybody) <= set(results.sound)
+    """No node meets two others at once; one that is gone or has failed alone meets none."""
+    present = [node for meeting in step.meetings for node in meeting]
+    assert len(present) == len(set(present))
+    assert set(present) <= set(results.sound)
     if step.phase in (Phase.PAIR, Phase.SUSPECTS):
         assert all(len(meeting) == 2 for meeting in step.meetings)
 
@@ -159,8 +159,8 @@ class Pace:
 class Clock:
     """Climbs the ladder of the master at some pace.
 
-    Who meets a bad node hangs with it until the order's time is over. Check workers that hung are
-    killed, and others have to import torch.
+    A node that meets a bad one hangs with it until the order's time is over. Check workers that
+    hung are killed, and others have to import torch.
     """
 
     def __init__(self, world: World, pace: Pace, vouched: frozenset[str] = frozenset()) -> None:
@@ -170,7 +170,7 @@ class Clock:
         self._world = world
         self._pace = pace
         self._ladder = Ladder(CheckSpec("light", pace.timeout_s), world.nodes, sorted(vouched))
-        # Those who have passed before hold no device: their first order starts their workers.
+        # Nodes that have passed before hold no device: their first order starts their workers.
         self._ready = {node: pace.start_s for node in world.nodes if node not in vouched}
 
     def climb(self) -> Conclusion:

@@ -1,6 +1,6 @@
 """The failure policy as a bystander sees it: what was decided must follow from what was seen.
 
-It looks at the places that nodes are given, at the verdict, and at what ``Status`` shows of the
+It looks at the assignments that nodes get, at the verdict, and at what ``Status`` shows of the
 group; it works out for itself what the job's rules say.
 """
 
@@ -53,9 +53,9 @@ class PolicyWatch:
         """Another master: what the one before has seen is known from claims only."""
         self.excluded: set[str] = set()
         self._learned: set[str] = set()
-        """Who is excluded, as nodes said that were admitted."""
+        """Excluded nodes, as nodes said that were admitted."""
         self._rumoured: set[str] = set()
-        """The same, also as those said who were not, or went with the same message."""
+        """The same, also as nodes said that were not, or went with the same message."""
         self._blamed: defaultdict[str, list[float]] = defaultdict(list)
         self._told_blames: defaultdict[str, list[float]] = defaultdict(list)
         self._times: list[float] = []
@@ -86,7 +86,7 @@ class PolicyWatch:
             self._learned.update(past.excluded)
 
     def look(self, group: Group) -> None:
-        """See what the group counts; a count that nobody's failure explains was learned."""
+        """See what the group counts; a count that no failure explains was learned."""
         self._learn(group.restarts)
 
     def _learn(self, restarts: int) -> None:
@@ -178,10 +178,10 @@ class PolicyWatch:
         return was if is_slip and action == "restart" else False
 
     def _blame(self, action: str, cause: Failure, suspect: str, now_excluded: set[str]) -> set[str]:
-        """Return whom the failure of a suspect may exclude."""
+        """Return the nodes that the failure of a suspect may exclude."""
         policy = self._policy
         if action == "replace-node":
-            # Of a round that was taken over, the root cause may be a node that nobody can name.
+            # Of a round that was taken over, the root cause may be a node without a name.
             is_named = self._formed_at is not None or cause.node_rank >= 0
             if suspect not in now_excluded and is_named:
                 raise PolicyError(f"{suspect} was not excluded by a rule that replaces it")

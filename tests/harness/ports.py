@@ -1,9 +1,9 @@
 """TCP ports for tests that run beside each other.
 
-A port that the kernel picks for a probe may be given to somebody else's outgoing connection, or to
-another test's probe, before the test binds it. These lie below the range the kernel picks from
-(32768 up by default), and each pytest-xdist worker has a part of its own. Where it begins in it
-depends on the run, since another one beside it may have the same parts.
+A port that the kernel picks for a probe may be given to an outgoing connection of another process,
+or to another test's probe, before the test binds it. These lie below the range that the kernel
+picks from (32768 up by default), and each pytest-xdist worker has a part of its own. Where it
+begins in it depends on the run, since another one beside it may have the same parts.
 """
 
 import itertools

@@ -128,7 +128,7 @@ match how.split():
         thing = Thing()
     case ["closed"]:
         os.close(1)
-        print("nobody reads this")
+        print("this is not read")
     case ["warnings"]:
         warnings.warn("careful")
         warnings.warn("old", DeprecationWarning, stacklevel=1)

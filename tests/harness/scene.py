@@ -111,7 +111,7 @@ class Scene:
         self.finished: list[Verdict] = []
         self.links: dict[str, int] = {}
         self.mute: set[str] = set()
-        """Who does not answer when it is asked for a sign of life."""
+        """Nodes that do not answer when they are asked for a sign of life."""
         self._names: dict[int, str] = {}
         self._ports = 5000
 
@@ -133,7 +133,9 @@ class Scene:
                     self.notes.append(text)
                 case Finish(verdict):
                     self.finished.append(verdict)
-        if isinstance(event, Tick):  # for a sign of life; who claims an identity has just come
+        if isinstance(
+            event, Tick
+        ):  # for a sign of life; a node that claims an identity has just come
             for link in asked:
                 if self._names[link] not in self.mute:
                     self.handle(Received(link, ChallengeReply()))

@@ -1,6 +1,6 @@
 """A simulated world around the group's rules: agents, streams, masters, a clock, and faults.
 
-A history is a string of bytes, two for each step: what happens and to whom. Zeros do nothing,
+A history is a string of bytes, two for each step: what happens, and where. Zeros do nothing,
 so that hypothesis can shrink a history to the few steps that matter.
 """
 
@@ -50,7 +50,7 @@ class Setup:
     bad_alone: frozenset[str] = frozenset()
     """Nodes that fail the checks by themselves."""
     bad: frozenset[str] = frozenset()
-    """Nodes that fail the checks with everybody."""
+    """Nodes that fail the checks with every partner."""
 
     @classmethod
     def decode(cls, data: bytes) -> "Setup":
@@ -123,13 +123,13 @@ class Simulation:
         self.group: Group | None = None
         self.has_finished = False
         self._is_cut_off = False
-        """The master's own link is down: no stream lives, and nobody gets to it."""
+        """The master's own link is down: no stream lives, and no node gets to it."""
         self.trace: list[str] = []
         self._group_factory = group_factory
         self._settings = GroupSettings(rescale_delay_s=setup.rescale_delay_s)
         self._numbers = 1000
         self._meetings: dict[tuple[int, int], set[NodeSpec]] = {}
-        """Who was told to meet, by number of the order and port of the store."""
+        """Which nodes were told to meet, by number of the order and port of the store."""
         self._checks = Invariants(
             setup.job, self._settings, self.agents, bad_alone=setup.bad_alone, bad=setup.bad
         )
@@ -142,8 +142,8 @@ class Simulation:
 
     def run(self, history: bytes) -> None:
         """Live through a history; each step is checked."""
-        for step, who in zip(history[::2], history[1::2], strict=False):
-            _ACTIONS[step % len(_ACTIONS)](self, who)
+        for step, choice in zip(history[::2], history[1::2], strict=False):
+            _ACTIONS[step % len(_ACTIONS)](self, choice)
 
     # --- the master --------------------------------------------------------------------------
 
@@ -187,13 +187,13 @@ class Simulation:
     ) -> "_WatchedLadder":
         return _WatchedLadder(spec, nodes, vouched, self._checks)
 
-    def _kill_master(self, who: int) -> None:
+    def _kill_master(self, choice: int) -> None:
         if self.group is None:
             return
         self._log("the master is killed")
         self.group = None
         for number, stream in self.streams.items():
-            stream.cut(0, (who + number) % 3)
+            stream.cut(0, (choice + number) % 3)
             stream.up.clear()
 
     def _start_master(self, _who: int) -> None:
@@ -215,15 +215,15 @@ class Simulation:
         up = [(s, True) for s in self.streams.values() if s.up and self.group is not None]
         return up + [(s, False) for s in self.streams.values() if s.down and not s.agent.is_frozen]
 
-    def _pick_message(self, who: int) -> tuple[Stream, bool] | None:
+    def _pick_message(self, choice: int) -> tuple[Stream, bool] | None:
         """Choose a stream and a direction in which a message, not its end, is next."""
         waiting = self._deliveries()
         return _pick(
-            [(s, up) for s, up in waiting if (s.up if up else s.down)[0] is not BROKEN], who
+            [(s, up) for s, up in waiting if (s.up if up else s.down)[0] is not BROKEN], choice
         )
 
-    def _deliver(self, who: int) -> None:
-        if chosen := _pick(self._deliveries(), who):
+    def _deliver(self, choice: int) -> None:
+        if chosen := _pick(self._deliveries(), choice):
             self._deliver_one(*chosen)
 
     def _deliver_one(self, stream: Stream, is_up: bool) -> None:
@@ -243,12 +243,12 @@ class Simulation:
         if agent.receive(stream, message):
             self._checks.started(agent)
 
-    def _deliver_some(self, who: int) -> None:
-        for _ in range(1 + who % 8):
-            self._deliver(who)
+    def _deliver_some(self, choice: int) -> None:
+        for _ in range(1 + choice % 8):
+            self._deliver(choice)
 
-    def _deliver_twice(self, who: int) -> None:
-        chosen = self._pick_message(who)
+    def _deliver_twice(self, choice: int) -> None:
+        chosen = self._pick_message(choice)
         if chosen is None:
             return
         stream, is_up = chosen
@@ -261,8 +261,8 @@ class Simulation:
         elif group is not None and stream.number not in self._closed:
             self._checks.repeated(group, Received(stream.number, message), self.now, self.handle)
 
-    def _deliver_late_copy(self, who: int) -> None:
-        chosen = self._pick_message(who)
+    def _deliver_late_copy(self, choice: int) -> None:
+        chosen = self._pick_message(choice)
         if chosen is None:
             return
         stream, is_up = chosen
@@ -271,7 +271,7 @@ class Simulation:
         self._deliver_one(stream, is_up)
         end = len(queue) - (1 if BROKEN in queue else 0)
         if end >= 0:
-            queue.insert(min(end, who % 5), message)
+            queue.insert(min(end, choice % 5), message)
 
     def _tick(self, _who: int) -> None:
         if self.group is None:
@@ -282,9 +282,9 @@ class Simulation:
             self.handle(TickEvent())
             self._checks.deadline_moved(self.group, self.now, self.handle)
 
-    def _pass_time(self, who: int) -> None:
-        self.now += who % 32 / 20
-        if who & 32 and self.group is not None:
+    def _pass_time(self, choice: int) -> None:
+        self.now += choice % 32 / 20
+        if choice & 32 and self.group is not None:
             self.handle(TickEvent())
 
     # --- nodes -------------------------------------------------------------------------------
@@ -292,13 +292,13 @@ class Simulation:
     def _there(self) -> list[Agent]:
         return [agent for agent in self.agents if agent.is_there]
 
-    def _start_node(self, who: int) -> None:
+    def _start_node(self, choice: int) -> None:
         taken = {agent.spec.node_id for agent in self._there()}
-        if node_id := _pick([name for name in self._node_ids if name not in taken], who):
+        if node_id := _pick([name for name in self._node_ids if name not in taken], choice):
             self._add_agent(node_id)
 
-    def _start_twin(self, who: int) -> None:
-        if agent := _pick(self._there(), who):
+    def _start_twin(self, choice: int) -> None:
+        if agent := _pick(self._there(), choice):
             self._add_agent(agent.spec.node_id)
 
     def _add_agent(self, node_id: str) -> None:
@@ -339,45 +339,45 @@ class Simulation:
             return []
         return [a for a in self._there() if a.stream is None and not a.is_frozen]
 
-    def _reconnect(self, who: int) -> None:
-        if agent := _pick(self._can_attend(), who):
+    def _reconnect(self, choice: int) -> None:
+        if agent := _pick(self._can_attend(), choice):
             self._attend(agent)
 
-    def _cut(self, who: int) -> None:
+    def _cut(self, choice: int) -> None:
         streams = [a.stream for a in self._there() if a.stream is not None]
-        if stream := _pick(streams, who):
+        if stream := _pick(streams, choice):
             self._log(f"stream {stream.number} of {stream.agent.name} breaks")
-            stream.cut(who // 8 % 4, who // 32 % 4)
+            stream.cut(choice // 8 % 4, choice // 32 % 4)
 
-    def _notice_cut(self, who: int) -> None:
+    def _notice_cut(self, choice: int) -> None:
         """The agent sees at once that its stream broke, and connects again."""
         agents = [a for a in self._there() if a.stream is not None and not a.is_frozen]
-        if agent := _pick(agents, who):
+        if agent := _pick(agents, choice):
             assert agent.stream is not None
-            agent.stream.cut(who // 8 % 4, 0)
+            agent.stream.cut(choice // 8 % 4, 0)
             self._receive(agent.stream)
             self._attend(agent)
 
-    def _kill(self, who: int) -> None:
-        if agent := _pick(self._there(), who):
+    def _kill(self, choice: int) -> None:
+        if agent := _pick(self._there(), choice):
             self._log(f"{agent.name} is killed")
             agent.kill()
             if agent.stream is not None:
-                agent.stream.cut(who // 8 % 4, 0)
+                agent.stream.cut(choice // 8 % 4, 0)
 
-    def _freeze(self, who: int) -> None:
-        if agent := _pick([a for a in self._there() if not a.is_frozen], who):
+    def _freeze(self, choice: int) -> None:
+        if agent := _pick([a for a in self._there() if not a.is_frozen], choice):
             self._log(f"{agent.name} freezes")
             agent.is_frozen = True
-            if agent.stream is not None and who & 128:
-                agent.stream.cut(who // 8 % 4, 0)
+            if agent.stream is not None and choice & 128:
+                agent.stream.cut(choice // 8 % 4, 0)
 
-    def _thaw(self, who: int) -> None:
-        if agent := _pick([a for a in self._there() if a.is_frozen], who):
+    def _thaw(self, choice: int) -> None:
+        if agent := _pick([a for a in self._there() if a.is_frozen], choice):
             agent.is_frozen = False
 
-    def _terminate(self, who: int) -> None:
-        if agent := _pick([a for a in self._there() if not a.is_leaving], who):
+    def _terminate(self, choice: int) -> None:
+        if agent := _pick([a for a in self._there() if not a.is_leaving], choice):
             self._log(f"{agent.name} gets SIGTERM")
             agent.leave()
 
@@ -387,8 +387,8 @@ class Simulation:
         meeting = self._meetings.setdefault((order.number, order.master_port), set())
         meeting.add(self.streams[link].agent.spec)
 
-    def _check(self, who: int) -> None:
-        if agent := _pick(self._checking(), who):
+    def _check(self, choice: int) -> None:
+        if agent := _pick(self._checking(), choice):
             order = agent.order
             assert order is not None
             name, phase = agent.spec.node_id, Phase(order.phase)
@@ -399,7 +399,7 @@ class Simulation:
             self._log(f"{agent.name} has checked {order.number}: {fails=}")
 
     def _checking(self) -> list[Agent]:
-        """Who can carry out its order: all that it meets were told."""
+        """Agents that can carry out their order: all that they meet have it too."""
         return [
             agent
             for agent in self._there()
@@ -414,35 +414,35 @@ class Simulation:
 
     # --- workers -----------------------------------------------------------------------------
 
-    def _fail(self, who: int) -> None:
-        if agent := _pick([a for a in self._there() if a.live is not None], who):
-            code = EXIT_CODES[who // 8 % len(EXIT_CODES)]
+    def _fail(self, choice: int) -> None:
+        if agent := _pick([a for a in self._there() if a.live is not None], choice):
+            code = EXIT_CODES[choice // 8 % len(EXIT_CODES)]
             self._log(f"a worker of {agent.name} fails with {code}")
             agent.fail(exit_code=code)
 
-    def _stick(self, who: int) -> None:
-        if agent := _pick([a for a in self._there() if a.is_stopping], who):
+    def _stick(self, choice: int) -> None:
+        if agent := _pick([a for a in self._there() if a.is_stopping], choice):
             self._log(f"a worker of {agent.name} does not die")
             agent.fail(FailureKind.STUCK)
             agent.finish_stop()
 
-    def _finish_stop(self, who: int) -> None:
-        if agent := _pick([a for a in self._there() if a.is_stopping], who):
+    def _finish_stop(self, choice: int) -> None:
+        if agent := _pick([a for a in self._there() if a.is_stopping], choice):
             self._log(f"{agent.name} has stopped")
             agent.finish_stop()
 
-    def _finish(self, who: int) -> None:
-        if agent := _pick(self._working(), who):
+    def _finish(self, choice: int) -> None:
+        if agent := _pick(self._working(), choice):
             self._log(f"{agent.name} is done")
             agent.finish()
             self._checks.done(agent)
 
-    def _finish_rank0(self, who: int) -> None:
+    def _finish_rank0(self, choice: int) -> None:
         decides = self.setup.job.policy is not None and self.setup.job.policy.rank0_decides
         agents = [
             a for a in self._working() if a.assignment is not None and a.assignment.node_rank == 0
         ]
-        if decides and (agent := _pick(agents, who)):
+        if decides and (agent := _pick(agents, choice)):
             self._log(f"rank 0 of {agent.name} is done")
             agent.finish_rank0()
             self._checks.done(agent)
@@ -495,8 +495,8 @@ class Simulation:
         self.trace.append(text)
 
 
-def _pick(options: Sequence[_T], who: int) -> _T | None:
-    return options[who % len(options)] if options else None
+def _pick(options: Sequence[_T], choice: int) -> _T | None:
+    return options[choice % len(options)] if options else None
 
 
 def _nothing(_simulation: Simulation, _who: int) -> None:
@@ -550,7 +550,7 @@ class _WatchedLadder(Ladder):
         self._checks.was_silent()
 
     def conclude(self) -> Conclusion:
-        """Tell who is ruled out."""
+        """Tell which nodes are ruled out."""
         conclusion = super().conclude()
         for node_id, finding in conclusion.findings.items():
             if finding.exit_code == exit_codes.NODE_EXCLUDED:

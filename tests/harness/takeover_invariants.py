@@ -35,7 +35,7 @@ class _Judgement:
 class _Round:
     """A round that any master has formed."""
 
-    places: dict[str, str] = field(default_factory=dict)
+    node_ids: dict[str, str] = field(default_factory=dict)
     """Incarnations of its members, and their identities."""
     failures: defaultdict[str, list[Failure]] = field(default_factory=lambda: defaultdict(list))
     """By incarnation, what a master was told."""
@@ -62,7 +62,7 @@ class TakeoverWatch:
 
     def started(self, incarnation: str, node_id: str, assignment: Assignment) -> None:
         """A node was told to start the workers of a round, whether it hears of it or not."""
-        self._rounds[assignment.round, assignment.formed_by].places[incarnation] = node_id
+        self._rounds[assignment.round, assignment.formed_by].node_ids[incarnation] = node_id
         self._highest = max(self._highest, assignment.round)
 
     def failed(self, incarnation: str, world: _World, failure: Failure) -> None:
@@ -88,7 +88,7 @@ class TakeoverWatch:
 
         Args:
             group: as it is now.
-            there: who attended before or attends now, identities by incarnation.
+            there: nodes that attended before or attend now, identities by incarnation.
         """
         if self._has_decided or group.phase is GroupPhase.TAKING_OVER or group.round < 0:
             return
@@ -102,7 +102,7 @@ class TakeoverWatch:
         members = {name for name, c in claims.items() if (c.round, c.formed_by) == world}
         restarts = max(claim.restarts for claim in claims.values())
         taken = self._rounds[world]
-        is_whole = members >= taken.places.keys()
+        is_whole = members >= taken.node_ids.keys()
         failures = [
             failure
             for name in members
@@ -133,11 +133,11 @@ class TakeoverWatch:
         rounds = self._rounds.values()
         known = (f for of in rounds for failures in of.failures.values() for f in failures)
         if cause not in known:
-            raise TakeoverError(f"nobody has reported {cause.summary()}")
+            raise TakeoverError(f"no node has reported {cause.summary()}")
 
     def _was_away(self, taken: _Round, judged: _Judgement, cause: Failure) -> None:
-        away = set(taken.places.values()) - judged.there
-        # Who was started again, and told that it is a spare, may be a member nobody can name.
+        away = set(taken.node_ids.values()) - judged.there
+        # A node that was restarted, and told that it is a spare, may be a member without a name.
         if not away and cause.host != "unknown":
             raise TakeoverError(f"all members of {judged.world} were there: {cause.summary()}")
         if cause.host != "unknown" and cause.host not in away:

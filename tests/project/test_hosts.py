@@ -27,7 +27,7 @@ while True:
 """
 
 # An address that was looked for while the link was cut is unreachable for some seconds more: the
-# kernel gives up its search (ARP) for all who wait for it, also those who came after the mending.
+# kernel gives up its search (ARP) for all that wait for it, also those that came after the mending.
 ASK = """
 import errno, socket, sys, time
 until = time.monotonic() + float(sys.argv[2])
@@ -39,7 +39,7 @@ while not answer:
             answer = peer.recv(100).decode()
     except OSError as error:
         if error.errno != errno.EHOSTUNREACH or time.monotonic() >= until:
-            answer = "nobody"
+            answer = "no answer"
 print(answer, end="")
 """
 
@@ -65,17 +65,17 @@ def serve(host: Host) -> "subprocess.Popen[str]":
     return process
 
 
-def ask(host: Host, whom: str, patience_s: float = 0.2) -> str:
-    """What a host hears from another; in less than the patience, or nobody is there."""
-    return host.run(sys.executable, "-c", ASK, whom, patience_s)
+def ask(host: Host, peer: str, patience_s: float = 0.2) -> str:
+    """What a host hears from another; ``no answer`` where none comes within the patience."""
+    return host.run(sys.executable, "-c", ASK, peer, patience_s)
 
 
 def test_hosts_have_names_addresses_and_processes_of_their_own(network):
     a, b = network.add("a"), network.add("b")
     server = serve(b)
-    assert [ask(a, whom, TIMEOUT_S) for whom in ("b", b.address)] == ["b", "b"]
+    assert [ask(a, peer, TIMEOUT_S) for peer in ("b", b.address)] == ["b", "b"]
     assert socket.gethostname() not in ("a", "b")
-    assert ask(a, "a", TIMEOUT_S) == "nobody"
+    assert ask(a, "a", TIMEOUT_S) == "no answer"
     assert b.pids() == {server.pid}
     assert a.pids() == set()
     b.kill()
@@ -97,13 +97,13 @@ def test_a_link_is_cut_and_mended(network):
     a, b, c = (network.add(name) for name in "abc")
     servers = [serve(a), serve(b)]
     b.cut()
-    assert ask(a, "b") == "nobody"
-    assert ask(b, "a") == "nobody"
+    assert ask(a, "b") == "no answer"
+    assert ask(b, "a") == "no answer"
     assert ask(c, "a", TIMEOUT_S) == "a"
     b.mend()
     assert ask(a, "b", TIMEOUT_S) == "b"
     network.separate(a, b)
-    assert ask(a, "b") == ask(b, "a") == "nobody"
+    assert ask(a, "b") == ask(b, "a") == "no answer"
     assert ask(c, "b", TIMEOUT_S) == "b"
     network.join(a, b)
     assert ask(a, "b", TIMEOUT_S) == "b"
@@ -117,7 +117,7 @@ def test_a_frozen_host_does_nothing_until_it_is_thawed(network):
     server = serve(b)
     b.freeze()
     assert Path(f"/proc/{server.pid}/stat").read_text().split()[2] == "T"
-    assert ask(a, "b") == "nobody"  # the kernel accepts, but nothing is said
+    assert ask(a, "b") == "no answer"  # the kernel accepts, but nothing is said
     b.thaw()
     assert ask(a, "b", TIMEOUT_S) == "b"
     b.freeze()
@@ -141,6 +141,6 @@ def test_networks_beside_each_other_do_not_meet(network):
         assert a.address == b.address
         server = serve(b)
         c = network.add("c")
-        assert ask(c, b.address) == "nobody"
+        assert ask(c, b.address) == "no answer"
         other.close()
         server.wait(TIMEOUT_S)

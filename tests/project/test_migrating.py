@@ -1,4 +1,4 @@
-"""The guide for people who come from another launcher: what it names exists."""
+"""The guide for users of another launcher: what it names exists."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rooms of the house: who imports whom, how full they are, and that all of them are installed.
+"""The rooms of the house: which imports which, how full they are, and that all are installed.
 
 A room is a package, or a module that stands in none (``launcher/options.py``). Imports run down
 through ``FLOORS`` only, and within a room in no circle.

@@ -65,7 +65,7 @@ def test_no_training_begins_without_the_gpus_that_it_asks_for(ft, gpu_machine):
     assert command.stdout == ""
 
 
-def test_gpus_that_nobody_asked_for_and_room_without_a_limit(ft, gpu_machine):
+def test_gpus_that_no_option_asked_for_and_room_without_a_limit(ft, gpu_machine):
     command = ft.run("check", "--nproc-per-node", 2, "--json", program=gpu_machine)
     (found,) = json.loads(command.stdout)["nodes"]
     assert found["verdict"] == "passed"

@@ -1,4 +1,4 @@
-"""Checks before training on hosts of their own: who is sent away, why, and who goes on.
+"""Checks before training on hosts of their own: which nodes are sent away, why, and which go on.
 
 Faults are injected (``FT_RUN_CHECK_FAULT``) and real: a cut between two hosts, a link that is
 shaped, a CPU quota. The hosts share this machine's cores, so that only what is a multiple of what
@@ -132,7 +132,7 @@ def test_a_wrong_value_condemns_its_host_which_hosts_the_master_all_the_same(ft,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fail", "hang", "exit", "wrong-value"])
-def test_a_bad_rank_condemns_its_host_and_nobody_else(ft, network, kind):
+def test_a_bad_rank_condemns_its_host_and_no_other(ft, network, kind):
     job = Job(ft, network, names(4), "2:4", fault=faults(kind, "h2"))
     assert job.statuses == {"h0": 0, "h1": 0, "h2": 30, "h3": 0}
     assert job.verdicts["h2"] == "faulty"
@@ -156,8 +156,8 @@ def meets_others(pid: int) -> bool:
     return False
 
 
-def stop_who_meets_others(job: Job) -> bool:
-    """Really stop check workers of h2 that have met somebody; its agent never does."""
+def stop_check_workers_that_meet(job: Job) -> bool:
+    """Really stop check workers of h2 that meet another node; its agent never does."""
     found = [p for p in job.hosts[2].pids() - {job.commands[2].pid} if meets_others(p)]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -170,7 +170,9 @@ def test_a_check_worker_that_is_stopped_once_costs_its_host_one_partner(ft, netw
     """Another takes its place, which passes with the next partner: that is a bad link."""
 
     def meanwhile(job):
-        ft.wait_until(lambda: stop_who_meets_others(job), "the check worker of h2 meets another")
+        ft.wait_until(
+            lambda: stop_check_workers_that_meet(job), "the check worker of h2 meets another"
+        )
 
     job = Job(ft, network, names(4), "2:4", "--check-timeout", 60, meanwhile=meanwhile)
     assert set(job.statuses.values()) == {0}
@@ -182,10 +184,10 @@ def test_a_check_worker_that_is_stopped_once_costs_its_host_one_partner(ft, netw
 
 
 @pytest.mark.slow
-def test_check_workers_that_are_stopped_each_time_condemn_their_host_and_nobody_else(ft, network):
+def test_check_workers_that_are_stopped_each_time_condemn_their_host_and_no_other(ft, network):
     def meanwhile(job):
         def has_ended():
-            stop_who_meets_others(job)
+            stop_check_workers_that_meet(job)
             return job.commands[2].process.poll() is not None
 
         ft.wait_until(has_ended, "h2 is sent away")
@@ -229,7 +231,7 @@ def test_three_hosts_one_of_them_bad(ft, network):
 
 
 @pytest.mark.slow
-def test_too_few_are_left_and_everybody_says_so(ft, network):
+def test_too_few_are_left_and_all_nodes_say_so(ft, network):
     job = Job(ft, network, names(4), "4", fault=faults("fail", "h2"))
     assert job.statuses == {"h0": 20, "h1": 20, "h2": 30, "h3": 20}
     assert "3 of at least 4 nodes are fit for the job after the checks" in job.said("h0")

@@ -1,4 +1,4 @@
-"""What commands leave behind: answers that nobody reads or that have no room, and folders."""
+"""What commands leave behind: answers that have no reader or no room, and folders."""
 
 import os
 import subprocess

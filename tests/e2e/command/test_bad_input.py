@@ -194,7 +194,7 @@ def test_a_file_in_place_of_the_log_directory(ft: "Launcher", script: Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root may look into every folder")
-def test_a_script_in_a_folder_of_somebody_else(ft: "Launcher", tmp_path: Path) -> None:
+def test_a_script_in_a_folder_of_another_user(ft: "Launcher", tmp_path: Path) -> None:
     folder = tmp_path / "private"
     folder.mkdir(mode=0o700)
     script = folder / "train.py"
@@ -206,7 +206,7 @@ def test_a_script_in_a_folder_of_somebody_else(ft: "Launcher", tmp_path: Path) -
     )
 
 
-def test_a_log_directory_of_somebody_else(ft: "Launcher", tmp_path: Path) -> None:
+def test_a_log_directory_of_another_user(ft: "Launcher", tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir(mode=0o555)
     program = (*NOBODY, *ft.program) if os.geteuid() == 0 else ft.program
@@ -281,7 +281,7 @@ def test_nodes_that_do_not_agree(
     assert told in sentence(ft.start(*common, *given, script, gate), exit_codes.REFUSED)
     second = ft.start(*common, script, gate)
     second.expect(r"up \d")
-    # Also while the job runs, and nobody who belongs to it is disturbed.
+    # Also while the job runs, and its nodes are not disturbed.
     assert told in sentence(ft.start(*common, *given, script, gate), exit_codes.REFUSED)
     gate.touch()
     assert [first.wait(), second.wait()] == [0, 0]

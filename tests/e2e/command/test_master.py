@@ -158,7 +158,7 @@ def test_a_new_master_takes_the_running_round_over(
     assert "1 of 2 restarts used" in successor.stderr.splitlines()[-1]
 
 
-def test_who_is_preempted_while_the_master_is_away_leaves_by_name(
+def test_a_node_that_is_preempted_while_the_master_is_away_leaves_by_name(
     ft: "Launcher", endpoint: str
 ) -> None:
     job = Job(ft, endpoint, "--nnodes", "1:2")
@@ -183,7 +183,7 @@ def test_who_is_preempted_while_the_master_is_away_leaves_by_name(
     assert successor.wait() == 0
 
 
-def test_who_is_preempted_while_the_master_stays_away_goes_in_time(
+def test_a_node_that_is_preempted_while_the_master_stays_away_goes_in_time(
     ft: "Launcher", endpoint: str
 ) -> None:
     job = Job(ft, endpoint, "--shutdown-timeout", 1)
@@ -488,9 +488,9 @@ def test_strangers_do_not_disturb_a_running_job(ft: "Launcher", endpoint: str) -
             ({"job": pb.JobSpec(max_nodes=1)}, "cannot work"),
         ):
             assert told in _refusal(channel, _attend(job.id, node, **changes))
-        nobody: Any = channel.unary_unary(f"/{SERVICE}/NoSuchMethod")
+        unknown: Any = channel.unary_unary(f"/{SERVICE}/NoSuchMethod")
         with pytest.raises(grpc.RpcError):
-            nobody(b"", timeout=TIMEOUT_S)
+            unknown(b"", timeout=TIMEOUT_S)
     status = job.status()
     assert (status["phase"], status["round"], status["restarts"]) == ("running", 0, 0)
     assert [node["attached"] for node in status["nodes"]] == [True, True]

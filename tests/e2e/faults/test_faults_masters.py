@@ -106,7 +106,7 @@ def test_a_master_that_stays_away_ends_the_job_on_every_node(ft, network):
         assert "the master at m:29400 stayed away for 2 s" in job.agents[name].stderr
 
 
-def test_a_lone_master_that_is_cut_off_takes_nobody_for_lost(ft, network):
+def test_a_lone_master_that_is_cut_off_takes_no_node_for_lost(ft, network):
     conf = "node_timeout=2"
     job = Cluster(ft, network, "abm", "--nnodes", 2, master="m", conf=conf)
     master = job.master("m", "--rdzv-conf", conf)
@@ -141,8 +141,8 @@ def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
 
 
 def test_a_partition_leaves_two_worlds_with_one_number_of_which_one_goes_on(ft, network):
-    """A master that starts from nothing and cannot be reached by those who train begins anew; the
-    next one finds two worlds with the number 0."""
+    """A master that starts from nothing and cannot be reached by the running nodes begins anew;
+    the next one finds two worlds with the number 0."""
     job = Cluster(ft, network, "abcdm", "--nnodes", 2, master="m")
     first = job.master("m")
     old = job.start("ab")
@@ -186,7 +186,7 @@ def test_the_node_that_hosts_the_master_dies_while_the_nodes_train(ft, network):
 
 
 def test_the_node_that_hosts_the_master_comes_back_with_other_options(ft, network):
-    """It is the one that is wrong: whose workers run is neither refused nor stopped."""
+    """It is refused, not the nodes whose workers run."""
     job = Cluster(ft, network, "abc", "--nnodes", 3)
     before = job.start("abc")
     job.kill_agent("a")
@@ -270,7 +270,7 @@ def test_the_host_of_the_master_is_cut_off_from_the_others(ft, network):
 
 
 def test_the_host_of_the_master_freezes(ft, network):
-    """Frozen, it takes nobody for lost; when it thaws, the others have the grace to be back."""
+    """Frozen, it takes no node for lost; when it thaws, the others have the grace to be back."""
     job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=2,node_grace=600")
     before = job.start("abc")
     job.hosts["a"].freeze()
@@ -340,7 +340,7 @@ def test_all_agents_but_one_are_killed_and_with_them_the_master(ft, network):
     job.ends("ac")
 
 
-def test_who_is_left_when_the_master_dies_for_good_says_so(ft, network):
+def test_nodes_that_are_left_when_the_master_dies_for_good_say_so(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "1:3", conf="master_timeout=2")
     before = job.start("abc")
     for name in "ab":
@@ -394,7 +394,7 @@ def test_the_node_that_hosts_the_master_is_preempted_and_too_few_are_left(ft, ne
     assert "(0 of 9 restarts used)" in job.agents["b"].stderr
 
 
-def test_the_node_that_hosts_the_master_and_is_asked_twice_to_go_waits_for_nobody(ft, network):
+def test_the_node_that_hosts_the_master_and_is_asked_twice_to_go_does_not_wait(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "2:3")
     before = job.start("abc")
     slow = job.told("slow", 1)

@@ -1,4 +1,4 @@
-"""Who is in the world: spares, elastic worlds, units, other options, nodes that never come."""
+"""Which nodes form a world: spares, elastic worlds, units, other options, absent nodes."""
 
 import signal
 import time
@@ -37,7 +37,7 @@ def test_a_spare_stands_in_for_a_preempted_node_at_no_cost(ft, network):
     assert "(0 of 9 restarts used)" in job.agents["c"].stderr
 
 
-def test_without_a_spare_the_others_wait_for_a_replacement_and_say_for_whom(ft, network):
+def test_without_a_spare_the_others_wait_for_a_replacement_and_name_the_missing_node(ft, network):
     job = Cluster(ft, network, "abcd", "--nnodes", 3)
     job.start("abc")
     job.kill_agent("b")
@@ -126,7 +126,7 @@ def test_two_nodes_with_one_rank(ft, network):
     assert twin.wait() == exit_codes.REFUSED
     assert "--node-rank 1 belongs to another node that is alive" in twin.stderr
     assert job.are_alive(*workers.values())
-    # Who does not answer gives way, before anybody would have called it lost.
+    # A node that does not answer gives way before it would be a lost node.
     job.hosts["b"].freeze()
     since = time.monotonic()
     job.agent("c", "--node-rank", 1)
@@ -156,7 +156,7 @@ def test_nodes_that_never_come_end_the_job(ft, network):
 
 
 @pytest.mark.slow
-def test_a_lost_node_that_nobody_replaces_ends_the_job(ft, network):
+def test_a_lost_node_without_a_replacement_ends_the_job(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 3, conf="join_timeout=10")
     job.start("abc")
     job.kill_agent("c")

@@ -25,7 +25,7 @@ def test_a_killed_agent_is_a_lost_node(ft, network):
 
 @pytest.mark.slow
 def test_a_host_whose_power_goes_is_a_lost_node(ft, network):
-    # Nobody closes its connections: that it is silent is all that tells.
+    # Its connections are not closed: its silence is the only sign.
     job = Cluster(ft, network, "abc", "--nnodes", "2:3")
     job.start("abc")
     since = time.monotonic()
@@ -71,7 +71,7 @@ def test_a_host_that_gets_another_address_is_met_at_that(ft, network):
 
 
 def test_what_is_said_while_a_link_is_cut_for_a_moment_arrives(ft, network):
-    """Nobody notices; a moment, on a busy machine, may be longer than the default time-out."""
+    """No node notices; a moment, on a busy machine, may be longer than the default time-out."""
     job = Cluster(ft, network, "abc", "--nnodes", 3, conf="node_timeout=60")
     job.start("abc")
     job.hosts["c"].cut()
@@ -108,8 +108,8 @@ def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network
     job.hosts["c"].cut()
     job.noticed("link cut for good", since, "ab", r"node 2 \(c\) was lost")
     job.started("ab", 1)
-    assert job.are_alive(before["c"]), "nobody can tell it"
-    job.told("slow")  # who is asked to stop does not
+    assert job.are_alive(before["c"]), "it cannot be told to stop"
+    job.told("slow")  # its workers do not end when they are asked to stop
     job.hosts["c"].mend()
     job.agents["c"].expect(r"round=0 node=2 killing 1 worker\(s\) at once: round 0 is over")
     job.agents["c"].expect("this node is a spare")

@@ -1,4 +1,4 @@
-"""Who was it? Every way to fail, at rank 0 and elsewhere, on one node and on several.
+"""The root cause of every way to fail, at rank 0 and elsewhere, on one node and on several.
 
 The workers really talk to each other: each has a connection to rank 0, and when one of them
 fails, all others fail a moment later, by what they see of the lost connections. Every agent that
@@ -55,7 +55,7 @@ def train():
     for peer in peers:
         peer.settimeout(float(env.get("PEER_TIMEOUT_S", "60")))
     step = 0
-    while True:  # as a collective does: everybody hears from everybody in each step
+    while True:  # as a collective does: each hears from all others in each step
         if rank:
             peers[0].sendall(b"x")
         for peer in peers:
@@ -113,7 +113,7 @@ def captured(how: str) -> tuple[str, ...]:
 
 
 def check_unsaid(command: "Command", rank: int) -> str:
-    """Without @record, and where nobody sees standard error, an exit with 1 is all that is known.
+    """Without @record, and with standard error not captured, only an exit with 1 is known.
 
     The failing worker closes its connections before it is dead, and a peer that sees that may be
     dead before it. So the first to die is named; where that is another one, the report has to say
@@ -163,7 +163,7 @@ def test_on_one_node(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_on_one_node_where_nobody_says_why(ft: "Launcher", script: Path, rank: int) -> None:
+def test_on_one_node_without_an_error_message(ft: "Launcher", script: Path, rank: int) -> None:
     command = ft.run("--standalone", "--nproc-per-node", 3, script, rank, "raise")
     assert command.process.returncode == exit_codes.WORKERS_FAILED
     assert check_unsaid(command, rank) in first_to_die(command)
@@ -218,7 +218,7 @@ def test_on_several_nodes(
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_on_several_nodes_where_nobody_says_why(
+def test_on_several_nodes_without_an_error_message(
     ft: "Launcher", script: Path, free_port: int, rank: int
 ) -> None:
     nodes = start_nodes(ft, script, f"127.0.0.1:{free_port}", rank, "raise")

@@ -165,6 +165,6 @@ def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network,
 
     for host in (*soak.hosts.values(), soak.master_host):
         assert not host.pids()
-        assert host.run("ss", "-Hltn") == "", "somebody listens"
+        assert host.run("ss", "-Hltn") == "", "a process listens"
     assert list(ft.temporary.iterdir()) == []
     assert [path.name for path in ft.folder.glob("digits-*")] == []

@@ -423,7 +423,7 @@ def test_no_color(stage: Stage, value: str, coloured: bool) -> None:
     assert (re.search(rb"\x1b\[[0-9;]*m", terminal.raw) is not None) is coloured
 
 
-def test_the_live_line_says_who_is_missing(stage: Stage, free_port: int) -> None:
+def test_the_live_line_says_which_nodes_are_missing(stage: Stage, free_port: int) -> None:
     terminal = stage.open(
         "--nnodes", 2, "--node-rank", 0, "--rdzv-id", "a\x1b[31mjob", "--rdzv-endpoint",
         f"127.0.0.1:{free_port}",

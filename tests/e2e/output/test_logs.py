@@ -110,7 +110,7 @@ def lines_of(path: Path) -> int:
     return len(numbers)
 
 
-def kill(ft: "Launcher", command: "Command", whom: str) -> None:
+def kill(ft: "Launcher", command: "Command", victim: str) -> None:
     """SIGKILL some or all of a job's processes."""
     agent = command.pid
     family = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in ft.processes()}
@@ -124,20 +124,20 @@ def kill(ft: "Launcher", command: "Command", whom: str) -> None:
         "worker": workers[:1],
         "all": list(family),
     }
-    for pid in victims[whom]:
+    for pid in victims[victim]:
         with contextlib.suppress(ProcessLookupError):  # the others' end may have ended it
             os.kill(pid, signal.SIGKILL)
 
 
-def die_while_talking(ft: "Launcher", flag: str, whom: str, after: int) -> None:
-    """Kill ``whom`` when the worker of attempt 1 has written so many lines; check the logs."""
-    name = f"{flag.strip('-')}-{whom}-{after}"
+def die_while_talking(ft: "Launcher", flag: str, victim: str, after: int) -> None:
+    """Kill ``victim`` when the worker of attempt 1 has written so many lines; check the logs."""
+    name = f"{flag.strip('-')}-{victim}-{after}"
     logs, count = ft.folder / "logs", ft.folder / f"count-{name}"
     count.touch()
     command = ft.start("--standalone", "--rdzv-id", name, "--max-restarts", 1, flag, 3,
                        "--log-dir", logs, ft.script(TALKER), count)  # fmt: skip
     ft.wait_until(lambda: int(count.read_bytes() or 0) >= after, f"{after} lines")
-    kill(ft, command, whom)
+    kill(ft, command, victim)
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
     command.wait()
     written = int(count.read_bytes() or 0)
@@ -145,24 +145,24 @@ def die_while_talking(ft: "Launcher", flag: str, whom: str, after: int) -> None:
     first = "".join(f"{number:08} the first attempt\n" for number in range(100))
     assert (run / "attempt_0/0/stdout.log").read_text() == first
     # A relay that is killed takes with it what it had not yet read, and nothing else.
-    least = 0 if flag == "--tee" and whom in ("relay", "all") else written
+    least = 0 if flag == "--tee" and victim in ("relay", "all") else written
     for stream in ("stdout", "stderr"):
         assert lines_of(run / f"attempt_1/0/{stream}.log") >= least
 
 
 SEED = random.SystemRandom().randrange(2**32)
 ANY_MOMENT = [
-    (flag, whom)
+    (flag, victim)
     for flag in ("--tee", "-r")
-    for whom in ("agent", "spawner", "relay", "worker", "all")
-    if (flag, whom) != ("-r", "relay")
+    for victim in ("agent", "spawner", "relay", "worker", "all")
+    if (flag, victim) != ("-r", "relay")
 ]
 
 
-@pytest.mark.parametrize(("flag", "whom"), ANY_MOMENT)
-def test_a_kill_leaves_readable_logs(ft: "Launcher", flag: str, whom: str) -> None:
+@pytest.mark.parametrize(("flag", "victim"), ANY_MOMENT)
+def test_a_kill_leaves_readable_logs(ft: "Launcher", flag: str, victim: str) -> None:
     print("seed", SEED)
-    die_while_talking(ft, flag, whom, random.Random(f"{SEED} {flag} {whom}").randrange(1, 500))
+    die_while_talking(ft, flag, victim, random.Random(f"{SEED} {flag} {victim}").randrange(1, 500))
 
 
 @pytest.mark.slow
@@ -171,8 +171,8 @@ def test_a_kill_leaves_readable_logs(ft: "Launcher", flag: str, whom: str) -> No
 def test_a_kill_at_many_moments_leaves_readable_logs(ft: "Launcher", repeat: int) -> None:
     print("seed", SEED)
     moments = random.Random(f"{SEED} {repeat}")
-    for flag, whom in ANY_MOMENT:
-        die_while_talking(ft, flag, whom, round(10 ** moments.uniform(0, 4)))
+    for flag, victim in ANY_MOMENT:
+        die_while_talking(ft, flag, victim, round(10 ** moments.uniform(0, 4)))
 
 
 def test_a_killed_relay_is_replaced_with_the_next_round(ft: "Launcher") -> None:

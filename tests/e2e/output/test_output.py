@@ -153,7 +153,7 @@ def test_an_out_of_memory_kill_is_called_one(ft):
         group.rmdir()
 
 
-# Becomes a program that has a standard error which nobody will ever read.
+# Becomes a program whose standard error has no reader.
 UNREAD = """
 import os, sys
 read_from, write_to = os.pipe()
@@ -163,7 +163,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_a_standard_error_that_nobody_reads_ends_no_job(ft):
+def test_a_standard_error_without_a_reader_ends_no_job(ft):
     script = ft.script(
         "import os, sys\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"

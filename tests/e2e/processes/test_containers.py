@@ -55,7 +55,7 @@ AS_PID_1 = ("--pid", "--fork", "--kill-child", "--mount-proc")
 
 WAITING = """
 import os, threading
-if os.fork() == 0:  # a grandchild that nobody waits for
+if os.fork() == 0:  # a grandchild that no process waits for
     os.setsid()
     if os.fork():
         os._exit(3)
@@ -144,11 +144,11 @@ def test_a_user_without_a_name_or_a_home(ft: "Launcher", public: Path, home: str
     """As on OpenShift: a number that is in no passwd file."""
     # It may read everything: root's Python and the test's folder may be root's alone.
     read = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
-    nobody = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *read)
+    unknown_user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *read)
     without = ("env", "--unset=HOME") if home is None else ("env", f"HOME={home}")
     command = ft.run(
         "--nnodes", 1, "--nproc-per-node", 2, "--tee", 3, "script.py",
-        program=(*nobody, *without, *ft.program), cwd=public, env={"TMPDIR": str(public)},
+        program=(*unknown_user, *without, *ft.program), cwd=public, env={"TMPDIR": str(public)},
     )  # fmt: skip
     assert command.process.returncode == 0, command.stderr
     assert sorted(command.stdout.splitlines()) == [

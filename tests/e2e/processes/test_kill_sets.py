@@ -1,7 +1,7 @@
 """SIGKILL of several processes of one node at once: nothing that a worker started is left.
 
-Of agent, guard and spawner one must be left to do it: who kills all three by their numbers has to
-kill the rest too (docs/architecture.md).
+Of agent, guard and spawner one must be left to do it: where all three are killed by their numbers,
+the rest have to be killed too (docs/architecture.md).
 """
 
 import contextlib
@@ -17,14 +17,14 @@ STUBBORN = """
 import os, signal, threading
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-who = "worker"
+role = "worker"
 if os.fork() == 0:
     os.setsid()
-    who = "child"
+    role = "child"
     if os.fork() == 0:
         os.setsid()
-        who = "grandchild"
-os.write(1, b"%s %d\\n" % (who.encode(), os.getpid()))
+        role = "grandchild"
+os.write(1, b"%s %d\\n" % (role.encode(), os.getpid()))
 threading.Event().wait()
 """
 

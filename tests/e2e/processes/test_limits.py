@@ -63,7 +63,7 @@ def test_a_container_that_allows_too_few_processes(
 
 @pytest.mark.root
 def test_a_user_who_may_have_too_few_processes(ft: "Launcher") -> None:
-    """The limit is of the user, whoever starts the processes: this one has no others."""
+    """The limit is that of the user, whatever starts the processes: this user has no others."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     user = 2_000_000 + os.getpid()

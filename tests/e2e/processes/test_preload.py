@@ -34,7 +34,8 @@ def image_of(ft, command):
     return found[0]
 
 
-# Everybody says who it is and what it has imported; then rank 0 fails, but for the last attempt.
+# Each process says which it is and what it has imported; then rank 0 fails, except in the last
+# attempt.
 FAILING = """
 import os, sys, threading
 attempts, folder = int(sys.argv[1]), sys.argv[2]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 NAMES = ("click", "grpc", "json", "psutil", "random")
 
-# Notes who imports it, and is not the library.
+# Notes which process imports it, and is not the library.
 SHADOW = """
 import os
 name = "of the present folder"

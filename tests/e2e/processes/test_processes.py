@@ -131,7 +131,7 @@ def test_as_pid_1_it_reaps_strangers_and_ends_with_the_status_of_the_job(ft):
 
 
 def test_a_bystander_is_left_alone(ft):
-    """Somebody else's process may have the variables of a job, even those of this one."""
+    """Another process may have the variables of a job, even those of this one."""
     ready, gate = ft.folder / "ready", ft.folder / "gate"
     script = ft.script(
         "import os, sys, threading\n"

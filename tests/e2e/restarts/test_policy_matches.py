@@ -34,7 +34,7 @@ def test_out_of_memory(ft: "Launcher", memory_limit: tuple[str, ...]) -> None:
 
 
 def test_an_error_that_record_has_written(ft: "Launcher") -> None:
-    """Torch's own @record, and standard error that nobody sees."""
+    """Torch's own @record, and standard error that is not captured."""
     script = ft.script(
         "import os\n"
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -85,7 +85,7 @@ def test_restarts_are_spaced_and_the_wait_is_told(ft: "Launcher") -> None:
 
 
 def test_a_node_that_fails_too_often_gives_way_to_a_spare(ft: "Launcher", free_port: int) -> None:
-    """It is the place that is broken: whoever runs there fails."""
+    """It is the node that is broken: each worker that runs there fails."""
     script = ft.script(
         "import os, sys, threading\n"
         "broken = sys.argv[1] + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
@@ -102,7 +102,7 @@ def test_a_node_that_fails_too_often_gives_way_to_a_spare(ft: "Launcher", free_p
     bad = ft.start(*args, env={"BROKEN": "1"})
     for restart in (0, 1):
         (ft.folder / f"broken{restart}").touch()
-    # It stays while nobody could stand in.
+    # It stays while no spare could stand in.
     bad.expect(r"round=2 node=1 restart 2/9: rank 1 .*exited with 7")
     spare = ft.start(*args)
     spare.expect("this node is a spare")

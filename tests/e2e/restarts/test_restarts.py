@@ -1,4 +1,4 @@
-"""A rank dies: everyone restarts together, with one cause and one count; or everyone ends."""
+"""A rank dies: all nodes restart together, with one cause and one count; or all end."""
 
 import os
 import re
@@ -73,7 +73,7 @@ def host(command):
 
 
 @pytest.mark.parametrize("dying_rank", [0, 2])
-def test_two_agents_restart_in_lockstep_whoever_owns_the_rank(ft, script, free_port, dying_rank):
+def test_two_agents_restart_in_lockstep_wherever_the_rank_is(ft, script, free_port, dying_rank):
     """The first agent hosts the master and has one worker, the second has two."""
     common = ("--nnodes", 2, "--max-restarts", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}",
               "--rdzv-id", "demo")  # fmt: skip

@@ -81,7 +81,9 @@ def test_standalone_has_a_master_and_no_socket() -> None:
         (FOREIGN, True, True),  # a service's or a translated address in front of this host
     ],
 )
-def test_who_hosts_the_master(port: int, host: str, hosts_master: bool | None, here: bool) -> None:
+def test_which_node_hosts_the_master(
+    port: int, host: str, hosts_master: bool | None, here: bool
+) -> None:
     async def test() -> None:
         node = hosting(Endpoint(host, port), hosts_master=hosts_master)
         await node.start()
@@ -159,7 +161,7 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
         link = coming.connect(cast(Agent, agent))
         await next_of(events, LinkUp)
         old.send(Heard())
-        await last.stop(wait=True)  # which waits for nobody else
+        await last.stop(wait=True)  # which waits for no other node
         assignment = (await next_of(events, Start)).assignment
         assert coming.serves_others
         assert assignment.formed_by != ""
@@ -174,7 +176,7 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
 
 
 def test_a_master_that_has_spoken_is_waited_for(port: int) -> None:
-    """Whoever started it will start it again; it would find its port taken."""
+    """It will be started again, and would find its port taken."""
 
     async def test() -> None:
         first, second = (hosting(Endpoint("127.0.0.1", port)) for _ in range(2))

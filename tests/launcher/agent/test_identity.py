@@ -1,4 +1,4 @@
-"""Tests of who a node is."""
+"""Tests of the identity of a node."""
 
 import socket
 import uuid

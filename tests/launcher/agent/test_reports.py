@@ -85,7 +85,7 @@ def test_success_is_told_once_when_all_have_it(node: Node) -> None:
     assert node.claim.state is ClaimState.DONE
 
 
-def test_who_has_stopped_offers_another_port(node: Node) -> None:
+def test_a_node_that_has_stopped_offers_another_port(node: Node) -> None:
     before = node.port.offer
     node.reports.workers_gone(PLACE)
     assert node.sent == [Stopped(3, node.port.offer)]
@@ -93,7 +93,7 @@ def test_who_has_stopped_offers_another_port(node: Node) -> None:
     assert (node.claim.state, node.times_left) == (ClaimState.STOPPED, 1)
 
 
-def test_after_the_verdict_nobody_is_told_of_the_end_of_workers(node: Node) -> None:
+def test_after_the_verdict_the_end_of_workers_is_not_told(node: Node) -> None:
     node.end.set_verdict(Verdict(Outcome.SUCCEEDED, 0, "", 0, 4, None, (), 0))
     node.reports.workers_gone(PLACE)
     assert (node.sent, node.times_left) == ([], 1)
@@ -127,7 +127,7 @@ def test_only_the_success_of_a_rank_0_that_decides_hides_a_failure(
     node.port.close()
 
 
-def test_who_misses_rank_0_after_its_success_has_not_failed(decided: Node) -> None:
+def test_a_node_that_loses_rank_0_after_its_success_has_not_failed(decided: Node) -> None:
     decided.reports.worker_failed(PLACE, FAILURE)
     assert decided.sent == []
     stuck = worker_failure(1, kind=FailureKind.STUCK)

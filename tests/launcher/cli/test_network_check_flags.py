@@ -81,7 +81,7 @@ def test_nodes_are_held_to_floors_before_training() -> None:
         ),
     ],
 )
-def test_a_floor_that_nobody_can_meet_is_refused(argv: list[str], says: str) -> None:
+def test_a_floor_that_no_node_can_meet_is_refused(argv: list[str], says: str) -> None:
     with pytest.raises(UsageError) as error:
         options(*argv)
     assert says in error.value.sentence

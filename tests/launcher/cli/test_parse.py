@@ -457,7 +457,7 @@ def test_addresses_and_ports() -> None:
     )
 
 
-def test_who_hosts_the_store() -> None:
+def test_which_process_hosts_the_store() -> None:
     assert not launch("train.py").separate_store
     assert not launch("--store=worker", "train.py", PET_STORE="separate").separate_store
     assert launch("train.py", PET_STORE="separate").separate_store

@@ -239,7 +239,7 @@ def test_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 
 def test_unwritable_directory_is_refused() -> None:
-    # Nobody, root included, can make a directory in /proc.
+    # No user, root included, can make a directory in /proc.
     with pytest.raises(LogDirError, match=r"'/proc/ft-run': .* this user may write"):
         LogDir.create(LogOptions("/proc/ft-run"), "job")
 
@@ -312,7 +312,7 @@ def test_what_no_folder_can_be_made_of_is_refused(tmp_path: Path, below: str) ->
     )
 
 
-def test_a_folder_of_somebody_else_is_refused(
+def test_a_folder_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)

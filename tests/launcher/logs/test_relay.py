@@ -1,4 +1,4 @@
-"""The relay with real processes and pipes: exact files, whole console lines, nobody blocked."""
+"""The relay with real processes and pipes: exact files, whole console lines, no process blocked."""
 
 import asyncio
 import contextlib
@@ -313,7 +313,7 @@ def test_lines_do_not_tear_those_of_others_on_the_same_pipe(
     assert_whole(reader.finish(), "az", 3000, 50)
 
 
-def test_line_without_end_stalls_nobody(consoles: Consoles, tmp_path: Path) -> None:
+def test_line_without_end_stalls_no_other_stream(consoles: Consoles, tmp_path: Path) -> None:
     client, reader = consoles.piped()
     endless = client.add_stream(order("[long]:", tmp_path / "long"))
     size = 10_000_000
@@ -362,7 +362,7 @@ def test_console_may_be_a_socket(consoles: Consoles, tmp_path: Path) -> None:
     assert_whole(reader.finish(), "a", 3000, 100)
 
 
-def test_console_may_be_a_terminal_that_somebody_made_non_blocking(
+def test_console_may_be_a_terminal_that_was_made_non_blocking(
     consoles: Consoles, tmp_path: Path
 ) -> None:
     leader, follower = pty.openpty()
@@ -399,7 +399,7 @@ def test_stalled_console_blocks_no_worker_and_loses_nothing(
     processes = [
         worker(TALKER, stream, name, 20_000, 50) for name, stream in zip("ab", streams, strict=True)
     ]
-    # Several megabytes, and nobody reads the console: the workers end all the same.
+    # Several megabytes, and the console is not read: the workers end all the same.
     assert [process.wait() for process in processes] == [0, 0]
     assert wait_drained(client, [s.number for s in streams], 0.0) != frozenset()
     reader = Reader(read_fd)
@@ -525,7 +525,7 @@ def test_death_of_the_agent_loses_nothing(tmp_path: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process that is not a zombie nobody has reaped yet."""
+    """Whether there is such a process that is not an unreaped zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -727,7 +727,7 @@ def test_many_streams_while_the_agent_does_not_listen(consoles: Consoles, tmp_pa
     assert reader.finish().count(b"\n") == 600
 
 
-def test_loss_of_the_relay_wakes_who_waits(consoles: Consoles) -> None:
+def test_loss_of_the_relay_wakes_its_waiters(consoles: Consoles) -> None:
     client, reader = consoles.piped()
     stream = client.add_stream(order())
 

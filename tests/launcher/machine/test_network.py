@@ -1,4 +1,4 @@
-"""Tests of addresses of this host, and of ports that nobody can take away."""
+"""Tests of addresses of this host, and of ports that no other process can take."""
 
 import errno
 import socket
@@ -41,7 +41,7 @@ def test_a_literal_address_is_listened_at_and_no_other() -> None:
 
 
 def test_a_name_is_listened_at_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As on Debian, where a host's own name is 127.0.1.1: nobody else gets through to that.
+    # As on Debian, where a host's own name is 127.0.1.1: no other host gets through to that.
     monkeypatch.setattr(network, "resolve", lambda _: ["127.0.1.1"])
     assert listen_address(Endpoint("myself", 5)) == Endpoint(network.any_address(), 5)
 
@@ -123,7 +123,7 @@ def test_the_store_can_listen_at_a_reserved_port(reservation: PortReservation) -
         pass
 
 
-def test_nobody_else_is_given_a_reserved_port(reservation: PortReservation) -> None:
+def test_a_reserved_port_is_given_to_no_other_process(reservation: PortReservation) -> None:
     with pytest.raises(OSError, match="in use") as error:
         listen(reservation.offer.port, reuse=False)
     assert error.value.errno == errno.EADDRINUSE

@@ -16,7 +16,7 @@ from ft_run.launcher.preflight.expected_gpus import gpus_asked_by, shown_gpus
         ("gpu", "cpu", ""),
     ],
 )
-def test_who_asks_for_gpus(nproc_per_node, accelerator, option):
+def test_which_option_asks_for_gpus(nproc_per_node, accelerator, option):
     assert gpus_asked_by(nproc_per_node, accelerator) == option
 
 

@@ -25,7 +25,7 @@ def test_a_file_is_replaced_in_one_step_and_nothing_is_left_beside_it(tmp_path: 
         check_report_path(str(path))
         write_report(str(path), REPORT)
         assert path.read_text() == REPORT + "\n"
-        assert reader.read() == "old"  # who had it open sees no half of the new one
+        assert reader.read() == "old"  # a reader that had it open sees no half of the new one
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -74,7 +74,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
-def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(UsageError) as error:

@@ -135,7 +135,7 @@ def node(capfd: pytest.CaptureFixture[str]) -> Callable[..., None]:
     return run
 
 
-def test_who_was_never_checked_ends_with_20_and_one_sentence(node):
+def test_a_node_that_was_never_checked_ends_with_20_and_one_sentence(node):
     async def test(node: Node) -> None:
         await node.hear(OVER)
         with pytest.raises(NodeUnfitError) as caught:
@@ -150,7 +150,7 @@ def test_who_was_never_checked_ends_with_20_and_one_sentence(node):
     node(test)
 
 
-def test_who_was_lost_in_the_middle_of_its_checks_was_not_checked(node):
+def test_a_node_that_was_lost_in_the_middle_of_its_checks_was_not_checked(node):
     async def test(node: Node) -> None:
         await node.hear(order(1), OVER)
         with pytest.raises(NodeUnfitError):
@@ -159,7 +159,7 @@ def test_who_was_lost_in_the_middle_of_its_checks_was_not_checked(node):
     node(test)
 
 
-def test_who_has_passed_ends_with_0(node):
+def test_a_node_that_has_passed_ends_with_0(node):
     async def test(node: Node) -> None:
         await node.hear(order(1), PASSED, OVER)
         assert node.status() == 0

@@ -89,7 +89,7 @@ def full_pipe() -> Iterator[int]:
             os.close(reader)
 
 
-def test_who_does_not_read_does_not_hold_the_job() -> None:
+def test_a_reader_that_does_not_read_does_not_hold_the_job() -> None:
     with full_pipe() as reader:
         display = Display()
         display.event(Remark("first"))
@@ -105,9 +105,9 @@ def test_who_does_not_read_does_not_hold_the_job() -> None:
     assert last.endswith(b"last\n")
 
 
-def test_nobody_reads_any_more() -> None:
+def test_the_reader_is_gone() -> None:
     with full_pipe() as reader:
         os.close(reader)
         display = Display()
-        display.event(Remark("nobody hears this"))
+        display.event(Remark("this is not read"))
         display.close()

@@ -279,7 +279,7 @@ class TestAForkServer:
             "import subprocess; subprocess.run(['true'], env=os.environ.copy(), check=True)",
         ],
     )
-    def test_does_not_mind_who_walks_over_the_environment(
+    def test_does_not_mind_a_walk_over_the_environment(
         self, both_ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
     ) -> None:
         """Although the agent has a ``RANK``, as in a pod of Kubeflow."""

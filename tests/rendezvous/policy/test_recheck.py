@@ -49,7 +49,7 @@ def test_which_failures_cast_doubt(failure: Failure, doubtful: bool):
     ],
 )
 @pytest.mark.parametrize("where", ["message", "stderr_tail"])
-def test_nobody_is_known_to_have_broken_a_collective(words: str, where: str):
+def test_no_node_is_known_to_have_broken_a_collective(words: str, where: str):
     said: dict[str, Any] = {where: words}
     assert casts_doubt_on_all(worker_failure(0, **said))
     assert may_be_the_machine(worker_failure(0, **said))

@@ -36,7 +36,7 @@ def matches(match: str, failure: Failure) -> bool:
         ("exit:3", [worker_failure(0, code=3)], [worker_failure(0, code=4), OOM, LOST, GONE]),
         ("exit:64-79", [worker_failure(0, code=c) for c in (64, 79)],
          [worker_failure(0, code=c) for c in (63, 80)]),
-        # As a shell or Kubernetes counts, whoever killed it.
+        # As a shell or Kubernetes counts, whatever killed it.
         ("exit:137", [worker_failure(0, code=-9), worker_failure(0, code=137)], [LOST]),
         ("signal:SIGKILL", [worker_failure(0, code=-9), worker_failure(0, code=137)],
          [worker_failure(0, code=-11), worker_failure(0, code=9), LOST]),

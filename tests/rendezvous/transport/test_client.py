@@ -118,7 +118,7 @@ def test_the_link_mends_itself_and_attends_as_of_then(free_port: int) -> None:
         await node.next(Waiting)
         await server.stop()
         await node.next(LinkDown)
-        node.link.send(Done(7))  # nobody is there: Attend will tell all
+        node.link.send(Done(7))  # no master is there: Attend will tell all
         first = dataclasses.replace(first, offer=Offer("127.0.0.1", 2000))
         master, server, _ = await serve(free_port)
         assert await node.next(LinkUp) == LinkUp(again=True)
@@ -130,7 +130,7 @@ def test_the_link_mends_itself_and_attends_as_of_then(free_port: int) -> None:
     run(test)
 
 
-def test_nobody_at_the_endpoint(nowhere: Endpoint) -> None:
+def test_no_master_at_the_endpoint(nowhere: Endpoint) -> None:
     async def test() -> None:
         node = Node(nowhere, attend, connect_timeout_s=0.0)
         lost = await node.next(LinkLost)

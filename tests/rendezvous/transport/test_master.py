@@ -79,7 +79,7 @@ def test_nodes_form_a_world_and_the_master_ends_when_all_have_heard() -> None:
         assert not finished.done()
         nodes[1].link.send(Heard())
         assert await finished == verdicts[0]
-        assert await master.finished() == verdicts[0]  # whoever asks later hears it too
+        assert await master.finished() == verdicts[0]  # one that asks later hears it too
         master.close()
 
     run(test)
@@ -137,7 +137,7 @@ def test_a_refused_stream_is_ended_after_the_reason() -> None:
         link = master.attach(said.append)
         master.receive(link, attend(1, job="other"))
         assert [type(message) for message in said] == [Refused, type(None)]
-        # What still comes from it is nobody's.
+        # What still comes from it belongs to no node.
         master.receive(link, Done(0))
         master.detach(link)
         assert len(master.group.roster) == 1
