@@ -22,7 +22,7 @@ def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[s
     """Yield a node and in which fact it differs from most others.
 
     Where no value has the majority, every node but those of a group larger than any other is told
-    of: nobody knows who is right. A fact that only some nodes have differs, too.
+    of: none is known to be right. A fact that only some nodes have differs, too.
 
     Args:
         facts: of the nodes that have answered, by name.
@@ -32,10 +32,12 @@ def different_facts(facts: Mapping[str, Mapping[str, Fact]]) -> Iterator[tuple[s
         for node, mine in facts.items():
             groups.setdefault(mine.get(name), []).append(node)
         if len(groups) > 1:
-            yield from _who_differs(name, groups)
+            yield from _different_nodes(name, groups)
 
 
-def _who_differs(name: str, groups: Mapping[Fact | None, list[str]]) -> Iterator[tuple[str, str]]:
+def _different_nodes(
+    name: str, groups: Mapping[Fact | None, list[str]]
+) -> Iterator[tuple[str, str]]:
     first, second, *_ = ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
     largest = len(first[1])
     has_majority = 2 * largest > sum(map(len, groups.values()))

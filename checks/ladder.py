@@ -60,9 +60,10 @@ class Ladder:
 
         Args:
             spec: how the job wants its nodes to be checked.
-            nodes: who is checked, by identity, in the order in which they meet.
-            vouched: those of them who have passed before.
-            known: what was found of who has passed before; takes what is found of who passes now.
+            nodes: which are checked, by identity, in the order in which they meet.
+            vouched: those of them that have passed before.
+            known: what was found of nodes that passed before; takes what is found of those that
+                pass now.
 
         Raises:
             ValueError: a floor of the spec makes no sense.
@@ -84,10 +85,10 @@ class Ladder:
             for node in self._results.vouched & self._known.keys()
         )
         self._alone_s = {Phase.FACTS: 0.0, Phase.SOLO: 0.0}
-        """How long the slowest of those who passed took for these phases, import of torch included:
-        so long takes who has to start anew, at most."""
+        """How long the slowest node that passed took for these phases, import of torch included:
+        a node that has to start anew takes that long, at most."""
         self._revived_s = 0.0
-        """How long the slowest took who had to; 0 before it is known."""
+        """How long the slowest took of those that had to; 0 before it is known."""
 
     def next_step(self, remaining_s: float) -> CheckStep | None:
         """Return what is to be done next; None when there is a conclusion."""
@@ -112,7 +113,7 @@ class Ladder:
 
     @property
     def _restart_s(self) -> float:
-        """How long somebody takes whose check workers were killed, to be ready for a meeting."""
+        """How long a node whose check workers were killed takes to be ready for a meeting."""
         return self._revived_s or sum(self._alone_s.values())
 
     @property
@@ -143,9 +144,9 @@ class Ladder:
         return self._least_s(2) + self._least_s(len(self._results.sound))
 
     def _has_time_for_a_round(self, remaining_s: float) -> bool:
-        """Whether all can still meet after one more round of meetings in which somebody hangs.
+        """Whether all can still meet after one more round of meetings in which a node hangs.
 
-        Who is good keeps its place by that; who is bad leaves also when it is not yet known to be.
+        A good node stays by that; a bad one leaves also when it is not yet known to be bad.
         """
         starts = 2 if just_failed(self._results) else 1
         return remaining_s >= starts * self._restart_s + self._last_meetings_s
@@ -153,7 +154,7 @@ class Ladder:
     def _limit_s(self, step: Step, remaining_s: float) -> float:
         """Return how long a step may take."""
         if step.phase is Phase.FACTS:
-            # Nobody knows yet whether there are GPUs: where there are none, less is left after it.
+            # Whether there are GPUs is not known yet: where there are none, less is left.
             known_s = self._timeout_s if self._has_gpus else defaults.CHECK_TIMEOUT_S
             return (self._spec.timeout_s or known_s) * _SHARES[step.phase]
         share_s = self._timeout_s * _SHARES[step.phase]
@@ -207,7 +208,7 @@ class Ladder:
         self._take(node_id, Record(node_id, Phase.FACTS, failure=why))
 
     def lost(self, node_id: str) -> None:
-        """A node is gone: that says nothing of those whom it was to meet."""
+        """A node is gone: that says nothing of its partners."""
         self._results = replace(self._results, lost=self._results.lost | {node_id})
 
     def progress(self) -> str:
@@ -252,7 +253,7 @@ class Ladder:
             return
         meeting = next((m for m in self._step.meetings if node_id in m), ())
         partners = tuple(name for name in meeting if name != node_id)
-        # What a node says of itself is believed, but not who it is or what it was asked.
+        # What a node says of itself is believed, but not its name or what it was asked.
         self._records[node_id] = replace(
             record, node=node_id, phase=self._step.phase, partners=partners
         )
@@ -287,17 +288,17 @@ def _sentence(found: NodeVerdict) -> str:
 
 
 def _progress(results: Results, step: Step, known: Collection[str] | None = None) -> str:
-    """Return how far a step is, in words: the phase, and who meets.
+    """Return how far a step is, in words: the phase, and the nodes that meet.
 
     Args:
         results: of the steps before it.
         step: the step.
-        known: of whom the answer, or that there is none, is known; None when it begins.
+        known: nodes whose answer, or that there is none, is known; None when it begins.
     """
     if step.phase is Phase.ALL:
-        everybody = step.meetings[0]
-        count = "" if known is None else f", {sum(n in known for n in everybody)} have answered"
-        return f"{step.phase.value}: all {len(everybody)} together{count}"
+        nodes = step.meetings[0]
+        count = "" if known is None else f", {sum(n in known for n in nodes)} have answered"
+        return f"{step.phase.value}: all {len(nodes)} together{count}"
     total = len(step.meetings)
     unit = "node" if step.phase in (Phase.FACTS, Phase.SOLO) else "pair"
     what = unit if total == 1 else unit + "s"
@@ -311,7 +312,7 @@ def _progress(results: Results, step: Step, known: Collection[str] | None = None
 
 
 def _slowest(results: Results) -> str:
-    """Return who is the slowest so far, in words; empty where nobody could be."""
+    """Return which node is the slowest so far, in words; empty where none could be."""
     for metric in (*reversed(MEETING_METRICS), "compute_tflops"):
         values = results.best[metric]
         if len(values) > 1:

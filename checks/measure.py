@@ -2,7 +2,7 @@
 
 Work comes in pieces of about a millisecond, less than a scheduler's time slice, and the best
 piece counts: a neighbour that shares a core interrupts some pieces, never all, so that it
-condemns nobody. What is the node's own limit counts: a CPU quota (cgroup) lowers the speed in the
+condemns no node. What is the node's own limit counts: a CPU quota (cgroup) lowers the speed in the
 measure in which it took time away, or would have, had the process had the CPU for itself.
 """
 

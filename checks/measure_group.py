@@ -168,13 +168,13 @@ class GroupProbe:
         return {"device_id": self._device} if self._on_gpu and knows else {}
 
     def _leave_together(self) -> None:
-        """Rank 0, which hosts the store, leaves last: nobody finds it gone in the middle."""
+        """Rank 0, which hosts the store, leaves last: no rank finds it gone in the middle."""
         if self._store is None:
             return
         if self._store.add("left", 1) == self._meeting.world_size:
             self._store.set("all-left", "1")
         if self._meeting.rank == 0:
-            with suppress(RuntimeError):  # somebody failed after the last collective
+            with suppress(RuntimeError):  # a rank failed after the last collective
                 self._store.wait(["all-left"], timedelta(seconds=_LEAVE_S))
 
 

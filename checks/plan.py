@@ -1,8 +1,8 @@
-"""Who meets whom next: a function of the results so far. Pure.
+"""Which nodes meet next: a function of the results so far. Pure.
 
 The ladder is facts, solo, pair, suspects, all (docs/checks.md). A node that fails with one
 partner is not yet bad: it meets others, known to be good where there are any, until it has passed
-with one, or until nothing but a fault of its own can explain with whom it fails. There are at
+with one, or until nothing but a fault of its own can explain its failures. There are at
 most four rounds of meetings, whatever the number of nodes, each with all its meetings at once.
 """
 
@@ -27,7 +27,7 @@ PARTNERS_OF_THE_SLOW = 3
 machine a healthy one may seem so with two of them."""
 
 _ALL_STEPS = 2
-"""How often everybody meets: once more where the first time has shown a bad link."""
+"""How often all meet: once more where the first time has shown a bad link."""
 
 
 def plan(results: Results, rounds: int = MAX_ROUNDS) -> Step | None:
@@ -42,7 +42,7 @@ def plan(results: Results, rounds: int = MAX_ROUNDS) -> Step | None:
 
 
 def _revived(results: Results, step: Step) -> Step:
-    """Let those who failed together be alone once more before they meet somebody.
+    """Let nodes that failed together be alone once more before they meet others.
 
     Check workers that hang are killed, those of the healthy partner too, and others import torch.
     How long that takes says nothing of a node, and must not be taken for a failure to meet.
@@ -55,7 +55,7 @@ def _revived(results: Results, step: Step) -> Step:
 
 
 def just_failed(results: Results) -> set[str]:
-    """Return who did not pass in the meetings of the last step."""
+    """Return the nodes that did not pass in the meetings of the last step."""
     last = results.steps[-1] if results.steps else None
     if last is None:
         return set()
@@ -127,7 +127,7 @@ def is_slow(results: Results, metric: str, node: str) -> bool:
 
 
 def _first_pairs(results: Results) -> tuple[Meeting, ...]:
-    """Pair those who are new: with somebody known to be good, or with each other."""
+    """Pair the new nodes: with nodes known to be good, or with each other."""
     fresh = [node for node in results.sound if node not in results.vouched]
     known = [node for node in results.sound if node in results.vouched]
     if len(known) >= len(fresh):
@@ -138,11 +138,11 @@ def _first_pairs(results: Results) -> tuple[Meeting, ...]:
 
 
 def _second_meetings(results: Results) -> Iterator[Meeting]:
-    """Let everybody who is not yet judged meet somebody else."""
-    order = {node: assignment for assignment, node in enumerate(results.sound)}
+    """Let each node that is not yet judged meet another one."""
+    order = {node: position for position, node in enumerate(results.sound)}
     needy = [node for node in results.sound if _needs_partner(results, node)]
     fast = results.trusted - results.slow_in_meetings
-    # Who has a partner is taken out: thousands are not gone through for each of thousands.
+    # A node with a partner is taken out: thousands are not gone through for each of thousands.
     good = dict.fromkeys(node for node in results.sound if node in fast)
     free = dict.fromkeys(needy)
     busy: set[str] = set()
@@ -160,8 +160,8 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
             yield node, partner
 
     def urgency(node: str) -> tuple[int, int, int, int]:
-        # Who may be bad comes before who may be slow. Of a failed pair one after the other: each
-        # that passes is a partner for the next.
+        # Nodes that may be bad come before nodes that may be slow. Of a failed pair one after the
+        # other: each that passes is a partner for the next.
         has_passed = node in results.trusted
         failed_with = len(results.failed[node] & results.trusted)
         return has_passed, failed_with, order[node] % 2, order[node]
@@ -172,8 +172,8 @@ def _second_meetings(results: Results) -> Iterator[Meeting]:
         yield from meet(node, free)
     if _slow_ones_could_hide(results):
         alike = [node for node in results.sound if results.passed[node]]
-        for assignment, node in enumerate(alike):
-            yield from meet(node, (*alike[assignment + 1 : assignment + 2], *alike[:1], *alike))
+        for position, node in enumerate(alike):
+            yield from meet(node, (*alike[position + 1 : position + 2], *alike[:1], *alike))
     if results.rounds < MAX_ROUNDS - 1:  # the last one is for links that only all together show
         for node in results.sound:
             if node in results.slow_in_meetings and _could_be_fast(results, node):
@@ -187,7 +187,7 @@ def _needs_partner(results: Results, node: str) -> bool:
 
 
 def _is_settled_slow(results: Results, node: str) -> bool:
-    """Whether a node has been slow with two partners, one of whom is fast with others."""
+    """Whether a node has been slow with two partners, one of which is fast with others."""
     partners = results.passed[node]
     return len(partners) > 1 and bool(partners - results.slow_in_meetings)
 
@@ -214,7 +214,7 @@ def _slow_ones_could_hide(results: Results) -> bool:
     )
 
 
-# --- who is to blame -------------------------------------------------------------------------
+# --- which are to blame ----------------------------------------------------------------------
 
 
 def bad_links(nodes: int) -> int:
@@ -223,9 +223,9 @@ def bad_links(nodes: int) -> int:
 
 
 def is_surely_bad(results: Results, node: str) -> bool:
-    """Return whether a node is bad, since nothing else explains with whom it fails.
+    """Return whether a node is bad, since nothing else explains its failures.
 
-    It is, if it fails with two who pass with others, and either has met everybody or up to
+    It is, if it fails with two that pass with others, and either has met all others or up to
     ``FAULTS`` faults cannot explain what failed unless it is one of them. Where there must be
     more faults than that, they may be anywhere among many nodes, but not around one: only those
     count that hang together by failed meetings.
@@ -242,7 +242,7 @@ def is_surely_bad(results: Results, node: str) -> bool:
 
 
 _EXPLAINED_MAX = FAULTS * MAX_ROUNDS
-"""More failed meetings ``FAULTS`` faults never explain: nobody is in two of one round."""
+"""More failed meetings ``FAULTS`` faults never explain: no node is in two of one round."""
 
 
 def _suspects(results: Results, failed: frozenset[Meeting]) -> set[str]:
@@ -276,7 +276,7 @@ def _is_explained(
     """
     if not edges:
         return True
-    if len(edges) > faults * MAX_ROUNDS:  # nobody is in more of them
+    if len(edges) > faults * MAX_ROUNDS:  # no node is in more of them
         return False
     first = min(edges)
     if links and _is_explained(edges - {first}, could_be_bad, faults - 1, links - 1):
@@ -290,26 +290,26 @@ def _is_explained(
     )
 
 
-# --- everybody -------------------------------------------------------------------------------
+# --- all together ----------------------------------------------------------------------------
 
 
 def _next_for_all(results: Results, rounds: int) -> Step | None:
-    everybody = together(results)
+    nodes = together(results)
     done = results.all_steps()
-    if len(everybody) < 2 or results.before.issuperset(everybody):
-        return None  # nobody new would be in their world
+    if len(nodes) < 2 or results.before.issuperset(nodes):
+        return None  # no new node would be in their world
     if not done:
-        has_met = len(everybody) == 2 and everybody[1] in results.passed[everybody[0]]
-        return None if has_met else Step(Phase.ALL, (everybody,))
+        has_met = len(nodes) == 2 and nodes[1] in results.passed[nodes[0]]
+        return None if has_met else Step(Phase.ALL, (nodes,))
     last = done[-1]
     (meeting,) = last.step.meetings
     outcome = results.outcome(last, meeting)
     if outcome is MeetingOutcome.PASSED or len(done) >= _ALL_STEPS + len(results.lost):
         return None
-    if outcome is MeetingOutcome.UNKNOWN or meeting != everybody:
-        return Step(Phase.ALL, (everybody,))
+    if outcome is MeetingOutcome.UNKNOWN or meeting != nodes:
+        return Step(Phase.ALL, (nodes,))
     # Pairs that have not met yet may show the link that breaks it.
-    hunt = tuple(_unmet_pairs(results, everybody)) if results.rounds < rounds else ()
+    hunt = tuple(_unmet_pairs(results, nodes)) if results.rounds < rounds else ()
     return Step(Phase.SUSPECTS, hunt) if hunt else None
 
 
@@ -327,12 +327,12 @@ def _unmet_pairs(results: Results, nodes: tuple[str, ...]) -> Iterator[Meeting]:
 
 
 def together(results: Results) -> tuple[str, ...]:
-    """Return who could be in one world: the trusted, without an end of each bad link.
+    """Return which nodes could be in one world: the trusted, without an end of each bad link.
 
     Of two ends the one that has not passed before stays out, then the one with more bad links,
     then the one that comes later in the order.
     """
-    order = {node: assignment for assignment, node in enumerate(results.nodes)}
+    order = {node: position for position, node in enumerate(results.nodes)}
     linked: dict[str, set[str]] = {}
     for one, other in results.bad_links:
         linked.setdefault(one, set()).add(other)
@@ -348,7 +348,7 @@ def together(results: Results) -> tuple[str, ...]:
         *_, node = known = heappop(waiting)
         now = worst_first(node)
         if now != known:
-            heappush(waiting, now)  # it has lost bad links to those who stay out
+            heappush(waiting, now)  # it has lost bad links to nodes that stay out
         elif linked[node]:
             out.add(node)
             for other in linked.pop(node):

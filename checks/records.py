@@ -31,7 +31,7 @@ class Phase(enum.Enum):
     SUSPECTS = "suspects"
     """Nodes of bad pairs meet other partners."""
     ALL = "all"
-    """One all-reduce over everybody who is left."""
+    """One all-reduce over all nodes that are left."""
 
 
 class Level(enum.Enum):

@@ -52,19 +52,19 @@ def _cut(entries: list[dict[str, Any]], frame: dict[str, Any], most_bytes: int) 
     is_plain = [e["verdict"] == _PASSED and not e["remarks"] for e in entries]
     last_first = range(len(entries) - 1, -1, -1)
     without_facts = set()
-    for assignment in last_first:
-        if excess > 0 and is_plain[assignment] and entries[assignment]["facts"]:
-            saved = len(_dump(entries[assignment]["facts"])) - len(_dump({}))
-            entries[assignment]["facts"] = {}
-            without_facts.add(assignment)
-            sizes[assignment] -= saved
+    for position in last_first:
+        if excess > 0 and is_plain[position] and entries[position]["facts"]:
+            saved = len(_dump(entries[position]["facts"])) - len(_dump({}))
+            entries[position]["facts"] = {}
+            without_facts.add(position)
+            sizes[position] -= saved
             excess -= saved
-    for assignment in sorted(last_first, key=lambda assignment: not is_plain[assignment]):
+    for position in sorted(last_first, key=lambda position: not is_plain[position]):
         if excess > 0:
-            entries[assignment].clear()
-            without_facts.discard(assignment)
+            entries[position].clear()
+            without_facts.discard(position)
             frame["nodes_left_out"] += 1
-            excess -= sizes[assignment]
+            excess -= sizes[position]
     frame["facts_left_out"] = len(without_facts)
 
 

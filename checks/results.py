@@ -82,20 +82,20 @@ class Results:
     """All that is known of the nodes of one ladder."""
 
     nodes: tuple[str, ...]
-    """Who is checked, in the order in which they meet."""
+    """The nodes that are checked, in the order in which they meet."""
     vouched: frozenset[str] = frozenset()
-    """Those of them who have passed before: they only meet others."""
+    """Those of them that have passed before: they only meet others."""
     steps: tuple[Answered, ...] = ()
     lost: frozenset[str] = frozenset()
     rules: Rules = field(default_factory=Rules)
     known: Mapping[str, Known] = field(default_factory=dict)
-    """What those who have passed before are compared by; nothing where another master found it."""
+    """What nodes that passed before are compared by; nothing where another master found it."""
 
     # --- phases that a node goes through alone -----------------------------------------------
 
     @cached_property
     def solo_failures(self) -> dict[str, tuple[Phase, str]]:
-        """Who failed alone: the phase and the reason, by node."""
+        """Nodes that failed alone: the phase and the reason, by node."""
         found: dict[str, tuple[Phase, str]] = {}
         passed: set[str] = set()
         for phase, _, record in self._records(Phase.FACTS, Phase.SOLO):
@@ -130,12 +130,12 @@ class Results:
 
     @cached_property
     def sound(self) -> tuple[str, ...]:
-        """Who is there and has not failed alone."""
+        """Nodes that are there and have not failed alone."""
         return tuple(n for n in self.nodes if n not in self.lost and n not in self.solo_failures)
 
     @cached_property
     def _sound_values(self) -> dict[str, list[float]]:
-        """The best values of those who are sound, by metric, sorted."""
+        """The best values of the sound nodes, by metric, sorted."""
         there = frozenset(self.sound)
         return {
             metric: sorted(value for name, value in values.items() if name in there)
@@ -150,13 +150,13 @@ class Results:
         values = self._sound_values[metric]
         count = len(values)
         own = self.best[metric].get(node)
-        assignment = count
+        position = count
         if own is not None and node not in self.lost and node not in self.solo_failures:
-            assignment, count = bisect_left(values, own), count - 1
+            position, count = bisect_left(values, own), count - 1
         if not count:
             return None
         low, high = ((count - 1) // 2, count // 2)
-        return (values[low + (low >= assignment)] + values[high + (high >= assignment)]) / 2
+        return (values[low + (low >= position)] + values[high + (high >= position)]) / 2
 
     def measured(self, node: str, metric: str) -> list[float]:
         """Return all values of a solo metric of a node."""
@@ -214,12 +214,12 @@ class Results:
 
     @cached_property
     def passed(self) -> dict[str, set[str]]:
-        """With whom each node has passed."""
+        """The partners with which each node has passed."""
         return self._partners(MeetingOutcome.PASSED)
 
     @cached_property
     def failed(self) -> dict[str, set[str]]:
-        """With whom each node has failed."""
+        """The partners with which each node has failed."""
         return self._partners(MeetingOutcome.FAILED)
 
     def _partners(self, which: MeetingOutcome) -> dict[str, set[str]]:
@@ -231,19 +231,19 @@ class Results:
         return found
 
     def met(self, node: str) -> set[str]:
-        """Return with whom a node has had a meeting that shows something."""
+        """Return the partners with which a node has had a meeting that shows something."""
         return self.passed[node] | self.failed[node]
 
     @cached_property
     def trusted(self) -> frozenset[str]:
-        """Who is known to be good: it has passed with somebody, or before."""
+        """Nodes known to be good: they have passed with another node, or before."""
         return frozenset(n for n in self.sound if n in self.vouched or self.passed[n])
 
     @property
     def before(self) -> frozenset[str]:
-        """Who passes whatever becomes of the others: their world has passed before.
+        """Nodes that pass whatever becomes of the others: their world has passed before.
 
-        Nobody, where all have passed before: they are here because they have not met.
+        None, where all have passed before: they are here because they have not met.
         """
         return self.vouched if len(self.vouched) < len(self.nodes) else frozenset()
 
@@ -253,7 +253,7 @@ class Results:
         return tuple(m for m in self.failures if self.trusted.issuperset(m))
 
     def all_steps(self) -> list[Answered]:
-        """Return the steps in which everybody met."""
+        """Return the steps in which all met."""
         return [answered for answered in self.steps if answered.step.phase is Phase.ALL]
 
     # --- how fast ----------------------------------------------------------------------------
@@ -283,10 +283,10 @@ class Results:
 
     @cached_property
     def slow_in_meetings(self) -> frozenset[str]:
-        """Who might be slow: worse, by the threshold, than the fastest, or below a floor.
+        """Nodes that might be slow: worse, by the threshold, than the fastest, or below a floor.
 
         The fastest rather than the median: where slow nodes are in most pairs, few pairs show
-        how fast the others are. This decides only who meets again.
+        how fast the others are. This decides only which nodes meet again.
         """
         found = set()
         for metric in MEETING_METRICS:

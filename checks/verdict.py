@@ -1,6 +1,6 @@
 """What the results mean for each node, with the reason in words. Pure.
 
-Fail closed: only who is known to be good passes. But only who is known to be bad is condemned:
+Fail closed: only a node known to be good passes. But only a node known to be bad is condemned:
 what failed and cannot be told from a bad link or a bad partner is undecided, and worth retrying.
 """
 
@@ -159,7 +159,7 @@ def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
     # Without a round or the time for a fourth meeting, one bad node is likelier than three links.
     if is_surely_bad(results, node) or len(by_trusted) >= FAULTS:
         names = _names(sorted(by_trusted))
-        return Standing.FAULTY, f"fails with {names}, who pass with others: {words}"
+        return Standing.FAULTY, f"fails with {names}, which pass with others: {words}"
     if len(results.sound) == 2 and len(failed) == 1:
         (partner,) = failed
         return Standing.UNDECIDED, f"the link between {node} and {partner} fails: {words}"
@@ -177,19 +177,19 @@ def _link_words(results: Results, node: str) -> str:
 
 
 def _failure_of_all(results: Results) -> str:
-    """Return why not all who are fit could work together; empty where they could."""
-    everybody = together(results)
-    if len(everybody) < 2 or results.before.issuperset(everybody):
+    """Return why not all fit nodes could work together; empty where they could."""
+    nodes = together(results)
+    if len(nodes) < 2 or results.before.issuperset(nodes):
         return ""
     steps = results.all_steps()
     if not steps:
-        if len(everybody) == 2 and everybody[1] in results.passed[everybody[0]]:
+        if len(nodes) == 2 and nodes[1] in results.passed[nodes[0]]:
             return ""
         return "the checks were not carried out to the end"
     last: Answered = steps[-1]
     (meeting,) = last.step.meetings
     outcome = results.outcome(last, meeting)
-    if outcome is MeetingOutcome.PASSED and set(meeting) >= set(everybody):
+    if outcome is MeetingOutcome.PASSED and set(meeting) >= set(nodes):
         return ""
     if outcome is MeetingOutcome.FAILED:
         return f"all {len(meeting)} together fail, though they pass in pairs: " + results.reason(
@@ -219,8 +219,8 @@ def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[st
 
 
 def _unclear_metrics(results: Results) -> frozenset[str]:
-    """Return by which metrics half of the nodes are slower than their peers: then nobody is known
-    to be, but for a floor.
+    """Return by which metrics half of the nodes are slower than their peers: then none is known
+    to be, except by a floor.
 
     A meeting that was slow lowers two nodes at once.
     """
@@ -310,7 +310,7 @@ def _sentence(
     passed = sum(v.standing in (Standing.PASSED, Standing.SLOW) for v in nodes)
     for standing in (Standing.FAULTY, Standing.UNDECIDED, Standing.SLOW, Standing.LOST):
         names = [verdict.node for verdict in nodes if verdict.standing is standing]
-        # Where nobody passes, the reason says it all.
+        # Where no node passes, the reason says it all.
         if names and (passed or standing is not Standing.UNDECIDED or not all_failure):
             parts.append(f"{standing.value}: {_names(names)}")
     if all_failure:

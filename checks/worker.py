@@ -205,7 +205,7 @@ class CheckWorker:
         budget = BUDGETS[order.level]
         if order.phase is Phase.ALL:
             # That it works, and its values, are all that counts: how fast all together are is
-            # nobody's own speed.
+            # no node's own speed.
             budget = replace(budget, latency_s=0.0, bandwidth_s=0.0)
         self._enter(MEETING)
         with GroupProbe(self._meeting(order), device, budget, faults, self._timer()) as group:

@@ -48,7 +48,7 @@ def no_answer(stage: str, limit_s: float, had_s: float, needed_s: float) -> str:
         stage: what it was about to do.
         limit_s: how long the order could take.
         had_s: how much of that was left when torch had been imported.
-        needed_s: how long the measurements take in any case: who had less is not to blame.
+        needed_s: how long the measurements take in any case: a node that had less is not to blame.
     """
     failure = f"{NO_ANSWER} {limit_s:.3g} s ({stage})"
     return (

@@ -60,7 +60,7 @@ class NvmlFailedError(Exception):
 
 def has_library() -> bool:
     """Return whether there is a driver. It is not talked to."""
-    import ctypes  # here, as below: who counts no GPUs pays for none of it
+    import ctypes  # here, as below: a caller that counts no GPUs pays for none of it
 
     # Tried first because it costs a tenth of importing pynvml, and most machines of a CI say no.
     try:

@@ -99,20 +99,20 @@ class Expression:
         reached: set[int] = set()
         open_places = [*places, self._start]  # a match may begin at every letter
         while open_places:
-            assignment = open_places.pop()
-            guard = self._guards[assignment]
-            if assignment in reached or (guard is not None and not guard(before, letter)):
+            place = open_places.pop()
+            guard = self._guards[place]
+            if place in reached or (guard is not None and not guard(before, letter)):
                 continue
-            if assignment == self._end:
+            if place == self._end:
                 return None
-            reached.add(assignment)
-            if self._tests[assignment] is None:
-                open_places += self._ways[assignment]
+            reached.add(place)
+            if self._tests[place] is None:
+                open_places += self._ways[place]
         return frozenset(
             way
-            for assignment in reached
-            if letter and (test := self._tests[assignment]) is not None and test.match(letter)
-            for way in self._ways[assignment]
+            for place in reached
+            if letter and (test := self._tests[place]) is not None and test.match(letter)
+            for way in self._ways[place]
         )
 
     # --- from the tree of Python's parser to places ------------------------------------------

@@ -1,4 +1,4 @@
-"""What nodes say of themselves, compared: who is told that it differs, and from whom."""
+"""What nodes say of themselves, compared: which nodes are told that they differ, and from which."""
 
 import time
 
@@ -18,7 +18,7 @@ def answered(facts):
 
 
 def remarks(*steps):
-    """What each node is told, of those who are told anything."""
+    """What each node is told, of those that are told anything."""
     nodes = tuple(dict.fromkeys(node for facts in steps for node in facts))
     found = verdict(Results(nodes, steps=tuple(map(answered, steps))))
     return {node.node: node.remarks for node in found.nodes if node.remarks}
@@ -70,7 +70,7 @@ def test_a_fact_that_is_missing_differs():
     }
 
 
-def test_who_has_said_nothing_is_not_compared():
+def test_a_node_that_has_said_nothing_is_not_compared():
     facts = torches("2.5", "2.5")
     silent = Record("n2", Phase.FACTS, failure=NOT_CARRIED_OUT)
     step = answered(facts)

@@ -74,7 +74,7 @@ def test_each_bad_fact_is_found(facts, severity, words):
 @pytest.mark.parametrize(
     "facts",
     [
-        {"dev_shm_free_gb": 0.01},  # one worker shares with nobody
+        {"dev_shm_free_gb": 0.01},  # one worker shares with no other
         {"dev_shm_free_gb": 0.064, "local_world_size": 2},
         {"open_files_limit": -1},
         {"gpu0_used_gb": 2.0},

@@ -1,4 +1,4 @@
-"""The grammar of injected faults, and whom they strike."""
+"""The grammar of injected faults, and where they strike."""
 
 import time
 

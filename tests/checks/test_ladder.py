@@ -1,4 +1,4 @@
-"""The plan and the verdict: who is condemned, for every few faults among few nodes.
+"""The plan and the verdict: which are condemned, for every few faults among few nodes.
 
 ``slow`` marks what goes through all of them for up to 64 nodes.
 """
@@ -41,7 +41,7 @@ def subsets(items: tuple[object, ...], most: int) -> Iterator[tuple[object, ...]
 
 
 def reachable(world: World, node: str) -> set[str]:
-    """With whom a healthy node would pass."""
+    """The partners with which a healthy node would pass."""
     return {
         other
         for other in world.nodes
@@ -77,13 +77,13 @@ def links_of(world: World, node: str) -> int:
 
 
 def odd_one_out(world: World) -> str:
-    """Who sits out the first round and so meets three, with whom its links may be bad."""
+    """The node that sits out the first round and so meets three; its links to them may be bad."""
     count = len(world.nodes)
     return world.nodes[-1] if count % 2 and count > ENOUGH_NODES else ""
 
 
 def exactly_found(world: World) -> None:
-    """Every bad node is named, and nobody else."""
+    """Every bad node is named, and no other."""
     verdicts, results = check(world)
     found = standings(verdicts)
     context = (world, [answered.step for answered in results.steps], verdicts.sentence)
@@ -179,7 +179,7 @@ def test_the_end_of_two_bad_links_stays_out_and_not_both_others():
     assert set(found.values()) == {Standing.PASSED}
 
 
-def test_two_nodes_that_fail_together_are_a_link_and_nobody_is_condemned():
+def test_two_nodes_that_fail_together_are_a_link_and_none_is_condemned():
     verdicts, results = climb(World(names(2), bad=frozenset({"n0"})))
     assert set(standings(verdicts).values()) == {Standing.UNDECIDED}
     assert verdicts.of("n1").reason == "the link between n1 and n0 fails: no answer"
@@ -200,7 +200,7 @@ def test_with_three_bad_nodes_out_of_six_the_other_three_go_on():
     assert "no answer" in verdicts.of("n1").reason
 
 
-def test_who_fails_alone_meets_nobody():
+def test_a_node_that_fails_alone_meets_no_other():
     verdicts, results = climb(World(names(3), bad_alone=frozenset({"n1"})))
     assert standings(verdicts)["n1"] is Standing.FAULTY
     assert verdicts.of("n1").reason == "solo: the matrix product is wrong"
@@ -230,7 +230,7 @@ def test_healthy_nodes_meet_once_in_pairs_and_then_all():
     assert verdicts.sentence == "64 of 64 nodes pass"
 
 
-def test_when_all_fail_together_nobody_is_condemned_and_nobody_passes():
+def test_when_all_fail_together_none_is_condemned_and_none_passes():
     verdicts, results = climb(World(names(8), deaf_in_all=True))
     assert set(standings(verdicts).values()) == {Standing.UNDECIDED}
     assert "all 8 together fail, though they pass in pairs: no answer" in verdicts.sentence
@@ -242,7 +242,7 @@ def test_when_all_fail_together_nobody_is_condemned_and_nobody_passes():
 
 @pytest.mark.parametrize("step", range(4))
 @pytest.mark.parametrize("count", range(2, 7))
-def test_who_is_lost_condemns_nobody_and_the_others_pass(count, step):
+def test_a_lost_node_condemns_no_other_and_the_others_pass(count, step):
     for node in names(count):
         verdicts, _ = climb(World(names(count)), lost={step: node})
         found = standings(verdicts)
@@ -252,7 +252,7 @@ def test_who_is_lost_condemns_nobody_and_the_others_pass(count, step):
         assert set(found.values()) == {Standing.PASSED}, (step, node, verdicts)
 
 
-def test_who_comes_in_for_a_lost_end_of_its_bad_link_has_not_met_all_others():
+def test_a_node_that_replaces_the_lost_end_of_its_bad_link_has_not_met_all_others():
     world = World(names(4), bad_links=frozenset({frozenset({"n0", "n3"})}))
     _, results = climb(world)
     assert results.steps[-1].step == Step(Phase.ALL, (("n0", "n1", "n2"),))
@@ -261,7 +261,7 @@ def test_who_comes_in_for_a_lost_end_of_its_bad_link_has_not_met_all_others():
     assert set(found.values()) == {Standing.UNDECIDED}
 
 
-def test_all_together_meet_again_for_each_who_is_lost_meanwhile():
+def test_all_together_meet_again_for_each_node_that_is_lost_meanwhile():
     verdicts, _ = climb(World(names(6)), lost={3: "n5", 5: "n4"})
     found = standings(verdicts)
     assert {found.pop("n4"), found.pop("n5")} == {Standing.LOST}
@@ -274,7 +274,7 @@ def test_all_together_meet_again_for_each_who_is_lost_meanwhile():
 def exit_codes_in_time(
     count: int, pace: Pace, vouched: frozenset[str] = frozenset(), bad: str = "n1"
 ) -> dict[str, int]:
-    """Who leaves with which status, where one node hangs in every meeting."""
+    """Which nodes leave with which status, where one node hangs in every meeting."""
     clock = Clock(World(names(count), bad=frozenset({bad})), pace, vouched)
     conclusion = clock.climb()
     assert clock.now <= pace.timeout_s
@@ -288,7 +288,7 @@ def test_one_that_hangs_is_condemned_alone_also_where_an_import_takes_long(count
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
-def test_who_is_healthy_is_never_condemned_for_want_of_time(count):
+def test_a_healthy_node_is_never_condemned_for_want_of_time(count):
     for import_s, solo_s in itertools.product(range(26), (1, 3)):
         found = exit_codes_in_time(count, Pace(import_s, solo_s))
         assert found.keys() >= {"n1"}
@@ -298,7 +298,7 @@ def test_who_is_healthy_is_never_condemned_for_want_of_time(count):
 
 
 @pytest.mark.parametrize("count", range(2, 6))
-def test_who_has_passed_before_keeps_its_place_whatever_time_is_left(count):
+def test_a_node_that_has_passed_before_stays_whatever_time_is_left(count):
     last = names(count)[-1]
     vouched = frozenset(names(count)) - {last}
     for import_s in range(0, 26, 2):
@@ -307,7 +307,7 @@ def test_who_has_passed_before_keeps_its_place_whatever_time_is_left(count):
 
 
 def step_of(phase: Phase, *meetings: tuple[str, ...], **failures: str) -> Answered:
-    """A step, and the reasons of those for whom it failed."""
+    """A step, and the reasons of the nodes for which it failed."""
     nodes = [node for meeting in meetings for node in meeting]
     records = {node: Record(node, phase, failure=failures.get(node, "")) for node in nodes}
     return Answered(Step(phase, meetings), records)
@@ -320,7 +320,7 @@ FAILED = (*APART, step_of(Phase.PAIR, ("a", "b"), a="no", b="no"))
 
 
 @pytest.mark.parametrize("reason", [NO_TIME, f"{NO_ANSWER} 4 s (memory)"])
-def test_who_has_passed_alone_does_not_fail_for_having_no_time_to_do_so_again(reason):
+def test_a_node_that_passed_alone_does_not_fail_for_having_no_time_to_do_so_again(reason):
     steps = (*FAILED, step_of(Phase.SOLO, *ALONE, a=reason, b=reason))
     verdicts = verdict(Results(("a", "b"), steps=steps))
     assert verdicts.of("a").standing is verdicts.of("b").standing is Standing.UNDECIDED
@@ -342,7 +342,9 @@ def test_one_node_that_hangs_in_its_second_measurement_is_undecided():
     ("partner", "expected"),
     [("is lost", Standing.UNDECIDED), ("is bad", Standing.PASSED)],
 )
-def test_who_failed_with_all_and_is_left_alone_passes_only_if_they_were_to_blame(partner, expected):
+def test_a_node_that_failed_with_all_and_is_left_passes_only_if_they_were_to_blame(
+    partner, expected
+):
     failure = "the matrix product is wrong" if partner == "is bad" else ""
     lost = frozenset({"b"}) if partner == "is lost" else frozenset[str]()
     steps = (*FAILED, step_of(Phase.SOLO, *ALONE, b=failure))
@@ -360,10 +362,10 @@ def test_no_order_is_given_that_is_too_short_for_what_it_measures():
     assert {finding.exit_code for finding in conclusion.findings.values()} == {20}
 
 
-# --- those who have passed before ------------------------------------------------------------
+# --- nodes that passed before ----------------------------------------------------------------
 
 
-def test_newcomers_meet_those_who_have_passed_and_these_are_not_measured_again():
+def test_newcomers_meet_nodes_that_have_passed_and_these_are_not_measured_again():
     world = World(names(4), bad=frozenset({"n3"}))
     verdicts, results = climb(world, vouched=frozenset({"n0", "n1"}))
     assert standings(verdicts) == {
@@ -389,7 +391,7 @@ def test_no_vouched_node_is_condemned(count):
 
 
 @pytest.mark.parametrize("steps", [0, 3, 4])
-def test_a_world_that_has_passed_goes_on_without_newcomers_who_do_not_get_to_the_end(steps):
+def test_a_world_that_has_passed_goes_on_without_newcomers_that_do_not_get_to_the_end(steps):
     """Time is over after so many steps, or all together fail."""
     vouched = frozenset(names(3))
     world = World(names(4), deaf_in_all=True)
@@ -401,14 +403,14 @@ def test_a_world_that_has_passed_goes_on_without_newcomers_who_do_not_get_to_the
     assert verdicts.sentence.startswith("3 of 4 nodes pass; undecided: n3")
 
 
-def test_those_who_passed_apart_and_fail_together_do_not_pass():
+def test_nodes_that_passed_apart_and_fail_together_do_not_pass():
     verdicts, _ = climb(World(names(3), deaf_in_all=True), vouched=frozenset(names(3)))
     assert set(standings(verdicts).values()) == {Standing.UNDECIDED}
 
 
 @pytest.mark.parametrize("newcomer", ["n0", "n3"])
 @pytest.mark.parametrize("fails_with", [("n1",), ("n1", "n2")])
-def test_the_newcomer_stays_out_where_its_link_to_one_who_has_passed_fails(newcomer, fails_with):
+def test_the_newcomer_stays_out_where_its_link_to_a_passed_node_fails(newcomer, fails_with):
     links = frozenset(frozenset({newcomer, end}) for end in fails_with)
     vouched = frozenset(names(4)) - {newcomer}
     verdicts, _ = climb(World(names(4), bad_links=links), vouched=vouched)
@@ -417,7 +419,7 @@ def test_the_newcomer_stays_out_where_its_link_to_one_who_has_passed_fails(newco
     assert set(found.values()) == {Standing.PASSED}
 
 
-def test_newcomers_are_compared_with_what_those_were_who_have_passed():
+def test_newcomers_are_compared_with_nodes_that_have_passed():
     speeds = {"compute_tflops": 1.0, "latency_us": 50.0, "bandwidth_gb_per_s": 1.0}
     known = {node: Known(speeds, {"torch": "2.5"}) for node in names(7)}
     slow = frozenset({"n7"})
@@ -433,7 +435,7 @@ def test_newcomers_are_compared_with_what_those_were_who_have_passed():
     results = Results(names(8), frozenset(names(7)), (told,), known=known)
     assert verdict(results).of("n7").remarks == ("torch is 2.6 here and 2.5 on most other nodes",)
     results = Results(names(8), frozenset(), (told,), known=known)
-    assert verdict(results).of("n7").remarks == (), "who has to pass again is no reference"
+    assert verdict(results).of("n7").remarks == (), "a node that has to pass again is no reference"
 
 
 # --- stragglers ------------------------------------------------------------------------------
@@ -453,7 +455,7 @@ def test_every_few_slow_computers_are_found_and_measured_twice(count):
 
 
 @pytest.mark.parametrize("count", range(3, 9))
-def test_a_minority_of_slow_networks_is_found_and_nobody_else(count):
+def test_a_minority_of_slow_networks_is_found_and_no_other(count):
     for slow in subsets(names(count), min(3, (count - 1) // 2)):
         verdicts, results = climb(World(names(count), slow_network=frozenset(map(str, slow))))
         found = {v.node for v in verdicts.nodes if v.standing is Standing.SLOW}
@@ -462,7 +464,7 @@ def test_a_minority_of_slow_networks_is_found_and_nobody_else(count):
 
 
 @pytest.mark.parametrize("count", [4, 6, 8])
-def test_who_seems_slow_is_measured_with_a_third_partner_where_there_is_one(count):
+def test_a_node_that_seems_slow_is_measured_with_a_third_partner_where_there_is_one(count):
     """One that is fast with the third was held up by a busy machine."""
     _, results = climb(World(names(count), slow_network=frozenset({"n1"})))
     assert len(results.passed["n1"]) == PARTNERS_OF_THE_SLOW
@@ -521,7 +523,7 @@ def test_bad_and_slow_nodes_together(count):
         assert set(found.values()) == {Standing.PASSED}
 
 
-def test_two_nodes_cannot_tell_whose_network_is_slow_but_whose_computer_is():
+def test_two_nodes_cannot_tell_which_network_is_slow_but_which_computer_is():
     both = frozenset({"n0"})
     verdicts, _ = climb(World(names(2), slow_compute=both, slow_network=both))
     assert verdicts.of("n0").slow == ("compute_tflops",)

@@ -24,7 +24,7 @@ def pace(communicator_s: float, *, meet_s: float = 1.5) -> Pace:
 
 
 def exit_codes(world: World, at: Pace) -> dict[str, int]:
-    """Who leaves, with which status."""
+    """Which nodes leave, with which status."""
     found = Clock(world, at).climb().findings
     return {node: finding.exit_code for node, finding in found.items() if finding.exit_code}
 

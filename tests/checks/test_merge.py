@@ -23,7 +23,7 @@ def test_the_worker_that_lost_its_peer_is_not_the_reason():
     assert record.failure == "local rank 1: matrix product: InjectedError: broken"
 
 
-def test_who_hangs_alone_is_the_reason_before_who_hangs_with_others():
+def test_a_rank_that_hangs_alone_is_the_reason_before_one_that_hangs_with_others():
     record = merged(
         WorkerAnswer(0, "no answer within 5 s (small all-reduce)", held_up=True),
         WorkerAnswer(1, "no answer within 5 s (opening the device)"),
@@ -35,7 +35,7 @@ def test_who_hangs_alone_is_the_reason_before_who_hangs_with_others():
     assert record.failure == "local rank 1: no answer within 5 s (x)"
 
 
-def test_who_waited_in_vain_is_not_the_reason():
+def test_a_rank_that_waited_in_vain_is_not_the_reason():
     waited = "meeting the other workers: DistStoreError: Timed out after 43 seconds"
     record = merged(
         WorkerAnswer(0, waited), WorkerAnswer(1, "not finished (opening the device)", held_up=True)

@@ -112,7 +112,7 @@ def test_what_has_no_room_is_left_out_and_counted(most: int) -> None:
     assert found["facts_left_out"] == len(without_facts)
     assert (found["facts_left_out"] > 0) != (cut.left_out == 98)
     assert cut.sentence == verdicts.sentence
-    # Who failed comes first, with all that is known of it.
+    # The node that failed comes first, with all that is known of it.
     faulty = [node for node in cut.nodes if node.standing is Standing.FAULTY]
     assert faulty == [verdicts.nodes[17], verdicts.nodes[98]]
     if most > 200_000:

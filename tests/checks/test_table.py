@@ -71,7 +71,7 @@ def test_colour_adds_nothing_but_colour():
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == printed(80)
 
 
-def test_what_nobody_has_measured_has_no_column():
+def test_what_no_node_has_measured_has_no_column():
     node = NodeVerdict("a/0", Standing.PASSED, "", {"compute_tflops": 0.0951}, facts=FACTS)
     lines = printed(80, Verdicts((node,), (), "1 of 1 nodes pass")).splitlines()
     assert lines[1].split() == ["NODE", "FACTS", "TFLOP/s", "VERDICT"]

@@ -252,7 +252,7 @@ with group(2, 0, 1, int(sys.argv[2])) as second:
 """
 
 
-def test_who_cannot_take_leave_leaves_and_meets_again(ft):
+def test_a_rank_that_cannot_take_leave_leaves_and_meets_again(ft):
     command = ft.run(
         *(ft.script(FAREWELL), ports.free_port(), ports.free_port()),
         program=(sys.executable,),
