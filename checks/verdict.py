@@ -219,10 +219,10 @@ def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[st
 
 
 def _unclear_metrics(results: Results) -> frozenset[str]:
-    """Return by which metrics half of the nodes are slower than their peers: then none is known
-    to be, except by a floor.
+    """Return the metrics by which half of the nodes are slower than their peers.
 
-    A meeting that was slow lowers two nodes at once.
+    Which nodes are slow is then unknown, but for a floor. A meeting that was slow lowers two nodes
+    at once.
     """
     return frozenset(metric for metric in MEETING_METRICS if _are_many_slow(results, metric))
 

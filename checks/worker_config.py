@@ -75,7 +75,7 @@ def age_s(order: Order) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CheckWorkerConfig:
-    """What a check worker is told of its place when it is started."""
+    """What a check worker is told when it is started."""
 
     node: str
     local_rank: int

@@ -16,7 +16,7 @@ _FIRST_STEP_S = 1.0
 """The second restart's delay where the first has none."""
 
 _CALM = 2.0
-"""A round that ran for this many times the longest delay begins the spacing anew: the ratio of
+"""A round that ran for this many times the longest delay resets the spacing: the ratio of
 Kubernetes, whose delay of at most 5 minutes is reset after 10."""
 
 

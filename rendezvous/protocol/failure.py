@@ -110,8 +110,8 @@ _CHAINED = (
 )
 
 _PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
-"""How NCCL's watchdog, or C++ without a handler, ends a process whose peer is gone; and what a
-write to a closed connection does where it is not ignored."""
+"""How NCCL's watchdog, or C++ without a handler, ends a process whose peer is gone; and the signal
+of a write to a closed connection."""
 
 
 class Evidence(enum.IntEnum):

@@ -5,8 +5,8 @@ from ... import defaults
 Options = list[tuple[str, int]]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""A verdict with its bounded failures is far below this; what a master says may have the report
-of the checks in it besides."""
+"""A verdict with its bounded failures is far below this; a master's message may also carry the
+report of the checks."""
 
 MAX_FROM_NODE_BYTES = 768 * 1024
 """The failures of a claim have at most 192 Ki characters of text, and few of them take more than

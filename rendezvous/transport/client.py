@@ -120,7 +120,7 @@ class GrpcLink:
             try:
                 reason = await self._attend_once()
                 # A master that takes us and drops us at once is not hammered, and one that never
-                # says a word meanwhile is as good as away.
+                # says nothing meanwhile counts as away.
                 lasted_s = time.monotonic() - tried_at
                 if lasted_s > _BACKOFF_MAX_S:
                     attempts = 0

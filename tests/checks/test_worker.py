@@ -43,23 +43,23 @@ def facts_order(number, unix_time_s=0.0):
 
 
 def test_a_post_survives_the_command_line():
-    post = CheckWorkerConfig(
+    config = CheckWorkerConfig(
         *("n0", 1, 2, 0, "auto", "--nproc-per-node=gpu", {"nvidia.com/gpu": "by NVML: 2"}, "0,1"),
         *("/logs", None, ("/cpu", "/"), 0.25, ("/memory",), "0.1"),
     )
-    assert CheckWorkerConfig.from_json(post.to_json()) == post
+    assert CheckWorkerConfig.from_json(config.to_json()) == config
 
 
 @pytest.fixture
 def answers():
     """Have a worker carry out orders until end-of-file; return its answers, split in three."""
 
-    def run(post, *orders):
+    def run(config, *orders):
         orders_from, orders_to = os.pipe()
         answers_from, answers_to = os.pipe()
         os.write(orders_to, "".join(order_to_json(order) + "\n" for order in orders).encode())
         os.close(orders_to)
-        CheckWorker(post, orders_from, answers_to).run()
+        CheckWorker(config, orders_from, answers_to).run()
         os.close(answers_to)
         with os.fdopen(answers_from, encoding="utf-8") as file:
             lines = [line.split(" ", 2) for line in file]
@@ -69,8 +69,8 @@ def answers():
 
 
 def test_facts_are_answered_and_end_of_file_ends_it(answers, tmp_path):
-    post = CheckWorkerConfig("n0", 0, 1, 0, "cpu", log_dir=str(tmp_path))
-    first, second = answers(post, facts_order(7), facts_order(8, unix_time_s=1.8e9))
+    config = CheckWorkerConfig("n0", 0, 1, 0, "cpu", log_dir=str(tmp_path))
+    first, second = answers(config, facts_order(7), facts_order(8, unix_time_s=1.8e9))
     assert (first[1], second[1]) == ("7", "8")
     record = record_from_json(second[2])
     assert (record.node, record.phase, record.failure) == ("n0", Phase.FACTS, "")
@@ -99,8 +99,8 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
     ],
 )
 def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer):
-    post = CheckWorkerConfig("n0", local_rank, 2, local_rank, accelerator)
-    assert has_gpu(post, SeenGpus(seen), "nvidia.com/gpu") is answer
+    config = CheckWorkerConfig("n0", local_rank, 2, local_rank, accelerator)
+    assert has_gpu(config, SeenGpus(seen), "nvidia.com/gpu") is answer
 
 
 @pytest.mark.parametrize("option", ["--accelerator=amd.com/gpu", "--nproc-per-node=gpu"])
@@ -117,17 +117,19 @@ def test_a_gpu_that_was_asked_for_is_not_replaced_by_a_cpu(option, built_for, wh
 
 
 def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
-    post = CheckWorkerConfig("n0", 0, 1, 0, gpus_shown={"nvidia.com/gpu": "NVIDIA GPUs by NVML: 8"})
+    config = CheckWorkerConfig(
+        "n0", 0, 1, 0, gpus_shown={"nvidia.com/gpu": "NVIDIA GPUs by NVML: 8"}
+    )
     with pytest.raises(CheckError) as error:
-        has_gpu(post, SeenGpus(0), "nvidia.com/gpu")
+        has_gpu(config, SeenGpus(0), "nvidia.com/gpu")
     assert str(error.value) == (
         "there are GPUs (NVIDIA GPUs by NVML: 8), and this torch, built for them, finds none that"
         " works (--accelerator=cpu checks CPUs)"
     )
-    assert has_gpu(post, SeenGpus(8), "nvidia.com/gpu")
+    assert has_gpu(config, SeenGpus(8), "nvidia.com/gpu")
     for built_for in (None, "amd.com/gpu"):
-        assert not has_gpu(post, SeenGpus(0), built_for)
-    assert not has_gpu(replace(post, accelerator="cpu"), SeenGpus(0), "nvidia.com/gpu")
+        assert not has_gpu(config, SeenGpus(0), built_for)
+    assert not has_gpu(replace(config, accelerator="cpu"), SeenGpus(0), "nvidia.com/gpu")
 
 
 def test_fewer_gpus_than_workers():
@@ -158,9 +160,9 @@ def test_why_cuda_does_not_start_is_a_part_of_the_reason():
         " NumCudaDevices() that might have already set an error? Error 802: system not yet"
         " initialized"
     )
-    post = CheckWorkerConfig("n0", 0, 1, 0, gpus_asked_by="--nproc-per-node=gpu")
+    config = CheckWorkerConfig("n0", 0, 1, 0, gpus_asked_by="--nproc-per-node=gpu")
     with pytest.raises(CheckError) as error:
-        has_gpu(post, SeenGpus(0, said), "nvidia.com/gpu")
+        has_gpu(config, SeenGpus(0, said), "nvidia.com/gpu")
     assert str(error.value) == (
         "--nproc-per-node=gpu asks for GPUs, and this torch finds none that works: Error 802:"
         " system not yet initialized (does nvidia-fabricmanager run?)"

@@ -192,7 +192,7 @@ def imports(ft):
     return noted, {"PYTHONPATH": str(library)}
 
 
-def test_workers_are_forked_from_the_image_also_those_after_a_kill(crews, imports):
+def test_workers_are_forked_from_the_fork_server_also_those_after_a_kill(crews, imports):
     noted, env = imports
     steps = [{"phase": "facts"}, {"phase": "solo"}, {"phase": "facts"}]
     fault = "exit@local-rank=1,phase=solo"

@@ -83,7 +83,7 @@ def test_workers_of_every_round_are_forked_and_are_the_spawners(ft):
     assert command.stderr.count("exited with 3") >= 2
 
 
-def test_every_agent_of_a_job_has_its_image(ft, free_port):
+def test_every_agent_of_a_job_has_its_fork_server(ft, free_port):
     args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", "warm")
     args += ("--max-restarts", 1, "--tee", 3, *failing(ft, 1))
     agents = [ft.start(*args, env={"PET_PRELOAD": "colorsys"}) for _ in range(2)]
@@ -94,7 +94,7 @@ def test_every_agent_of_a_job_has_its_image(ft, free_port):
             assert output.count(f"attempt {attempt} rank {rank} warm True") == 1
 
 
-def test_check_workers_are_forked_from_an_image_of_their_own(ft):
+def test_check_workers_have_a_fork_server_of_their_own(ft):
     noted = ft.folder / "imports"
     ft.script(torch_notes(noted), "sitecustomize.py")
     command = ft.run(
@@ -127,7 +127,7 @@ def test_the_agent_does_not_import_what_workers_preload(ft):
 
 
 @pytest.mark.parametrize("victim", ["agent", "spawner"])
-def test_nothing_is_left_when_what_looks_after_the_image_is_killed(ft, victim):
+def test_nothing_is_left_when_what_looks_after_the_fork_server_is_killed(ft, victim):
     script = ft.script("import os, threading\nos.write(1, b'runs\\n')\nthreading.Event().wait()\n")
     command = ft.start("--standalone", "--nproc-per-node", 2, "--preload", "colorsys", script)
     command.expect("^runs", 2)
@@ -136,7 +136,7 @@ def test_nothing_is_left_when_what_looks_after_the_image_is_killed(ft, victim):
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
 
 
-def test_an_image_that_is_killed_is_replaced_and_its_workers_run_on(ft):
+def test_a_fork_server_that_is_killed_is_replaced_and_its_workers_run_on(ft):
     command = ft.start(
         "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
     )
@@ -258,7 +258,7 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
         (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
     ],
 )
-def test_without_an_image_one_sentence_says_so(ft, options, sentence):
+def test_without_a_fork_server_one_sentence_says_so(ft, options, sentence):
     script = ft.script(f"#!{sys.executable}\nimport os\nos.write(1, b'ran\\n')\n")
     script.chmod(0o755)
     command = ft.run("--standalone", "--nproc-per-node", 2, *options, script)
@@ -287,7 +287,7 @@ def test_a_name_that_is_none_is_wrong_usage(ft):
     assert command.stderr.startswith("ft-run: error: --preload was given 'a-b'; right would be")
 
 
-def test_what_workers_left_running_is_ended_and_the_image_is_none_of_it(ft):
+def test_what_workers_left_running_is_ended_but_not_the_fork_server(ft):
     script = ft.script(
         "import os, threading\nif os.fork() == 0:\n    os.setsid()\n    threading.Event().wait()\n"
     )
@@ -307,7 +307,7 @@ open("imported", "w").close()
 """
 
 
-def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
+def test_a_spawner_that_sees_a_fork_server_silent_and_dead_at_once_goes_on(ft):
     """The image that replaces it may get the number of its socket, and has nothing to say yet."""
     ft.script(ONCE, "once.py")
     os.mkfifo(ft.folder / "gate")
@@ -327,7 +327,7 @@ def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
     assert not ft.processes()
 
 
-def test_an_image_that_was_stopped_does_not_stall_a_restart(ft):
+def test_a_fork_server_that_was_stopped_does_not_stall_a_restart(ft):
     command = ft.start(
         "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
     )

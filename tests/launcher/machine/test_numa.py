@@ -53,16 +53,16 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for cpu in EVERY_CPU:
         core = cpu % CORES
         group = core // 4 * 4
-        assignment = f"{system}/cpu/cpu{cpu}"
-        write(root, f"{assignment}/topology/physical_package_id", str(core // 16))
-        write(root, f"{assignment}/topology/thread_siblings_list", f"{core},{core + 32}")
+        entry = f"{system}/cpu/cpu{cpu}"
+        write(root, f"{entry}/topology/physical_package_id", str(core // 16))
+        write(root, f"{entry}/topology/thread_siblings_list", f"{core},{core + 32}")
         own = f"{core},{core + 32}"
         shared = f"{group}-{group + 3},{group + 32}-{group + 35}"
         caches = [(1, "Data", own), (1, "Instruction", own), (2, "Unified", own)]
         for index, (level, kind, sharing) in enumerate([*caches, (3, "Unified", shared)]):
-            write(root, f"{assignment}/cache/index{index}/level", str(level))
-            write(root, f"{assignment}/cache/index{index}/type", kind)
-            write(root, f"{assignment}/cache/index{index}/shared_cpu_list", sharing)
+            write(root, f"{entry}/cache/index{index}/level", str(level))
+            write(root, f"{entry}/cache/index{index}/type", kind)
+            write(root, f"{entry}/cache/index{index}/shared_cpu_list", sharing)
     return root
 
 
