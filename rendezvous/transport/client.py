@@ -119,7 +119,7 @@ class GrpcLink:
             self._has_heard = False
             try:
                 reason = await self._attend_once()
-                # A master that takes us and drops us at once is not hammered, and one that never
+                # A master that accepts and drops the stream at once is not hammered, and one that
                 # says nothing meanwhile counts as away.
                 lasted_s = time.monotonic() - tried_at
                 if lasted_s > _BACKOFF_MAX_S:
