@@ -307,7 +307,7 @@ open("imported", "w").close()
 """
 
 
-def test_a_spawner_that_sees_a_fork_server_silent_and_dead_at_once_goes_on(ft):
+def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
     """The image that replaces it may get the number of its socket, and has nothing to say yet."""
     ft.script(ONCE, "once.py")
     os.mkfifo(ft.folder / "gate")
