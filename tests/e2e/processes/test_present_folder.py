@@ -91,7 +91,7 @@ def test_that_the_user_has_put_on_the_path_stay_there(ft: "Launcher") -> None:
     ft.script("raise SystemExit('that of PYTHONPATH')", "click.py")
     folder = str(ft.folder)
     command = ft.run(
-        *("-m", "ft_run", "--version"),
+        *("-m", "ft_run", "--help"),
         program=(sys.executable,),
         cwd=folder,
         env={"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"},
