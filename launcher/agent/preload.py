@@ -1,4 +1,4 @@
-"""``--preload``: whether workers can be forked from an image here, and the order to make one."""
+"""``--preload``: whether workers can be forked here, and the order to start a fork server."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ def start_preload(
     environ: Mapping[str, str],
     spawner: SpawnerClient,
 ) -> str | None:
-    """Have the spawner make an image, if one was asked for and can be of use.
+    """Have the spawner start a fork server, if one was asked for and can be of use.
 
     Returns:
         Why none is made although it was asked for; None otherwise.
@@ -37,7 +37,7 @@ def start_preload(
 
 
 def other_interpreter(environ: Mapping[str, str]) -> str | None:
-    """Return why workers cannot be forked from an image, if their interpreter is another one."""
+    """Return why workers cannot be forked, if their interpreter is another one."""
     python = environ.get("PYTHON_EXEC")
     if not python or _is_this_interpreter(python):
         return None

@@ -121,7 +121,7 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
 
 
 def _preloaded(parts: NodeParts) -> NodeParts:
-    """Have an image made if one was asked for; return the parts without it if it is of no use."""
+    """Start a fork server if one was asked for; return the parts without it if it is of no use."""
     remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
     if remark is None:
         return parts

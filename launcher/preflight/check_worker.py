@@ -90,7 +90,7 @@ class CheckMember:
         self.close()
 
     def begun(self) -> None:
-        """The process runs: the image was ready, or none is used."""
+        """The process runs: the fork server was ready, or none is used."""
         if self._stage == WAITING:
             self._stage = STARTING
 

@@ -80,7 +80,7 @@ class CrewPlan:
     log_dir: str | None = None
     script: str | None = None
     preload: tuple[str, ...] = ()
-    """Modules that are imported once, in an image that the workers are forked from."""
+    """Modules that are imported once, in a fork server that the workers are forked from."""
 
 
 class CheckCrew:
@@ -97,7 +97,7 @@ class CheckCrew:
         Args:
             spawner: one of the crew's own; ``close`` ends it.
             plan: what the workers are.
-            fork_server_changed: is called with what becomes of the image.
+            fork_server_changed: is called with what becomes of the fork server.
         """
         self._spawner = spawner
         self._plan = plan

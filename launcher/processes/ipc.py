@@ -1,6 +1,7 @@
 """Messages between the processes of one node: JSON behind its length, file descriptors beside it.
 
-Agent and spawner speak it, and spawner and image. Both ends are of one program and one version.
+Agent and spawner speak it, and so do spawner and fork server. Both ends are of one program and
+one version.
 """
 
 import errno

@@ -86,7 +86,7 @@ class SpawnerGone:
 
 
 class ForkServerState(enum.Enum):
-    """What became of the image that workers are forked from."""
+    """What became of the fork server that workers are forked from."""
 
     LOADING = "loading"
     READY = "ready"
@@ -98,7 +98,7 @@ class ForkServerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ForkServerEvent:
-    """The image has changed."""
+    """The fork server has changed."""
 
     state: ForkServerState
     pid: int
@@ -220,7 +220,7 @@ class SpawnerClient:
         self._send({"do": "signal", "signal": int(number)})
 
     def stop(self, number: int) -> None:
-        """The same to end them: workers that still wait for the image end by it at once."""
+        """Signal workers to end; those that still wait for the fork server end at once."""
         self._thaw()
         self._send({"do": "stop", "signal": int(number)})
 
@@ -258,8 +258,8 @@ class SpawnerClient:
     def left(self) -> list[int]:
         """Return the living processes that are workers or descend from one."""
         found = descendants(self._spawner_pid) if self._spawner_pid else []
-        image = self._fork_server_pid
-        spared = {image, *descendants(image)} if image else set()
+        server = self._fork_server_pid
+        spared = {server, *descendants(server)} if server else set()
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
     def _thaw(self) -> None:
@@ -320,6 +320,6 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
             return Exited(number, index, status)
         case {"event": "empty"}:
             return Empty()
-        case {"event": "image", "state": str(state), "pid": int(pid), "text": str(text)}:
+        case {"event": "fork-server", "state": str(state), "pid": int(pid), "text": str(text)}:
             return ForkServerEvent(ForkServerState(state), pid, text)
     raise AssertionError(f"unknown event of the spawner: {event}")

@@ -1,10 +1,10 @@
 """What modules read of the environment while they are imported, and whether they keep it.
 
-A worker has variables that the image has not, such as ``RANK``. A module that looks one up when it
-is imported does so too early, and one that keeps a copy of the environment keeps one that is no
-worker's. To walk over it in search of some prefix, as tqdm and fsspec do, is neither.
-
-Who walks over it finds decoys in place of those variables, and so does not take them for missing.
+A worker has variables that the fork server does not have, such as ``RANK``. A module that looks
+one up while it is imported reads it too early. A module that keeps a copy of the environment keeps
+one that belongs to no worker. A module that only walks over the environment in search of a prefix,
+as tqdm and fsspec do, does neither: it finds decoys in place of those variables, so that it does
+not take them for missing.
 """
 
 import gc
