@@ -98,7 +98,7 @@ class Agent:
 
         Args:
             parts: what the node was given before its event loop.
-            identity: who this node is.
+            identity: of this node, and its incarnation.
             port: where other nodes reach it, and where it would host the store.
             crew: its check workers; None without checks.
         """

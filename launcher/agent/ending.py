@@ -45,8 +45,8 @@ class NodeEnd:
     def patience_s(self) -> float:
         """Return the seconds for which a master that is away may still be told of the leaving.
 
-        None after Ctrl-C, and never more than is left of ``--shutdown-timeout``: whoever sent the
-        signal may follow it up with SIGKILL after that.
+        None after Ctrl-C, and never more than is left of ``--shutdown-timeout``: SIGKILL may
+        follow the signal after that.
         """
         if self.signal in (None, signal.SIGINT):
             return 0.0

@@ -201,7 +201,7 @@ def group_settings(
 def new_examiner() -> Examiner:
     """Return what begins to check nodes, for the jobs with checks of one master.
 
-    What is found of nodes that pass is remembered: who comes later is compared with them.
+    What is found of nodes that pass is remembered: nodes that come later are compared with them.
     """
     known: dict[str, Known] = {}
 

@@ -1,4 +1,4 @@
-"""Who this node is: its identity, the same when its agent is restarted, and its incarnation."""
+"""This node's identity, which stays the same when its agent is restarted, and its incarnation."""
 
 import os
 import socket

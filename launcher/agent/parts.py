@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """Made by ``launch``, which also closes them; each is used by who needs it."""
+    """Made by ``launch``, which also closes them."""
 
     options: LaunchOptions
     count: WorkerCount

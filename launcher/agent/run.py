@@ -121,8 +121,7 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
     """Host the master until the others run again without this node, which was asked to leave.
 
     They were told to stop when this node was, and have the same time for it. A second signal ends
-    the wait; so may whoever sent the first, by SIGKILL, which is no worse for the others than if
-    nobody had waited.
+    the wait. So does SIGKILL, which leaves the others no worse off than no wait at all.
     """
     if hosting.is_needed:
         display.event(ev.MasterKept(is_excluded=False))

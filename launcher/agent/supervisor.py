@@ -61,7 +61,7 @@ class TimeOver:
 
 
 class Listener(Protocol):
-    """Who is told what becomes of the workers."""
+    """Is told what becomes of the workers."""
 
     def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
         """A worker of the round failed; the others here are stopped next."""
@@ -111,7 +111,7 @@ class Supervisor:
         self._group: WorkerGroup | None = None
         self._programs: tuple[str, ...] = ()
         self._not_started: set[int] = set()
-        """Local ranks whose program could not be executed: their exit is no news."""
+        """Local ranks whose program could not be executed; their exits are not reported again."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
         self._oom = OomWatch()
@@ -212,7 +212,7 @@ class Supervisor:
             self.stop()
 
     def forget(self) -> None:
-        """The workers are gone, and nobody needs to be told."""
+        """Forget the workers: they are gone, and the listener need not be told."""
         if self._group is not None:
             self._group.gone()
 

@@ -29,8 +29,8 @@ def waits(message: Waiting, options: LaunchOptions) -> ev.NodeWaits:
 def is_news(message: Waiting, before: Waiting | None) -> bool:
     """Return whether a node that waits has something to say that it did not just say.
 
-    The master tells a newcomer at once, and soon after all of them who has come; its reminders
-    are a minute apart.
+    The master sends a newcomer the state at once, and soon after it tells all nodes which ones
+    have come; its reminders are a minute apart.
     """
     if before is None or message.backoff_s or before.backoff_s:
         return True

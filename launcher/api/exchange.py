@@ -110,7 +110,7 @@ def read_outcome(folder: str) -> dict[str, Any] | None:
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
-    """Write a file that nobody else can read, whole or not at all."""
+    """Write a file that only this user can read, whole or not at all."""
     path = os.path.join(folder, name)
     descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

@@ -83,7 +83,7 @@ def read_check(
         needs_others(given.origin("compute_straggler_threshold"), remarks)
         compute_threshold = 0.0
     return CheckOptions(
-        # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
+        # A node that is checked by itself needs no endpoint, even if a variable names one.
         rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
         remarks=tuple(remarks),
         nproc_per_node=nproc_per_node,

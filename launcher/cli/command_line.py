@@ -270,7 +270,7 @@ class CommandLine:
         formatter.write(self.text.before)
         for group in dict.fromkeys(flag.group for flag in self.flags):
             flags = [flag for flag in self.flags if flag.group == group]
-            # A name is not broken at its dashes: who searches or copies it wants it whole.
+            # A name is not broken at its dashes, so that it can be searched for and copied.
             records = [(_name(flag), flag.help.replace("-", _UNBROKEN)) for flag in flags]
             with formatter.section(group):
                 formatter.write_dl(records, col_max=28)

@@ -212,7 +212,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             " is one of the nodes."
         )
     if where.port == 0:
-        # A port that the system chooses is known to nobody else: as good as standalone.
+        # No other node knows a port that the system chooses: as good as standalone.
         if single:
             return None
         raise UsageError(

@@ -115,7 +115,7 @@ def address_flags() -> list[Flag]:
             metavar="worker|separate",
             read=values.one_of("worker", "separate"),
             ours=True,
-            help=f"Who hosts the store of a round: rank 0 ({defaults.STORE}, the default), or a"
+            help=f"What hosts the store of a round: rank 0 ({defaults.STORE}, the default), or a"
             " process beside it that outlives it (separate).",
         ),
     ]

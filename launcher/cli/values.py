@@ -1,8 +1,8 @@
 """The words of the command line: text to value, or the reason why it cannot be one.
 
 Each reader takes the text of one value and returns it typed, or raises ``BadValue`` with what
-would have been right. Who the value belongs to (a flag, a ``PET_*`` variable, a key of
-``--rdzv-conf``) is known by the caller, who turns the ``BadValue`` into a sentence.
+would have been right. The caller knows what the value belongs to (a flag, a
+``PET_*`` variable, a key of ``--rdzv-conf``) and turns the ``BadValue`` into a sentence.
 """
 
 import math

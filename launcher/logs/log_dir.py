@@ -124,7 +124,7 @@ class LogDir:
     def attempt(self, restart_count: int, local_world_size: int) -> AttemptLogs:
         """Make the folder and the empty log files of the next start, and plan its streams.
 
-        This never fails: a disk that has filled up or a folder that somebody removed must not
+        This never fails: a disk that has filled up or a folder that was removed must not
         end a job that trains. The output then goes to the console alone, and ``warning`` says so.
         """
         if self.path is None:

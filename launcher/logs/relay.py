@@ -31,7 +31,7 @@ IDLE_EXIT_S: Final = 5.0
 
 _PACKET_MAX_BYTES: Final = 256 * 1024
 
-# Whoever signals a whole job (Slurm, a container runtime, a terminal) means the workers.
+# A signal to a whole job (from Slurm, a container runtime, a terminal) is meant for the workers.
 _IGNORED_SIGNALS: Final = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -161,8 +161,11 @@ class Relay:
             self._send()
 
     def _give_up(self) -> None:
-        """End without the agent: a process that outlived its job keeps a pipe open, or the
-        console has stalled. What has arrived is in the files; unfinished lines are shown."""
+        """End without the agent.
+
+        A process that outlived its job keeps a pipe open, or the console has stalled. What has
+        arrived is in the files; unfinished lines are shown.
+        """
         unshown = sum(stream.unshown for stream in self._streams.values())
         unshown += sum(console.unshown for console in {*self._consoles.values()})
         for stream in self._streams.values():
@@ -181,7 +184,7 @@ class Relay:
         return any(stream.can_catch_up for stream in self._behind.values())
 
     def _catch_up(self) -> None:
-        """Give every stream that is behind one turn; who got one goes to the end of the queue."""
+        """Give every stream that is behind one turn; each then goes to the end of the queue."""
         for number, stream in list(self._behind.items()):
             if stream.can_catch_up:
                 del self._behind[number]

@@ -1,4 +1,4 @@
-"""Under which address other nodes reach this one, and a port that nobody can take away.
+"""The address at which other nodes reach this one, and a port that is held for the store.
 
 Agents advertise an IP address, not a host name: no DNS in the data path, no 127.0.1.1.
 """
@@ -156,8 +156,8 @@ def interface_towards(address: str) -> str | None:
 class PortReservation:
     """Holds a port for the store of a round, without a race.
 
-    The socket is bound with SO_REUSEADDR and never listens: the kernel gives the port to nobody
-    else, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
+    The socket is bound with SO_REUSEADDR and never listens: the kernel gives the port to no other
+    process, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
     (Linux; verified with torch 2.13's libuv and legacy stores.)
     """
 

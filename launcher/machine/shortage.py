@@ -40,7 +40,7 @@ def too_few_files() -> str | None:
 
 
 def most_processes(root: Path = Path("/")) -> int | None:
-    """Return how many processes this host can have at once, whoever asks; None where not told.
+    """Return how many processes this host can have at once, over all users; None if unknown.
 
     Args:
         root: where ``/proc`` is.

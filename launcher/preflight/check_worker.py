@@ -172,7 +172,7 @@ class CheckMember:
             return
         number, _, text = rest.partition(" ")
         if self._order is None or number != str(self._order.number):
-            return  # the answer to an order that nobody waits for any more
+            return  # the answer to an order that is no longer awaited
         try:
             self._record = record_from_json(text)
         except RecordError as error:

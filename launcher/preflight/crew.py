@@ -204,7 +204,7 @@ class CheckCrew:
         if renewal is not None:
             loop = asyncio.get_running_loop()
             limit_s = None if deadline is None else max(deadline - loop.time(), 0.0)
-            await asyncio.wait([renewal], timeout=limit_s)  # not cancelled with who waits for it
+            await asyncio.wait([renewal], timeout=limit_s)  # goes on if this wait is cancelled
             if not renewal.done():
                 return False
             self._renewal = None

@@ -1,4 +1,4 @@
-"""Which GPUs a check has to find: who asked for them, and what the machine shows. Without torch."""
+"""Which GPUs a check has to find: what asked for them, and what the machine shows. No torch."""
 
 import os
 from collections.abc import Mapping

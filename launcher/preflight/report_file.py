@@ -1,7 +1,7 @@
 """``--check-report``: where the report may go, and how it gets there.
 
-A file is replaced in one step: who waits for it never sees half of it. What is there and is no
-file (a terminal, a pipe, a device) is written to; nothing takes its place.
+A file is replaced in one step: a process that waits for it never sees half of it. A path that
+is not a file (a terminal, a pipe, a device) is written to and not replaced.
 """
 
 import contextlib
@@ -56,14 +56,14 @@ def write_report(path: str, report: str) -> None:
         elif found is None or stat.S_ISREG(found.st_mode):
             _replace(Path(path).resolve(), text)
         else:
-            # A pipe that nobody reads is an error and not something to wait for.
+            # A pipe without a reader is an error and not something to wait for.
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             try:
                 _write_all(fd, text.encode())
             finally:
                 os.close(fd)
     except OSError as error:
-        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror
+        why = "it has no reader" if error.errno == errno.ENXIO else error.strerror
         raise UsageError(f"--check-report {path!r} cannot be written: {why}.") from error
 
 

@@ -21,7 +21,7 @@ def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[in
     """Send a message over a blocking socket; the receiver gets duplicates of ``fds``.
 
     Raises:
-        ConnectionError: nobody reads any more.
+        ConnectionError: the other end is closed.
     """
     data = json.dumps(message).encode()
     data = _HEADER.pack(len(data)) + data

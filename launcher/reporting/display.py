@@ -76,8 +76,8 @@ class Display:
     def event(self, event: Event) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
-        Where nobody reads (Ctrl-S on a terminal, a pager on a pipe), the line is kept for later:
-        what stops the output must not stop the job.
+        Where there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is kept for
+        later: what stops the output must not stop the job.
         """
         level = event_lines.level(event)
         if level < self._level:
