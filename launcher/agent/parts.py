@@ -1,4 +1,4 @@
-"""What a node is made of before its event loop: what must be forked, found or read beforehand."""
+"""The parts of a node that must be forked, found or read before its event loop starts."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -19,7 +19,7 @@ def start_preload(
     """Have the spawner start a fork server, if one was asked for and can be of use.
 
     Returns:
-        Why none is made although it was asked for; None otherwise.
+        Why none is started although it was asked for; None otherwise.
     """
     if not options.preload:
         return None
@@ -48,9 +48,9 @@ def other_interpreter(environ: Mapping[str, str]) -> str | None:
 
 
 def _is_this_interpreter(python: str) -> bool:
-    """Return whether ``python`` is the one that runs this, under whatever name of its folder.
+    """Return whether ``python`` is the interpreter of ft-run, under any of its names in its folder.
 
-    The folder counts: two virtual environments have links to the same file.
+    The folder matters: two virtual environments link to the same file.
     """
     found = os.path.abspath(shutil.which(python) or python)
     same_folder = os.path.samefile(os.path.dirname(found), os.path.dirname(sys.executable))

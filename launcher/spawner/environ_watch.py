@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 _DECOY: Final = "<each worker has a {} of its own>"
-"""The value of a variable that is another one in each worker. It is no number: what is made of it
-does not go unnoticed."""
+"""The value of a variable that differs from worker to worker. It is not a number, so that code that
+uses it fails."""
 
 
 class _Canary:
     """A variable that is in ``os.environ`` during the preload alone.
 
-    Each is of objects of its own: whoever keeps a copy of the environment, or the part with this
-    variable, keeps a reference to one of them.
+    Name and value are objects of their own: a module that keeps a copy of the environment, or of
+    the part with this variable, keeps a reference to one of them.
     """
 
     def __init__(self, name: str, value: str) -> None:
         self.raw_name = os.fsencode(name)
         self.raw_value = os.fsencode(value)
-        # Where names are interned, as those of attributes are, it is another object's turn.
+        # Names may be interned, as those of attributes are; then the other object tells.
         self._interned = sys.intern(name)
         self.name = os.fsdecode(self.raw_name)
         self.value = os.fsdecode(self.raw_value)
@@ -44,12 +44,12 @@ class _Canary:
 
 
 class EnvironmentWatch:
-    """Takes note of what is read of ``os.environ`` from ``start`` to ``stop``."""
+    """Records what is read from ``os.environ`` between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
         """Create a watch that has not begun."""
         self.reads: set[str] = set()
-        """The variables that were looked up, whether they were there or not."""
+        """The variables that were looked up, set or not."""
         self._stop: Callable[[], None] = lambda: None
         # First, as what a loop leaves behind in its variables is the last. It has no word in its
         # name that somebody could search for.
@@ -60,8 +60,8 @@ class EnvironmentWatch:
         """Begin.
 
         Args:
-            differing: variables that each worker has, with a value of its own, and that are not in
-                ``os.environ``. Who looks one up by its name does not find it.
+            differing: variables that have another value in each worker and are not in
+                ``os.environ``. A look-up by name does not find them.
         """
         environ: Any = os.environ
         content = getattr(environ, "_data", None)
@@ -93,10 +93,10 @@ class EnvironmentWatch:
         self._stop()
 
     def is_kept(self) -> bool:
-        """Return whether somebody has a copy of the environment, or of some of its names or values.
+        """Return whether a module has a copy of the environment, or of some names or values.
 
-        To be asked between ``start`` and ``stop``. A copy of which neither names nor values are as
-        they were is not noticed, nor is a part in which there is none of the workers' variables.
+        Call it between ``start`` and ``stop``. It misses a copy with changed names and values, and
+        a copy of a part that has none of the workers' variables.
         """
         if self._is_referred_to():
             gc.collect()  # it may be garbage
@@ -131,7 +131,7 @@ class EnvironmentWatch:
 
 
 class _Recording(dict[bytes, bytes]):
-    """The content of ``os.environ``, which takes note of what is looked up.
+    """The content of ``os.environ``, which records what is looked up.
 
     A stranger is found by the object that a walk gives for its name, by no other of the same text.
     """
