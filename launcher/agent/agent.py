@@ -136,7 +136,7 @@ class Agent:
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
-        """The last reason printed for the lost connection; reset when it is back."""
+        """The reasons printed for the lost connection; cleared when it is back."""
         self.status = LiveStatus(options)
 
     # --- what the launcher calls -------------------------------------------------------------

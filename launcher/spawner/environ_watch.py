@@ -51,8 +51,8 @@ class EnvironmentWatch:
         self.reads: set[str] = set()
         """The variables that were looked up, set or not."""
         self._stop: Callable[[], None] = lambda: None
-        # First, as what a loop leaves behind in its variables is the last. It has no word in its
-        # name that somebody could search for.
+        # First, as what a loop leaves behind in its variables is the last. Its
+        # name has no word that a module could search for.
         self._strangers = [_Canary("_" + secrets.token_hex(8), secrets.token_hex(16))]
         self._kept_before: list[list[int]] = []
 
