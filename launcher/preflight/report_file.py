@@ -1,4 +1,4 @@
-"""``--check-report``: where the report may go, and how it gets there.
+"""``--check-report``: where the report may be written, and how.
 
 A file is replaced in one step: a process that waits for it never sees half of it. A path that
 is not a file (a terminal, a pipe, a device) is written to and not replaced.
@@ -17,7 +17,7 @@ from typing import Final
 from ...errors import UsageError
 
 _READER_S: Final = 5.0
-"""How long a reader may be waited for in all before the report is given up: the job waits too."""
+"""How long to wait for a reader in all before the report is given up: the job waits too."""
 
 
 def check_report_path(path: str | None) -> None:
@@ -76,7 +76,7 @@ def _status(path: str) -> os.stat_result | None:
 def _own_stream(found: os.stat_result | None) -> int | None:
     """Return which of this process's own streams a path leads to (``/dev/stdout``), if to any.
 
-    To open it anew would write at its beginning, or fail where it is a socket.
+    Opening it again would write at its beginning, or fail for a socket.
     """
     for fd in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The words of the event lines: what a person reads of a run, each line with round and node."""
+"""The text of the event lines, each with round and node."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.NodePassedWithRemark: logging.WARNING,
     ev.WorkerFailed: logging.ERROR,
 }
-"""Of the events that are no plain information."""
+"""The levels of events that are more or less than information."""
 
 
 def nodes_wanted(min_nodes: int, max_nodes: int) -> str:

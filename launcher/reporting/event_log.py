@@ -1,7 +1,7 @@
 """``--event-log-handler console``: one line of JSON for each event, as torchrun writes them.
 
 The names of the events and of their fields are those of ``torch.distributed.elastic.events``.
-Not written is ``ASSIGN_WORKER_RANKS``: here it is no step of its own.
+``ASSIGN_WORKER_RANKS`` is not written: ft-run has no such step.
 """
 
 import json
@@ -51,7 +51,7 @@ class EventLog:
             self._worker("START", local_rank)
 
     def exited(self, local_rank: int, exit_code: int) -> None:
-        """Take note of how a worker ended; ``ended`` writes it."""
+        """Record how a worker ended; ``ended`` writes it."""
         self._exit_codes[local_rank] = exit_code
 
     def ended(self, verdict: Verdict) -> None:
@@ -64,7 +64,7 @@ class EventLog:
                 self._worker("FAILED", local_rank, exit_code)
             else:
                 self._worker("TERMINATED", local_rank)
-        # As torchrun: that the agent has done its work, whatever became of the workers.
+        # As torchrun: the agent has done its work, whether or not the workers succeeded.
         self._agent("SUCCEEDED")
 
     def _agent(self, state: str, **fields: object) -> None:

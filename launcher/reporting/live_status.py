@@ -1,4 +1,4 @@
-"""The live line at the bottom of a terminal: how far a job is, and for how long it runs."""
+"""The live line at the bottom of a terminal: state and running time of the job."""
 
 import time
 
@@ -23,10 +23,10 @@ class LiveStatus:
         self.waiting: Waiting | None = None
         self.connected = True
         self.checking = ""
-        """How far the checks are; empty while there are none."""
+        """Progress of the checks; empty while there are none."""
 
     def started(self, assignment: Assignment) -> None:
-        """A round was started here."""
+        """Record that a round was started here."""
         self._place, self.waiting = assignment, None
 
     def text(self) -> str:

@@ -43,14 +43,14 @@ def standard_output() -> Iterator[None]:
 
 
 def say_last(text: str) -> None:
-    """Write a line to standard error; where nothing takes it, the exit status says enough."""
+    """Write a line to standard error; if that fails, the exit status says enough."""
     writer = LineWriter()
     writer.put(printable(text) + "\n")
     writer.finish()
 
 
 def _drop(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere: Python would try once more when it ends."""
+    """Discard what is still buffered: Python would write it again when it ends."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
