@@ -178,7 +178,7 @@ class _Climb:
         return f"ft-run check {self._node} · {self._doing} · {self._remaining_s():.0f} s left"
 
     async def run(self) -> Verdicts:
-        """Carry out a step of the plan; return the next one."""
+        """Carry out the plan step by step; return the verdicts."""
         rules = Rules(floors=Metrics(**self._options.floors))
         results = Results((self._node,), rules=rules)
         while (step := plan(results)) is not None:

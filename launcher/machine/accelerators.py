@@ -72,7 +72,7 @@ class Device:
 class Accelerators:
     """The usable accelerators of one kind, in the order in which workers see them.
 
-    ``source`` says for people how they were counted, also where there are none.
+    ``source`` says in words how they were counted, also if there are none.
     """
 
     kind: AcceleratorKind

@@ -1,4 +1,4 @@
-"""Messages between the processes of one node: JSON behind its length, file descriptors beside it.
+"""Messages between the processes of one node: length-prefixed JSON, with file descriptors attached.
 
 Agent and spawner speak it, and so do spawner and fork server. Both ends are of one program and
 one version.
@@ -32,7 +32,7 @@ def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[in
 
 
 class Incoming:
-    """What comes over one socket."""
+    """Reads the messages and file descriptors of one socket."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -71,7 +71,7 @@ class Incoming:
         """Return the next ``count`` file descriptors that came; they are the caller's.
 
         Raises:
-            OSError: some were lost, because this process may have no more open files.
+            OSError: some were lost, because this process is at its limit of open files.
         """
         taken = self._fds[:count]
         del self._fds[:count]
