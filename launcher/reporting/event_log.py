@@ -33,7 +33,7 @@ class EventLog:
         self._line = line
         self._entry_point = os.path.basename(entry_point)
         self._began = self._waits_since = time.monotonic()
-        self._place: Assignment | None = None
+        self._assignment: Assignment | None = None
         self._pids: Sequence[int] = ()
         self._exit_codes: dict[int, int] = {}
 
@@ -45,7 +45,7 @@ class EventLog:
         """Write that a round was formed, and that its workers were started here."""
         waited_ms = (time.monotonic() - self._waits_since) * 1000
         self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=assignment.restarts)
-        self._place, self._pids = assignment, pids
+        self._assignment, self._pids = assignment, pids
         self._exit_codes.clear()
         for local_rank in range(len(pids)):
             self._worker("START", local_rank)
@@ -71,23 +71,23 @@ class EventLog:
         self._write(state, "AGENT", {}, **fields)
 
     def _worker(self, state: str, local_rank: int, exit_code: int | None = None) -> None:
-        assert self._place is not None
+        assert self._assignment is not None
         pid = self._pids[local_rank]
         # torchrun has each of these in a list.
         more = {
             "local_rank": [local_rank],
-            "role_rank": [self._place.role_rank_offset + local_rank],
-            "role_world_size": [self._place.role_world_size],
+            "role_rank": [self._assignment.role_rank_offset + local_rank],
+            "role_world_size": [self._assignment.role_world_size],
             "exit_code": [exit_code],
             "worker_pid": [pid if exit_code else None],
         }
-        rank = self._place.rank_offset + local_rank
+        rank = self._assignment.rank_offset + local_rank
         self._write(state, "WORKER", more, global_rank=rank, worker_id=str(pid))
 
     def _write(self, state: str, source: str, more: dict[str, object], **fields: object) -> None:
         if not self._wanted:
             return
-        assignment, rendezvous = self._place, self._options.rendezvous
+        assignment, rendezvous = self._assignment, self._options.rendezvous
         details = {
             "group_world_size": assignment.nodes if assignment is not None else None,
             "entry_point": self._entry_point,

@@ -19,7 +19,7 @@ class LiveStatus:
     def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._since = time.monotonic()
-        self._place: Assignment | None = None
+        self._assignment: Assignment | None = None
         self.waiting: Waiting | None = None
         self.connected = True
         self.checking = ""
@@ -27,11 +27,11 @@ class LiveStatus:
 
     def started(self, assignment: Assignment) -> None:
         """Record that a round was started here."""
-        self._place, self.waiting = assignment, None
+        self._assignment, self.waiting = assignment, None
 
     def text(self) -> str:
         """Return the line as of now."""
-        options, assignment, waiting_ = self._options.rendezvous, self._place, self.waiting
+        options, assignment, waiting_ = self._options.rendezvous, self._assignment, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]
         if self.checking:

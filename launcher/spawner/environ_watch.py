@@ -53,7 +53,7 @@ class EnvironmentWatch:
         self._stop: Callable[[], None] = lambda: None
         # First, as what a loop leaves behind in its variables is the last. Its
         # name has no word that a module could search for.
-        self._strangers = [_Canary("_" + secrets.token_hex(8), secrets.token_hex(16))]
+        self._canaries = [_Canary("_" + secrets.token_hex(8), secrets.token_hex(16))]
         self._kept_before: list[list[int]] = []
 
     def start(self, differing: Iterable[str]) -> None:
@@ -67,8 +67,8 @@ class EnvironmentWatch:
         content = getattr(environ, "_data", None)
         if not isinstance(content, dict):  # another Python: then the list of names must do
             return
-        self._strangers += [_Canary(name, _DECOY.format(name)) for name in differing]
-        recording = _Recording(content, self._strangers, self.reads)
+        self._canaries += [_Canary(name, _DECOY.format(name)) for name in differing]
+        recording = _Recording(content, self._canaries, self.reads)
         environments: tuple[Any, ...] = (environ, os.environb)
         codecs = environ.encodekey, environ.decodekey, environ.decodevalue
         for environment in environments:
@@ -79,9 +79,9 @@ class EnvironmentWatch:
         def stop() -> None:
             content.clear()
             content.update(recording)
-            for stranger in self._strangers:
-                if content.get(stranger.raw_name) is stranger.raw_value:
-                    del content[stranger.raw_name]
+            for canary in self._canaries:
+                if content.get(canary.raw_name) is canary.raw_value:
+                    del content[canary.raw_name]
             environ.encodekey, environ.decodekey, environ.decodevalue = codecs
             for environment in environments:
                 environment._data = content
@@ -111,7 +111,7 @@ class EnvironmentWatch:
         )
 
     def _references(self) -> list[list[int]]:
-        return [stranger.references() for stranger in self._strangers]
+        return [canary.references() for canary in self._canaries]
 
     def _codecs(
         self,
@@ -119,10 +119,10 @@ class EnvironmentWatch:
         decode_key: Callable[[bytes], str],
         decode_value: Callable[[bytes], str],
     ) -> tuple[Callable[[str], bytes], Callable[[bytes], str], Callable[[bytes], str]]:
-        """Return functions that give and take the very objects of the strangers."""
-        raw_names = {id(stranger.name): stranger.raw_name for stranger in self._strangers}
-        names = {id(stranger.raw_name): stranger.name for stranger in self._strangers}
-        values = {id(stranger.raw_value): stranger.value for stranger in self._strangers}
+        """Return functions that give and take the very objects of the canaries."""
+        raw_names = {id(canary.name): canary.raw_name for canary in self._canaries}
+        names = {id(canary.raw_name): canary.name for canary in self._canaries}
+        values = {id(canary.raw_value): canary.value for canary in self._canaries}
         return (
             lambda name: raw_names.get(id(name)) or encode_key(name),
             lambda raw: names.get(id(raw)) or decode_key(raw),
@@ -133,14 +133,14 @@ class EnvironmentWatch:
 class _Recording(dict[bytes, bytes]):
     """The content of ``os.environ``, which records what is looked up.
 
-    A stranger is found by the object that a walk gives for its name, by no other of the same text.
+    A canary is found by the object that a walk gives for its name, by no other of the same text.
     """
 
     def __init__(
-        self, content: dict[bytes, bytes], strangers: list[_Canary], reads: set[str]
+        self, content: dict[bytes, bytes], canaries: list[_Canary], reads: set[str]
     ) -> None:
-        super().__init__({one.raw_name: one.raw_value for one in strangers} | content)
-        self._names = {id(one.raw_value): one.raw_name for one in strangers}
+        super().__init__({one.raw_name: one.raw_value for one in canaries} | content)
+        self._names = {id(one.raw_value): one.raw_name for one in canaries}
         self._reads = reads
 
     def __getitem__(self, key: bytes) -> Any:
