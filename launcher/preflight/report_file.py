@@ -56,14 +56,14 @@ def write_report(path: str, report: str) -> None:
         elif found is None or stat.S_ISREG(found.st_mode):
             _replace(Path(path).resolve(), text)
         else:
-            # A pipe without a reader is an error and not something to wait for.
+            # A pipe that nothing reads is an error and not something to wait for.
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             try:
                 _write_all(fd, text.encode())
             finally:
                 os.close(fd)
     except OSError as error:
-        why = "it has no reader" if error.errno == errno.ENXIO else error.strerror
+        why = "nothing reads it" if error.errno == errno.ENXIO else error.strerror
         raise UsageError(f"--check-report {path!r} cannot be written: {why}.") from error
 
 

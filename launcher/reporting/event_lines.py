@@ -173,8 +173,8 @@ def _preload(event: ev.PreloadChanged) -> str:
         case ev.PreloadState.STALE:
             return f"preload: {event.text} has changed on disk; importing again"
         case ev.PreloadState.FAILED:
-            these = "check workers" if event.is_of_checks else "workers"
-            return f"preload: {event.text}; {these} start the ordinary way"
+            which = "check workers" if event.is_of_checks else "workers"
+            return f"preload: {event.text}; {which} start the ordinary way"
 
 
 def _relay_lost(event: ev.RelayLost) -> str:

@@ -140,7 +140,7 @@ def _doubt(cause: Failure, others: Iterable[Failure]) -> str:
     if evidence(cause) is not Evidence.UNSAID or not alike:
         return ""
     return (
-        f"\n  note      : {alike} more ended like this and gave no reason, so that another may"
+        f"\n  note      : {alike} more ended like this, with no reason given, so that another may"
         " have been first; @record or --tee 2 would tell"
     )
 
