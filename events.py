@@ -1,7 +1,7 @@
-"""Everything that is told of a job, as values: lines on the console are made from them at the edge.
+"""All events of a job, as values; ``launcher.reporting`` turns them into lines on the console.
 
-An event has fields and no words (``launcher.reporting.event_lines`` has those), but for what
-arrives in words from a worker or a master. Times and durations are in seconds, ranks are global
+An event has fields and no text (``launcher.reporting.event_lines`` has it), except for text that
+comes from a worker or a master. Times and durations are in seconds, ranks are global
 unless they are called local, and ``round`` and ``node_rank`` are those of the round that an event
 is of. Fields are added at the end, so that what reads them by name goes on.
 """
@@ -60,7 +60,7 @@ class MasterListening:
 
 @dataclass(frozen=True, slots=True)
 class MasterNoted:
-    """What a master notes, in its words; ``is_apart``: it is a master without an agent."""
+    """A remark of a master, as text; ``is_apart``: it is a master without an agent."""
 
     text: str
     is_apart: bool
@@ -114,7 +114,7 @@ class MasterUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class MasterAwaitedToLeave:
-    """A node leaves while the master is away, and waits so long to tell it."""
+    """A node leaves while the master is away, and waits at most this long to tell it."""
 
     limit_s: float
 
@@ -141,7 +141,7 @@ class NodeSignalled:
     signal: str
     workers: int
     is_check: bool = False
-    """It is one of ``ft-run check``, which has no job."""
+    """The node runs ``ft-run check``, which has no job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class WorkersStarted:
     store_addr: str
     store_port: int
     store_pid: int | None
-    """The process that hosts the store, where it is one of its own on this node."""
+    """The store process, if there is one on this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class RegroupBegun:
 
 
 class PreloadState(enum.Enum):
-    """How far the preload is."""
+    """The state of the preload."""
 
     LOADING = "loading"
     READY = "ready"
@@ -315,7 +315,7 @@ class RelayFull:
 
 @dataclass(frozen=True, slots=True)
 class OutputUnshown:
-    """Nothing read the console: so much of the workers' output is not shown."""
+    """Nothing read the console: this much of the workers' output is not shown."""
 
     bytes: int
 
@@ -325,7 +325,7 @@ class OutputUnshown:
 
 @dataclass(frozen=True, slots=True)
 class ChecksProgressed:
-    """How far the checks are; ``is_alone``: those of ``ft-run check`` on one node."""
+    """Progress of the checks; ``is_alone``: those of ``ft-run check`` on one node."""
 
     progress: str
     is_alone: bool = False
@@ -333,7 +333,7 @@ class ChecksProgressed:
 
 @dataclass(frozen=True, slots=True)
 class NodeJudged:
-    """What the checks found of a node that is worth telling."""
+    """A result of the checks for one node that is worth a line."""
 
     node: str
     standing: str
@@ -349,7 +349,7 @@ class NodePassedWithRemark:
 
 @dataclass(frozen=True, slots=True)
 class ChecksEnded:
-    """What the checks found in all."""
+    """The result of all checks."""
 
     conclusion: str
 

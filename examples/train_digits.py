@@ -153,7 +153,7 @@ class Checkpoint(TypedDict):
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make ``path`` hold ``data``; whoever reads it, even after a power cut, sees all or nothing.
+    """Make ``path`` hold ``data``; a reader, even after a power cut, sees all of it or nothing.
 
     The temporary file is in the same folder because a rename is atomic only within one file
     system. The file is synced before the rename, so that the new name never points to data that
@@ -390,7 +390,7 @@ def main() -> None:
     accuracy = evaluate(network, test_set, device)
     if dist.get_rank() == 0:
         report(network, accuracy, options.save_weights)
-    dist.barrier()  # from here on nobody needs the checkpoints
+    dist.barrier()  # from here on no rank needs the checkpoints
     dist.destroy_process_group()
     if options.checkpoint_dir is None and os.environ["LOCAL_RANK"] == "0":
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The entry point: read the command line, do what it says, end with a documented exit status."""
+"""The entry point: read the command line, run the command, exit with a documented status."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The options of one ``ft-run`` invocation, checked and typed: what the command line means.
+"""The options of one ``ft-run`` invocation, checked and typed.
 
 ``cli`` builds a ``LaunchOptions``; the agent reads it; nothing else parses text.
 """
@@ -67,7 +67,7 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True)
 class RendezvousOptions:
-    """How this node meets the others. All times in seconds."""
+    """How this node finds the others. All times in seconds."""
 
     job_id: str
     min_nodes: int = 1
@@ -82,20 +82,20 @@ class RendezvousOptions:
     node_rank: int | None = None
     local_addr: str | None = None
     master_addr: str | None = None
-    """``--master-addr`` of a job of one node: its workers meet where this leads from here."""
+    """``--master-addr`` of a job of one node; its address is the workers' ``MASTER_ADDR``."""
     worker_ports: range | None = None
     """Where ``MASTER_PORT`` is taken from; None: any free port."""
     worker_ports_flag: str = "--worker-port"
-    """Which flag gave them."""
+    """The flag that gave the ports."""
     timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float | None = None
-    """Infinity: never, late-comers enter at the next restart; None: not given, then the master
-    knows."""
+    """Infinity: never, late-comers enter at the next restart; None: not given, the master's value
+    applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class LadderOptions:
-    """How the nodes of a job are checked, and where the report goes."""
+    """How the nodes of a job are checked, and where the report is written."""
 
     spec: CheckSpec
     report: str | None = None
@@ -131,25 +131,25 @@ class LaunchOptions:
     """A failed job ends with the exit status of the root cause's worker."""
     virtual_local_rank: bool = False
     separate_store: bool = False
-    """A process of its own hosts the store of each round, instead of rank 0."""
+    """A separate process hosts the store of each round, instead of rank 0."""
     numa_binding: str | None = None
     preload: tuple[str, ...] = ()
-    """Modules that are imported once; workers are forked from the process that has."""
+    """Modules that the fork server imports once; workers are forked from it."""
     event_log_handler: str = "null"
     checks: LadderOptions | None = None
     """None: nodes are not checked."""
     remarks: tuple[str, ...] = ()
-    """What the user should be told once, before the job starts: ignored keys, a missing id."""
+    """Remarks to print once, before the job starts: ignored keys, a missing id."""
     name: str = ""
     """What the report calls the script; empty: as it was given."""
 
     @property
     def only_checks(self) -> bool:
-        """Whether nothing comes after the checks: no worker trains."""
+        """Whether the job ends after the checks: no worker trains."""
         return self.checks is not None and self.checks.spec.only
 
     def job_spec(self) -> JobSpec:
-        """Return what all nodes of the job must have been given alike."""
+        """Return the options that must be the same on all nodes of the job."""
         return JobSpec(
             job_id=self.rendezvous.job_id,
             min_nodes=self.rendezvous.min_nodes,
@@ -171,7 +171,7 @@ class MasterOptions:
     """Where to listen; ``::`` is all addresses."""
     timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
-    """Where the job's nodes were given none; infinity: never."""
+    """Used if the job's nodes were given none; infinity: never."""
     remarks: tuple[str, ...] = ()
 
 
@@ -180,7 +180,7 @@ class CheckOptions:
     """Everything that one ``ft-run check`` was asked to do."""
 
     rendezvous: RendezvousOptions | None = None
-    """How the nodes meet that are checked together; None: this node is checked by itself."""
+    """How nodes that are checked together find each other; None: this node is checked alone."""
     remarks: tuple[str, ...] = ()
     nproc_per_node: str = defaults.NPROC_PER_NODE
     accelerator: str = "auto"
@@ -190,20 +190,20 @@ class CheckOptions:
     """0: the default, which is longer with GPUs."""
     """For all phases together."""
     floors: Mapping[str, float] = field(default_factory=dict)
-    """What metrics must reach, by name; the units are in the names."""
+    """The floor of each metric, by name; the units are in the names."""
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
     compute_threshold: float = 0.0
     """0: as ``straggler_threshold``."""
     exclude_straggler: bool = False
-    """A node that is slow is unhealthy."""
+    """A slow node counts as unhealthy."""
     is_strict: bool = False
-    """A warning is told by the exit status."""
+    """A warning changes the exit status."""
     json: bool = False
     report: str | None = None
     """The file for the report."""
     log_dir: str | None = None
     preload: tuple[str, ...] = ()
-    """Modules that are imported once; check workers are forked from the process that has."""
+    """Modules that the fork server imports once; check workers are forked from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,11 @@ class PolicyOptions:
     """Everything that one ``ft-run policy`` was asked to do."""
 
     failure: str
-    """The failure in words of matches, such as ``exit:137 oom``."""
+    """The failure, written as matches, such as ``exit:137 oom``."""
     policy: PolicySpec
     seconds_after_start: float | None = None
     is_repeated: bool = False
-    """The same failure ended the round before."""
+    """The round before ended with the same failure."""
     json: bool = False
 
 

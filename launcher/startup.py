@@ -1,4 +1,4 @@
-"""What a process of ft-run does before anything else, and how it runs its event loop."""
+"""The first steps of every ft-run process, and how it runs its event loop."""
 
 import gc
 import os
@@ -14,10 +14,10 @@ T = TypeVar("T")
 def run(main: Coroutine[object, object, T]) -> T:
     """Run a coroutine as ``asyncio.run`` does, for one that handles signals.
 
-    ``asyncio`` closes the socket that signals wake its loop through before it takes the signal
-    handlers away. A signal in between (SIGCHLD of a spawner that was killed) would print an
-    "Exception ignored when trying to write to the signal wakeup fd", so none is written any
-    more once the coroutine has ended.
+    ``asyncio`` closes the socket by which signals wake its loop before it removes the signal
+    handlers. A signal in between (SIGCHLD of a spawner that was killed) would print "Exception
+    ignored when trying to write to the signal wakeup fd". So the wake-up is switched off when the
+    coroutine has ended.
     """
     import asyncio  # by now loaded without ssl
 
@@ -32,7 +32,7 @@ def run(main: Coroutine[object, object, T]) -> T:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Collect no garbage while modules are loaded: they stay, and no collection looks at them."""
+    """Switch garbage collection off while modules are loaded, and keep them out of later ones."""
     gc.disable()
     try:
         yield
@@ -55,14 +55,14 @@ def import_asyncio() -> None:
 def quiet_grpc() -> None:
     """Keep gRPC from writing lines of its own; it reads this when it is loaded.
 
-    What it reports is reported better by ft-run. Workers get no variable by this: their
-    environment is taken before.
+    ft-run reports the same in its own lines. The variable does not reach workers: their
+    environment is copied before.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def open_standard_streams() -> None:
-    """Make sure that 0, 1 and 2 are open, or the next file would become a standard stream."""
+    """Open descriptors 0, 1 and 2 where they are closed: else a file would get their number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -1,4 +1,4 @@
 """One node: it attends, starts and stops its workers, reports, and ends as the verdict says.
 
-It obeys the group; it never decides for it.
+The node follows the group; it decides nothing for it.
 """

@@ -1,8 +1,8 @@
 """The agent: what one node does from attending to the verdict.
 
-One loop takes events from one queue: what the master says, what becomes of workers, signals and
-timers, with one method for each. It decides nothing for the group and never waits on a poll.
-It never imports torch.
+One loop takes events from one queue: messages of the master, events of workers, signals and
+timers, with one method for each. The agent decides nothing for the group, never polls and never
+imports torch.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ from .supervisor import Supervisor, TimeOver
 from .worker_group import WorkerGroup, WorkerGroupState
 
 _DRAIN_S = 10.0
-"""How long what workers have written may take to be shown, before the last word."""
+"""How long the workers' last output may take to appear before the verdict is printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Signalled:
 
 
 class _FarewellOver:
-    """The master is still away, and this node waits no longer to tell it that it leaves."""
+    """The time in which a leaving node waits for an absent master is over."""
 
 
 _Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver
@@ -98,7 +98,7 @@ class Agent:
 
         Args:
             parts: what the node was given before its event loop.
-            identity: who this node is.
+            identity: of this node, and its incarnation.
             port: where other nodes reach it, and where it would host the store.
             crew: its check workers; None without checks.
         """
@@ -136,14 +136,14 @@ class Agent:
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
-        """Why the connection is gone, as far as that was told since it was there."""
+        """The reasons printed for the lost connection; cleared when it is back."""
         self.status = LiveStatus(options)
 
     # --- what the launcher calls -------------------------------------------------------------
 
     def attend(self) -> Attend:
         """Return what this node says first on every stream, as of now."""
-        offer = self._port.offer  # this host may have another address than when it began
+        offer = self._port.offer  # the address of this host may have changed
         return Attend(
             protocol=PROTOCOL_VERSION,
             version=VERSION,
@@ -182,7 +182,7 @@ class Agent:
         while not self._is_over():
             await self._handle(await self._events.get())
         self._workers.close()
-        await self._checks.rest()  # or what ends the crew would be answered by a new one
+        await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
             self._parts.display.hurry()
@@ -221,10 +221,10 @@ class Agent:
             self._workers.stop(event.number)
 
     def _left(self) -> None:
-        """No worker is left here: go, if a signal asked for that, but let the master know why.
+        """Leave, now that no worker is left, if a signal asked for it; tell the master first.
 
-        One that is away is waited for, for a moment and never beyond ``--shutdown-timeout``: it
-        would take this node for lost, which costs the others a restart.
+        An absent master is waited for, briefly and never beyond ``--shutdown-timeout``: it would
+        take this node for lost, which costs the others a restart.
         """
         is_missed = self._claim.has_peers and not self.status.connected
         patience_s = self._end.patience_s() if is_missed else 0.0
@@ -295,7 +295,7 @@ class Agent:
             self._event(ev.ChecksProgressed(text))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
-        """Go on, or go: the checks of this node are over."""
+        """Go on or leave: the checks of this node are over."""
         if not self._checks.hear(found):
             return  # said twice
         await self._rest_from_checks()
@@ -367,14 +367,14 @@ class Agent:
         self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
 
     def _give_up(self, error: Exception) -> None:
-        """End this node for a reason of its own."""
+        """End this node for a local reason, not by the job's verdict."""
         self._end.failed(error)
         self._workers.end(gently=False)
 
     # --- the spawner -------------------------------------------------------------------------
 
     async def _spawner_gone(self) -> None:
-        """The kernel has killed the workers; what they had started was left to this process."""
+        """End what workers had started: the spawner is dead, the kernel has killed the workers."""
         relay = self._parts.relay
         await kill_orphans(spare=relay.pid if relay is not None else None)
         self._workers.forget()
@@ -395,7 +395,7 @@ class Agent:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the job ended; None while it has not, or where this node left before."""
+        """How the job ended; None while it runs, or if this node left before the end."""
         return self._end.verdict
 
     @property

@@ -1,4 +1,4 @@
-"""What this node claims of its last round: all that a master that knows nothing must be told."""
+"""What this node reports of its last round, so that a new master can take the round over."""
 
 import time
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from ...values import replace
 
 
 class OwnClaim:
-    """The claim of this node, kept up as its round goes on."""
+    """The claim of this node, updated while its round runs."""
 
     def __init__(self) -> None:
         self._claim: Claim | None = None
@@ -50,7 +50,7 @@ class OwnClaim:
         return self._claim is None or self._claim.round <= round_number
 
     def started(self, assignment: Assignment) -> None:
-        """The workers of a round are started."""
+        """Begin the claim of a round: its workers are started."""
         self._since = time.monotonic()
         self._failures = []
         self._claim = Claim(
@@ -66,7 +66,7 @@ class OwnClaim:
         )
 
     def became_spare(self) -> None:
-        """Claim to be in no round's world, so that no later master takes us for a member."""
+        """Claim to be in no round's world, so that no later master takes this node for a member."""
         known = self._claim
         self._failures = []
         self._claim = Claim(
@@ -95,13 +95,13 @@ class OwnClaim:
         self._claim = replace(self._claim, state=ClaimState.DONE)
 
     def stopped(self, round_number: int) -> None:
-        """No worker of that round is alive; of another round it says nothing."""
+        """Note that no worker of that round is alive; ignored for another round."""
         if self._claim is not None and self._claim.round == round_number:
             self._claim = replace(self._claim, state=ClaimState.STOPPED)
 
 
 class _Weighed(NamedTuple):
-    """A failure with what it takes to choose between it and others: to find that out is slow."""
+    """A failure and its rank among failures, which is slow to compute."""
 
     can_go: bool
     evidence: Evidence
@@ -116,10 +116,9 @@ class _Weighed(NamedTuple):
 
 
 def _bound(failures: list[_Weighed]) -> None:
-    """Keep so many failures that the claim fits a message, and no more than a verdict shows.
+    """Drop failures until the claim fits a message, and a verdict shows all of them.
 
-    Those are kept from which the others may follow, the first of equals, and any worker that does
-    not die.
+    Likely root causes stay, the first among equals, and every worker that survives SIGKILL.
     """
     while len(failures) > 1 and (
         len(failures) > defaults.FAILURES_IN_VERDICT

@@ -1,4 +1,4 @@
-"""How a node's part in its job ends: by the verdict, by a signal, or for a reason of its own."""
+"""How a node's part in its job ends: by the verdict, by a signal, or for a local reason."""
 
 import signal
 import time
@@ -12,11 +12,11 @@ from ..reporting.failure_report import final_report
 from .parts import NodeParts
 
 _FAREWELL_S = 5.0
-"""How long a node that leaves waits at most for a master that is away, to say why."""
+"""The longest time that a leaving node waits for an absent master, to tell it why."""
 
 
 class NodeEnd:
-    """What is known of the end so far. Of several reasons the first gives the exit status."""
+    """What is known of the end so far. The first of several reasons gives the exit status."""
 
     def __init__(self, options: LaunchOptions) -> None:
         self._options = options
@@ -26,11 +26,11 @@ class NodeEnd:
         """The signal that asked this node to leave."""
         self._signalled_at = 0.0
         self.verdict: Verdict | None = None
-        """How the job ended; None while it has not, or where this node left before."""
+        """How the job ended; None while it runs, or if this node left before the end."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether nothing has come yet by which this node leaves or the job is over."""
+        """Whether neither the job has ended nor this node has begun to leave."""
         return self.signal is None and self._exit_code is None
 
     @property
@@ -39,14 +39,14 @@ class NodeEnd:
         return self._exit_code is not None or self._error is not None
 
     def asked_by(self, number: int) -> None:
-        """A signal asks this node to leave."""
+        """Note a signal that asks this node to leave."""
         self.signal, self._signalled_at = number, time.monotonic()
 
     def patience_s(self) -> float:
-        """Return the seconds for which a master that is away may still be told of the leaving.
+        """Return how many seconds this node may wait for an absent master, to say that it leaves.
 
-        None after Ctrl-C, and never more than is left of ``--shutdown-timeout``: whoever sent the
-        signal may follow it up with SIGKILL after that.
+        None after Ctrl-C, and never more than is left of ``--shutdown-timeout``: SIGKILL may
+        follow the signal after that.
         """
         if self.signal in (None, signal.SIGINT):
             return 0.0
@@ -54,7 +54,7 @@ class NodeEnd:
         return max(0.0, min(_FAREWELL_S, self._options.shutdown_timeout_s - so_far_s))
 
     def set_verdict(self, verdict: Verdict, override: Exception | None = None) -> None:
-        """The job is over; ``override`` is why this node does not end as the job does."""
+        """Note the verdict; ``override`` is why this node ends differently from the job."""
         self.verdict = verdict
         if override is not None:
             self.failed(override)
@@ -62,19 +62,19 @@ class NodeEnd:
             self._exit_code = self._exit_code_of(verdict)
 
     def failed(self, error: Exception) -> None:
-        """This node ends for a reason of its own."""
+        """Note a local reason for which this node ends."""
         if self.is_pending:
             self._error = error
         else:
             self.left()
 
     def left(self) -> None:
-        """No worker is left here: if a signal asked this node to leave, it now has."""
+        """Note that no worker is left: a node that a signal asked to leave has now left."""
         if self.signal is not None and self._exit_code is None:
             self._exit_code = exit_codes.SIGNAL_BASE + self.signal
 
     def status(self) -> int:
-        """Return the exit status; raise what this node ended by."""
+        """Return the exit status, or raise the error that ended this node."""
         if self._error is not None:
             raise self._error
         assert self._exit_code is not None
@@ -89,7 +89,7 @@ class NodeEnd:
 
 
 def show_verdict(verdict: Verdict, parts: NodeParts) -> None:
-    """Print how the job ended, the last word after everything else."""
+    """Print how the job ended, after everything else."""
     options, display, log_dir = parts.options, parts.display, parts.log_dir
     if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
         display.report(final_report(verdict, options.name or options.script))

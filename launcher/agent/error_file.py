@@ -1,6 +1,6 @@
 """The file that ``@record`` writes when a worker fails (``TORCHELASTIC_ERROR_FILE``).
 
-Anything may write there, so nothing of it is believed: what is not a regular file, not JSON, too
+Any process may write there, so nothing in it is trusted. A file that is not regular, not JSON, too
 large, too deep or without a message is no record, and every number in a record is bounded.
 """
 
@@ -17,7 +17,7 @@ _READ_MAX_BYTES = 16 * defaults.ERROR_FILE_MAX_BYTES
 _TRACEBACK_MARGIN = 2048
 """What JSON, the message and escapes may need beside the traceback in a bounded record."""
 _DEPTH_MAX = 16
-"""Of lists and objects in each other; torch writes three."""
+"""The deepest nesting of lists and objects; torch writes three."""
 _NUMBER_MAX = 2**63
 _TIME_MAX_S = 2**32
 """Unix time in seconds, in 2106. A larger one is in other units."""
@@ -25,21 +25,21 @@ _TIME_MAX_S = 2**32
 
 @dataclass(frozen=True, slots=True)
 class ErrorFile:
-    """What a worker recorded of its end."""
+    """The error that a worker recorded."""
 
     text: str
     """The record as JSON, in ASCII; at most ``defaults.ERROR_FILE_MAX_BYTES``."""
     message: str
     """Type and text of the exception; at most ``MESSAGE_MAX_CHARS``."""
     time_s: int | None
-    """Unix time in whole seconds; None where the record has none that makes sense."""
+    """Unix time in whole seconds; None where the record has no plausible one."""
 
 
 def read_error_file(path: str) -> ErrorFile | None:
-    """Return what a worker recorded, its traceback cut to the bound; None where there is nothing.
+    """Return the record of a worker, its traceback cut to the bound; None without a record.
 
     Args:
-        path: of the file, which need not exist; empty: none was asked for.
+        path: of the file, which need not exist; empty: the worker was given none.
     """
     data = head_of_file(path, _READ_MAX_BYTES) if path else None
     if data is None:

@@ -53,7 +53,7 @@ def ended_by_timer(failure: Failure, scope: str) -> Failure:
 
 
 SHORTAGE = os.EX_TEMPFAIL
-"""There was no process or file for it, which may pass."""
+"""The kernel had no process or file for it; this may pass."""
 
 
 def start_failure(
@@ -67,7 +67,7 @@ def start_failure(
         host: of the node.
         role: of the node.
         exit_code: ``NOT_EXECUTED`` or ``SHORTAGE``.
-        why: a clause for people.
+        why: the reason, as part of a sentence.
     """
     return Failure(
         kind=FailureKind.START,
@@ -141,7 +141,7 @@ def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: list[in
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that says something: of a Python traceback, type and text."""
+    """Return the last line that is not blank: in a Python traceback, type and text."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:MESSAGE_MAX_CHARS] if lines else ""
 

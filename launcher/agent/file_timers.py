@@ -27,7 +27,7 @@ _MAX_TIMERS = 10_000
 _READ_BYTES = 65_536
 
 Expired = Callable[[int, str, int], None]
-"""Takes the process id, the name of the timer, and the signal that answers it (0: none)."""
+"""Takes the process id, the name of the timer, and the signal to send (0: none)."""
 
 
 class FileTimers:
@@ -56,12 +56,12 @@ class FileTimers:
         self._expired: Expired | None = None
 
     def listen(self, loop: asyncio.AbstractEventLoop, expired: Expired) -> None:
-        """Take requests from now on; call ``expired`` for each timer that runs out."""
+        """Read requests from now on; call ``expired`` for each timer that runs out."""
         self._expired = expired
         loop.add_reader(self._fifo, self._read)
 
     def forget(self, pid: int | None = None) -> None:
-        """Stop the timers of a process that is gone; None: of all."""
+        """Stop the timers of a process; None: all timers."""
         for key in [key for key in self._timers if pid in (None, key[0])]:
             self._timers.pop(key).cancel()
 
@@ -100,7 +100,7 @@ class FileTimers:
 
 
 def make_file_timers(environ: MutableMapping[str, str]) -> FileTimers | None:
-    """Return the timers, and name their FIFO in ``environ``, where the user has asked for them.
+    """Return the timers and name their FIFO in ``environ``, if the user has asked for them.
 
     Raises:
         UsageError: there can be no FIFO where the user wants it.

@@ -1,4 +1,4 @@
-"""Whether this agent hosts the master, and the link of the agent to it, wherever it is."""
+"""Whether this agent hosts the master, and the agent's link to it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Hosting:
         self._server: MasterServer | None = None
         self.master: Master | None = None
         self.where = "standalone"
-        """For people: which master this node attends."""
+        """A sentence about the master that this node attends."""
 
     async def start(self) -> None:
         """Start the master if it belongs in this process.
@@ -73,7 +73,7 @@ class Hosting:
     def connect(self, agent: "Agent") -> MasterLink:
         """Return the agent's link to the master."""
         if self.master is not None:
-            # Not by way of a socket: nothing that may break, and no pings of this node's own.
+            # Without a socket: it cannot break, and needs no pings.
             return LocalLink(self.master, agent.attend, agent.post)
         from ...rendezvous.transport.client import GrpcLink
 
@@ -84,7 +84,7 @@ class Hosting:
             agent.attend,
             self._watched(agent.post) if self._port_is_taken else agent.post,
             silence_s=self._silence_s,
-            # Also where what has this host's port does not answer: a master may be frozen.
+            # Also if the holder of the port does not answer: it may be a master that is frozen.
             connect_timeout_s=self._options.timeouts.connect_timeout_s,
             master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
@@ -97,7 +97,7 @@ class Hosting:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the master is here, and the other nodes need it for what they are about to do."""
+        """Whether the master is here and the other nodes are about to need it."""
         return self.serves_others and self.master is not None and not self.master.group.is_settled
 
     async def settled(self) -> None:
@@ -112,7 +112,7 @@ class Hosting:
             wait: until every node has heard the verdict.
         """
         if self._retry is not None:
-            await self._retry  # it takes a moment, and what it may have begun must be ended
+            await self._retry  # it takes a moment, and what it has begun must be ended
         if self.master is None:
             return
         if wait:
@@ -137,7 +137,7 @@ class Hosting:
         try:
             await server.start(address)
         except PortInUseError:
-            # Another agent of this host was first, or the master of the job before this one is
+            # Another agent of this host was first, or the master of the previous job is
             # about to end; or it is something else, as we shall see.
             await server.stop()
             self._port_is_taken = True
@@ -146,10 +146,10 @@ class Hosting:
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
 
     def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
-        """Take over the port, should it become free before a master there has said a word.
+        """Take over the port if it becomes free before a master there has answered.
 
-        Then it was that of the job before this one, which says nothing to a node that is new to
-        it. One that has spoken is waited for: the scheduler starts it again where it was.
+        It then belonged to the previous job, whose master does not answer a new node. A master
+        that has answered is waited for: the scheduler restarts it in its place.
         """
         has_spoken = False
 
@@ -171,7 +171,7 @@ class Hosting:
         assert self._address is not None
         try:
             await self._serve(self._address)
-        except UsageError as error:  # an address that this host has no more
+        except UsageError as error:  # an address that this host no longer has
             self._note(ev.MasterNotHosted(error.sentence))
         if self.master is not None:
             self._note(ev.MasterMoved(str(self._address)))
@@ -188,7 +188,7 @@ class Hosting:
 def group_settings(
     timeouts: Timeouts, rescale_delay_s: float = defaults.RESCALE_DELAY_S
 ) -> GroupSettings:
-    """Return the times of a master's group; ``rescale_delay_s`` is for jobs without their own."""
+    """Return the time limits of a master; ``rescale_delay_s`` is for jobs that set none."""
     return GroupSettings(
         join_timeout_s=timeouts.join_timeout_s,
         last_call_timeout_s=timeouts.last_call_timeout_s,
@@ -199,9 +199,9 @@ def group_settings(
 
 
 def new_examiner() -> Examiner:
-    """Return what begins to check nodes, for the jobs with checks of one master.
+    """Return the function that starts the checks of a job.
 
-    What is found of nodes that pass is remembered: who comes later is compared with them.
+    Results of nodes that pass are kept: nodes that come later are compared with them.
     """
     known: dict[str, Known] = {}
 

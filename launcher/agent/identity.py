@@ -1,4 +1,4 @@
-"""Who this node is: its identity, the same when its agent is restarted, and its incarnation."""
+"""This node's identity, which stays the same when its agent is restarted, and its incarnation."""
 
 import os
 import socket
@@ -9,8 +9,8 @@ _MOST_PER_HOST = 4096
 class NodeIdentity:
     """The identity of this agent, held for as long as the process lives.
 
-    It is the host's name and the first number that no other agent of the same job on this host
-    has. The number is held by an abstract Unix socket, which the kernel frees with the process:
+    It is the host's name and the first number that no other agent of this job on this host has.
+    The number is held by an abstract Unix socket, which the kernel frees with the process:
     an agent that is restarted in place finds its old number free and is the same node again.
     """
 

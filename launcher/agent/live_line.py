@@ -16,12 +16,12 @@ _REDRAW_S = 1.0
 async def live_line(
     display: Display, text: Callable[[], str], spawner: SpawnerClient
 ) -> AsyncIterator[None]:
-    """Keep the live line, where there is a terminal, also over its resizes and Ctrl-Z.
+    """Keep the live line on a terminal, through resizes and Ctrl-Z.
 
     Args:
-        display: what has the line.
-        text: returns what it says now.
-        spawner: gives the terminal back, should this process be killed.
+        display: draws the line.
+        text: returns its present text.
+        spawner: restores the terminal if this process is killed.
     """
     if not display.live:
         yield

@@ -1,4 +1,4 @@
-"""What the spawner looked after, should it be killed: it becomes this process's."""
+"""Processes that become children of the agent when the spawner is killed."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ def adopt_orphans(loop: asyncio.AbstractEventLoop) -> None:
 async def kill_orphans(*, spare: int | None) -> None:
     """Kill every descendant of this process but ``spare``; return when they are dead.
 
-    What is left after ``SURVIVES_KILL_S`` is in uninterruptible sleep.
+    A process that is left after ``SURVIVES_KILL_S`` is in uninterruptible sleep.
     """
     for _ in range(round(SURVIVES_KILL_S / _KILL_AGAIN_S)):
         if not kill_all(pid for pid in descendants(os.getpid()) if pid != spare):

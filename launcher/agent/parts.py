@@ -1,4 +1,4 @@
-"""What a node is made of before its event loop: what must be forked, found or read beforehand."""
+"""The parts of a node that must be forked, found or read before its event loop starts."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """Made by ``launch``, which also closes them; each is used by who needs it."""
+    """Made by ``launch``, which also closes them."""
 
     options: LaunchOptions
     count: WorkerCount

@@ -1,4 +1,4 @@
-"""``--preload``: whether workers can be forked from an image here, and the order to make one."""
+"""``--preload``: whether workers can be forked here, and the order to start a fork server."""
 
 import os
 import shutil
@@ -16,10 +16,10 @@ def start_preload(
     environ: Mapping[str, str],
     spawner: SpawnerClient,
 ) -> str | None:
-    """Have the spawner make an image, if one was asked for and can be of use.
+    """Have the spawner start a fork server, if one was asked for and can be of use.
 
     Returns:
-        Why none is made although it was asked for; None otherwise.
+        Why none is started although it was asked for; None otherwise.
     """
     if not options.preload:
         return None
@@ -37,7 +37,7 @@ def start_preload(
 
 
 def other_interpreter(environ: Mapping[str, str]) -> str | None:
-    """Return why workers cannot be forked from an image, if their interpreter is another one."""
+    """Return why workers cannot be forked, if their interpreter is another one."""
     python = environ.get("PYTHON_EXEC")
     if not python or _is_this_interpreter(python):
         return None
@@ -48,9 +48,9 @@ def other_interpreter(environ: Mapping[str, str]) -> str | None:
 
 
 def _is_this_interpreter(python: str) -> bool:
-    """Return whether ``python`` is the one that runs this, under whatever name of its folder.
+    """Return whether ``python`` is the interpreter of ft-run, under any of its names in its folder.
 
-    The folder counts: two virtual environments have links to the same file.
+    The folder matters: two virtual environments link to the same file.
     """
     found = os.path.abspath(shutil.which(python) or python)
     same_folder = os.path.samefile(os.path.dirname(found), os.path.dirname(sys.executable))

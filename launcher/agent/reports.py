@@ -1,4 +1,4 @@
-"""What this node tells the master of its workers: at once, and again in every claim."""
+"""Reports of this node's workers to the master: sent at once, and repeated in every claim."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Report = Failed | Done | Stopped
 
 
 class NodeReports:
-    """The supervisor's ``Listener``. It also answers the order to stop where nothing runs."""
+    """The supervisor's ``Listener``. It also answers an order to stop when nothing runs."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class NodeReports:
         """Create the reports of one node.
 
         Args:
-            claim: what this node claims; kept up with what is reported.
+            claim: what this node claims; updated with each report.
             end: what is known of this node's end.
             port: where this node would host the next store.
             send: sends a report to the master.
@@ -43,13 +43,13 @@ class NodeReports:
         self._told_to_stop = -1
 
     def told_to_stop(self, round_number: int) -> None:
-        """The master has ordered the end of a round: success here no longer decides it."""
+        """Note the order to stop a round: success here no longer decides it."""
         self._told_to_stop = round_number
 
     def nothing_runs(self, round_number: int) -> None:
-        """Answer the order to stop a round of which no worker is here.
+        """Answer the order to stop a round that has no worker here.
 
-        Also one that this node never heard of: it has no workers of it.
+        This includes rounds that this node never heard of.
         """
         self._claim.stopped(round_number)
         if self._claim.knows_nothing_after(round_number):
@@ -58,7 +58,7 @@ class NodeReports:
     # --- what becomes of the workers ---------------------------------------------------------
 
     def worker_succeeded(self, assignment: Assignment, rank: int) -> None:
-        """Where rank 0 decides, its success is that of the job."""
+        """Report success of the job if rank 0 decides and this is rank 0."""
         if rank == 0 and self._rank0_decides:
             self.workers_done(assignment)
 
@@ -85,5 +85,5 @@ class NodeReports:
         self._left()
 
     def _has_won(self) -> bool:
-        """Whether the job has succeeded by what happened here, rank 0 deciding."""
+        """Whether rank 0 decides and has succeeded here."""
         return self._claim.state is ClaimState.DONE and self._rank0_decides

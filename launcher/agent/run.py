@@ -92,15 +92,15 @@ def _address(rendezvous: RendezvousOptions, display: Display) -> AdvertisedAddre
 
 
 def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
-    """Return the check workers of this node, of which none is started yet."""
-    # The agent of a job without checks does not load what it takes to have them.
+    """Return the check workers of this node; none is started yet."""
+    # The agent of a job without checks does not load their modules.
     from ..preflight.crew import CheckCrew
 
     options = parts.options
     assert parts.check_spawner is not None
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        # A preload that fails does so for the workers that train as well: that is said once.
+        # A preload that fails also fails for the workers that train: this is reported once.
         is_repeated = not options.only_checks
         parts.display.event(
             told.preload(event, options.preload, is_of_checks=True, is_repeated=is_repeated)
@@ -118,11 +118,10 @@ async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -
 
 
 async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
-    """Host the master until the others run again without this node, which was asked to leave.
+    """Host the master until the others run without this node, which was asked to leave.
 
     They were told to stop when this node was, and have the same time for it. A second signal ends
-    the wait; so may whoever sent the first, by SIGKILL, which is no worse for the others than if
-    nobody had waited.
+    the wait. So does SIGKILL, which leaves the others no worse off than no wait at all.
     """
     if hosting.is_needed:
         display.event(ev.MasterKept(is_excluded=False))
@@ -131,7 +130,7 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
 
 
 def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
-    """Return what the check workers are: like those that will train."""
+    """Return the configuration of the check workers: that of the workers that will train."""
     from ..preflight.crew import CrewPlan
     from ..preflight.expected_gpus import gpus_asked_by
 
@@ -156,7 +155,7 @@ def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
 def _pass_on_error_file(agent: Agent) -> None:
     """Copy the root cause's error file to where a scheduler above this agent looks for it.
 
-    As torchrun, with the exit code in it: a worker that a signal ended could not write its own.
+    As torchrun does, with the exit code added: a worker that was killed could not write it.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     cause = agent.verdict.cause if agent.verdict is not None else None

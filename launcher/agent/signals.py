@@ -1,6 +1,6 @@
-"""Signals at the end of a node, when its part in the job is over but something is still waited for.
+"""Signals at the end of a node, when its part in the job is over but it still waits.
 
-Before that, the agent handles them (``Agent``).
+Until then the agent handles them (``Agent``).
 """
 
 import asyncio
@@ -15,15 +15,15 @@ async def unless_asked(
     signals: Iterable[signal.Signals],
     timeout_s: float | None = None,
 ) -> bool:
-    """Wait for something, but no longer than until a signal asks this node to go away.
+    """Wait for something, at most until a signal asks this node to leave.
 
     Args:
         awaited: what is waited for; it is cancelled where it does not end in time.
-        signals: that ask; those that are ignored are not heard.
-        timeout_s: the most that is waited.
+        signals: those that end the wait; ignored ones stay ignored.
+        timeout_s: the longest wait.
 
     Returns:
-        Whether a signal asked.
+        Whether a signal ended the wait.
     """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -39,9 +39,9 @@ async def unless_asked(
 
 
 def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> None:
-    """From now on, let signals only end what is waited for, also when the event loop is closed.
+    """From now on let signals only end waits, also while the event loop closes.
 
-    The outcome is known, and so is the exit status: a signal must not change it any more.
+    The outcome and the exit status are known; a signal must not change them.
     """
     loop = asyncio.get_running_loop()
     heard = _heard(signals)
@@ -53,7 +53,7 @@ def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> No
 
 
 def ignore(signals: Iterable[signal.Signals]) -> None:
-    """Ignore signals: nothing is left but to exit, with the status that is known."""
+    """Ignore signals: only the exit is left, with a status that is known."""
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
 

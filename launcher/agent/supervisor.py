@@ -1,7 +1,7 @@
 """Watches over this node's workers: what each exit means, and how long a stop may take.
 
-It starts the group of a round, says what failed and why, and drives a stop until nothing is
-left. What follows from it for the job is not its business: it tells its listener.
+It starts the workers of a round, finds out what failed and why, and drives a stop until nothing is
+left. It tells its listener, which decides what follows for the job.
 """
 
 import asyncio
@@ -37,31 +37,31 @@ from .parts import NodeParts
 from .worker_group import WorkerGroup, WorkerGroupState
 
 STDERR_WAIT_S = 0.2
-"""How long the report of a failure waits for the worker's last words."""
+"""How long the report of a failure waits for the end of the worker's stderr."""
 
 SURVIVES_KILL_S = 10.0
 """A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
 
 SETTLE_S = 0.2
-"""How long workers that are ending by themselves are let end, where the failure that is known may
-follow from one of theirs: SIGTERM would hide how they end."""
+"""How long SIGTERM is held back where the known failure may follow from one of a worker that is
+just ending: SIGTERM would hide how that one ends."""
 
 _SCOPE_MAX_CHARS = 200
 
 _LEFTOVERS_S = 5.0
-"""What workers that succeeded left running has this long to end after SIGTERM."""
+"""How long processes that successful workers left running may take to end after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOver:
-    """The time of a group's present state is over."""
+    """The time for the present state of a worker group is over."""
 
     group: WorkerGroup
     state: WorkerGroupState
 
 
 class Listener(Protocol):
-    """Who is told what becomes of the workers."""
+    """Is told what becomes of the workers."""
 
     def worker_failed(self, assignment: Assignment, failure: Failure) -> None:
         """A worker of the round failed; the others here are stopped next."""
@@ -93,7 +93,7 @@ class Supervisor:
         Args:
             node: what this node is.
             parts: what the workers are started with.
-            post: takes timers that ran out, which come back through ``time_over``.
+            post: queues a timer that ran out; it comes back through ``time_over``.
             listener: is told what becomes of the workers.
             event_log: is told of their starts and exits.
         """
@@ -111,18 +111,18 @@ class Supervisor:
         self._group: WorkerGroup | None = None
         self._programs: tuple[str, ...] = ()
         self._not_started: set[int] = set()
-        """Local ranks whose program could not be executed: their exit is no news."""
+        """Local ranks whose program could not be executed; their exits are not reported again."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
         self._oom = OomWatch()
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
-        """By process id, the timer of each worker that was killed because it ran out."""
+        """Process id → name of the timer for which the worker was killed."""
         self._gpu_memory = GpuMemory(self._note)
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The workers of the present round, or those of the last one while some are left."""
+        """The workers of the present round, or of the last one while some are left."""
         if self._group is None or self._group.state is WorkerGroupState.GONE:
             return None
         return self._group
@@ -133,7 +133,7 @@ class Supervisor:
         return self._group.pids if self._group is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the timers that workers set themselves, where they may."""
+        """Read the timers that workers set themselves, if the user asked for them."""
         if self._timers is not None:
             self._timers.listen(loop, self._timer_expired)
 
@@ -162,11 +162,11 @@ class Supervisor:
             self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
     def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
-        """Tell the workers to end, and kill those that have not when their time is over.
+        """Signal the workers to end; kill those that are left when their time is over.
 
         Args:
             number: the signal.
-            lets_settle: first give those that are ending by themselves a moment to do so.
+            lets_settle: first give workers that are ending by themselves a moment.
         """
         if (group := self.group) is None:
             return
@@ -186,7 +186,7 @@ class Supervisor:
             self._arm(group, SURVIVES_KILL_S)
 
     def kill(self) -> None:
-        """Kill the workers without a word, also those that are being stopped."""
+        """Kill the workers at once, also those that are being stopped."""
         group = self.group
         if group is None or group.state is WorkerGroupState.KILLING:
             return
@@ -195,10 +195,10 @@ class Supervisor:
         self._arm(group, SURVIVES_KILL_S)
 
     def end(self, *, gently: bool) -> None:
-        """End what is left: this node needs its workers no more.
+        """End what is left: this node no longer needs its workers.
 
         Args:
-            gently: workers that succeeded may have left something running; it is told to end.
+            gently: processes that successful workers left running get SIGTERM first.
         """
         if (group := self.group) is None:
             return
@@ -212,12 +212,12 @@ class Supervisor:
             self.stop()
 
     def forget(self) -> None:
-        """The workers are gone, and nobody needs to be told."""
+        """Forget the workers: they are gone, and the listener need not be told."""
         if self._group is not None:
             self._group.gone()
 
     def close(self) -> None:
-        """No timer runs out any more."""
+        """Cancel all timers."""
         self._gpu_memory.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -225,7 +225,7 @@ class Supervisor:
     # --- what happened -----------------------------------------------------------------------
 
     async def spawned(self, event: Spawned) -> None:
-        """Take note of the workers' start, and of programs that could not be executed."""
+        """Record the workers' start, and programs that could not be executed."""
         group = self._group
         if group is None or group.assignment.round != event.round:
             return
@@ -243,7 +243,7 @@ class Supervisor:
             self._failed(group, self._start_failure(group, local_rank, code, why))
 
     async def exited(self, event: Exited) -> None:
-        """Take note of a worker's exit."""
+        """Record a worker's exit and act on it."""
         group = self._group
         if group is None or group.assignment.round != event.round:
             return
@@ -282,7 +282,7 @@ class Supervisor:
         self._gpu_memory.when_free(gone, is_needed=not group.has_succeeded)
 
     async def time_over(self, event: TimeOver) -> None:
-        """Go on to the next means of ending a group."""
+        """Take the next step to end a worker group: its time is over."""
         group = event.group
         if group is not self._group or group.state is not event.state:
             return
@@ -334,7 +334,7 @@ class Supervisor:
         self._failed(group, failure if timer is None else ended_by_timer(failure, timer))
 
     def _timer_expired(self, pid: int, scope: str, number: int) -> None:
-        """Answer a timer that a worker, or what it started, has set and not taken back."""
+        """Act on a timer that a worker or its child has set and not cancelled."""
         group = self.group
         if group is None or not number:
             return
@@ -390,7 +390,7 @@ class Supervisor:
             self._note(ev.WorkerFailed(at.round, at.node_rank, failure))
         self._listener.worker_failed(group.assignment, failure)
         if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
-            # The whole group stops anyway: the workers here need not wait to be told.
+            # The whole group stops anyway: the workers here need not wait for the order.
             self.stop(lets_settle=evidence(failure) is not Evidence.OWN)
 
     def _arm(self, group: WorkerGroup, seconds: float) -> None:

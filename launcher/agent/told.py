@@ -1,4 +1,4 @@
-"""From what this node hears and does to the events that are told of it."""
+"""Makes events of what this node hears and does."""
 
 from collections.abc import Sequence
 
@@ -27,10 +27,10 @@ def waits(message: Waiting, options: LaunchOptions) -> ev.NodeWaits:
 
 
 def is_news(message: Waiting, before: Waiting | None) -> bool:
-    """Return whether a node that waits has something to say that it did not just say.
+    """Return whether a waiting node has news to print.
 
-    The master tells a newcomer at once, and soon after all of them who has come; its reminders
-    are a minute apart.
+    The master sends a newcomer the state at once, and soon after it tells all nodes which ones
+    have come; its reminders are a minute apart.
     """
     if before is None or message.backoff_s or before.backoff_s:
         return True
@@ -41,7 +41,7 @@ def is_news(message: Waiting, before: Waiting | None) -> bool:
 def round_begun(
     assignment: Assignment, options: LaunchOptions
 ) -> ev.RestartBegun | ev.RegroupBegun | None:
-    """Return the event of a round that is not the first; None for the first."""
+    """Return the event of a restart or regroup; None for the first round."""
     if assignment.cause is not None:
         return ev.RestartBegun(
             assignment.round,

@@ -1,4 +1,4 @@
-"""What each worker is: its environment and its command line, as torchrun's contract has them."""
+"""The environment and the command line of each worker, as torchrun defines them."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def worker_python(environ: Mapping[str, str]) -> str:
 
 
 def check_interpreter(environ: Mapping[str, str]) -> None:
-    """Refuse a ``PYTHON_EXEC`` that no worker could be started with.
+    """Refuse a ``PYTHON_EXEC`` that cannot start a worker.
 
     Raises:
         UsageError: there is no such program.
@@ -91,7 +91,7 @@ class WorkerCommands:
         return (python, "-u", program, assignment.master_addr, str(assignment.master_port))
 
     def job_env(self) -> dict[str, str]:
-        """Return what is set for every worker of every round alike."""
+        """Return the variables that are the same for every worker in every round."""
         rendezvous = self._options.rendezvous
         given = {
             "ROLE_NAME": self._options.role,
@@ -117,7 +117,7 @@ class WorkerCommands:
         return (*_OF_WORKER, "CUDA_VISIBLE_DEVICES") if self._devices else _OF_WORKER
 
     def env(self, assignment: Assignment, local_rank: int, error_file: str) -> dict[str, str]:
-        """Return what is set for a worker on top of the agent's own environment."""
+        """Return the variables of a worker that are added to the agent's own environment."""
         given = {
             "RANK": assignment.rank_offset + local_rank,
             "LOCAL_RANK": 0 if self._devices else local_rank,
@@ -138,7 +138,7 @@ class WorkerCommands:
 
     @property
     def python(self) -> str:
-        """The interpreter of the workers; of a program that is none (``--no-python``), ours."""
+        """The interpreter of the workers; that of ft-run with ``--no-python``."""
         is_program = self._options.mode is ScriptMode.COMMAND
         return sys.executable if is_program else worker_python(os.environ)
 

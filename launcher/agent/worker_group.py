@@ -3,7 +3,7 @@
     STARTING → RUNNING → DONE
         └─────────┴────────┴──→ STOPPING → KILLING → GONE
 
-Nothing here waits: methods are called for what happened and say what follows from it.
+Nothing here waits: methods take what happened and return what follows.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from .worker_command import WorkerCommands
 
 
 class WorkerGroupState(enum.Enum):
-    """How far the workers of a round are. The legal order is in the module's text."""
+    """The state of the workers of a round; the module's docstring has the legal order."""
 
     STARTING = "starting"
     RUNNING = "running"
     DONE = "done"
     STOPPING = "stopping"
-    """Told to end; those that ignore it are killed when their time is over."""
+    """Signalled to end; workers that ignore it are killed when their time is over."""
     KILLING = "killing"
     """Everything that descends from a worker was sent SIGKILL."""
     GONE = "gone"
@@ -80,7 +80,7 @@ class WorkerGroup:
         """Ask the spawner for all workers at once; return the program of each.
 
         Raises:
-            OSError: what they write to cannot be opened; none is started.
+            OSError: their output cannot be opened; no worker is started.
         """
         requests: list[WorkerCommand] = []
         fds: list[int] = []
@@ -128,7 +128,7 @@ class WorkerGroup:
         return all(worker.exit_code == 0 for worker in self._workers)
 
     def spawned(self, event: Spawned) -> None:
-        """Take note of the process ids."""
+        """Record the process ids."""
         started = self._workers if self._store is None else [*self._workers, self._store]
         for worker, pid in zip(started, event.pids, strict=True):
             worker.pid = pid
@@ -136,7 +136,7 @@ class WorkerGroup:
             self.state = WorkerGroupState.RUNNING
 
     def exited(self, event: Exited) -> None:
-        """Take note of an exit; when it was the last one, the round here is done or is cleared."""
+        """Record an exit; after the last one the round is done here or is cleared."""
         self._workers[event.local_rank].exit_code = event.exit_code
         if self.alive:
             return
@@ -151,7 +151,7 @@ class WorkerGroup:
         return tail_of_file(path, max_bytes) if path is not None else b""
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Tell all workers to end; ``kill`` must follow when their time is over."""
+        """Signal all workers to end; ``kill`` must follow when their time is over."""
         if self.state in (
             WorkerGroupState.STARTING,
             WorkerGroupState.RUNNING,
@@ -164,26 +164,26 @@ class WorkerGroup:
                 self.kill()
 
     def end_leftovers(self) -> None:
-        """Tell what workers that succeeded have left running to end; ``gone`` follows."""
+        """Send SIGTERM to what successful workers left running; ``gone`` follows."""
         assert self.state is WorkerGroupState.DONE
         self.state = WorkerGroupState.STOPPING
         self._spawner.terminate_all()
 
     def kill(self) -> None:
-        """SIGKILL whatever descends from a worker; ``gone`` follows."""
+        """Send SIGKILL to all descendants of workers; ``gone`` follows."""
         if self.state is not WorkerGroupState.GONE:
             self.state = WorkerGroupState.KILLING
             self._spawner.kill()
 
     def gone(self) -> None:
-        """Nothing is left of the round."""
+        """Record that nothing is left of the round."""
         self.state = WorkerGroupState.GONE
 
     async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
         """Return the last bytes of a worker's standard error, where they were captured."""
         number = self._workers[local_rank].stderr_stream
         if number is not None and self._relay is not None:
-            # A child of the worker can keep the pipe open: then what has come must do.
+            # A child of the worker may keep the pipe open: then what has arrived is used.
             if await self._relay.drained([number], timeout_s):
                 return await self._relay.tail(number, timeout_s)
             return self._relay.last_tail(number)

@@ -1,7 +1,7 @@
-"""Jobs from Python, under the names of ``torch.distributed.launcher.api``: all that is public.
+"""Jobs from Python, under the names of ``torch.distributed.launcher.api``: the public API.
 
-What is public is in ``elastic``. It is imported when it is asked for: the agent and the workers of
-such a job are modules of this package too, and need none of it.
+The public names are in ``elastic``, which is imported on first use: the agent and the workers of
+such a job are modules of this package too, and do not need it.
 """
 
 from typing import TYPE_CHECKING, Any

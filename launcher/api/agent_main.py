@@ -1,5 +1,6 @@
-"""The agent of ``elastic_launch``, a process of its own:
-``python run_module.py api.agent_main FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
+"""The agent of ``elastic_launch``, a process of its own.
+
+It is started as ``python run_module.py api.agent_main FOLDER PID NAME [OPTIONS] SCRIPT [ARGS]...``.
 
 The calling program may have threads, torch and gRPC loaded; the agent forks and must have none of
 them. It ends, in order, when the caller dies, and leaves how the job ended in the folder.
@@ -51,7 +52,7 @@ def _run(folder: str, caller: int, name: str, argv: Sequence[str]) -> int:
     outcome["exit_code"] = status
     if os.getppid() == caller:
         write_outcome(folder, outcome)
-    else:  # nobody is left to read it, or to clean up
+    else:  # the caller cannot read it or clean up any more
         shutil.rmtree(folder, ignore_errors=True)
     return status
 

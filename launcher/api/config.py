@@ -1,4 +1,4 @@
-"""What a Python program asks of a job: torch's ``LaunchConfig``, field by field, and its flags.
+"""The configuration of a job from Python: torch's ``LaunchConfig``, field by field, and its flags.
 
 The fields have the names, the order and, but for ``rdzv_backend``, the defaults of
 ``torch.distributed.launcher.api.LaunchConfig`` (torch 2.13). Nothing here imports torch; objects
@@ -38,7 +38,7 @@ class LogsSpecs:
 class LaunchConfig:
     """A job, as ``elastic_launch`` starts it; every node of the job has the same.
 
-    What is not described here is as the flag of that name. Some fields have nothing to do:
+    A field that is not described here is as the flag of that name. Some fields have no effect:
     ``monitor_interval`` (nothing polls), ``metrics_cfg`` (there are no metrics handlers), and
     ``start_method`` (a function always runs in a fresh interpreter, as with ``spawn``).
     """

@@ -119,7 +119,7 @@ class ChildFailedError(FtRunError):
 
 
 class JobInterruptedError(FtRunError):
-    """Raised when the agent was told to end by a signal; ``exit_code`` is 128 plus its number."""
+    """Raised when a signal ended the agent; ``exit_code`` is 128 plus its number."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = exit_codes.SIGNAL_BASE + number
@@ -160,7 +160,7 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
         RendezvousError: no master, or too few nodes in time.
         RefusedError: the master refuses this node.
         SpawnerLostError: the process that starts the workers was killed.
-        JobInterruptedError: the agent was told to end.
+        JobInterruptedError: a signal ended the agent.
         KeyboardInterrupt: Ctrl-C; the workers were stopped in order before.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):

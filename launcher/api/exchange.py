@@ -1,6 +1,6 @@
 """How a function, its arguments and its results travel between processes of one user on one node.
 
-They are pickles, and a pickle runs whatever it says: so they never go over the network, only
+They are pickles, and unpickling can run any code. So they never go over the network, only
 through files (mode 0600) of a folder (0700) that is made for one call and removed after it, and
 nothing is unpickled that another user owns or could have written.
 
@@ -37,7 +37,7 @@ class Call:
 
 
 def write_call(folder: str, call: Call) -> None:
-    """Write what the workers shall call.
+    """Write the function that the workers call, and its arguments.
 
     Raises:
         Exception: of pickle, when the function or an argument cannot be pickled.
@@ -53,7 +53,7 @@ def write_call(folder: str, call: Call) -> None:
 
 
 def read_call(folder: str, prepare: Callable[[dict[str, Any]], None]) -> Call:
-    """Return what to call.
+    """Return the function to call, and its arguments.
 
     Args:
         folder: of the call.
@@ -100,7 +100,7 @@ def write_outcome(folder: str, outcome: Mapping[str, object]) -> None:
 
 
 def read_outcome(folder: str) -> dict[str, Any] | None:
-    """Return how the job ended; None where the agent did not live to say so."""
+    """Return how the job ended; None if the agent died before it wrote that."""
     try:
         with open(os.path.join(folder, "outcome"), "rb") as file:
             outcome: dict[str, Any] = json.load(file)
@@ -110,7 +110,7 @@ def read_outcome(folder: str) -> dict[str, Any] | None:
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
-    """Write a file that nobody else can read, whole or not at all."""
+    """Write a file that only this user can read, whole or not at all."""
     path = os.path.join(folder, name)
     descriptor = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

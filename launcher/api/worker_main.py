@@ -4,10 +4,10 @@ It unpickles the function as a child of multiprocessing's ``spawn`` would, with 
 the calling program imported under another name, and leaves the result in the folder of the call.
 What the function raises is recorded as by torch's ``@record``.
 
-A worker whose function has returned is held until those of the other workers of this node have:
-rank 0 may have the store that they need. Then it ends as a forked child of multiprocessing does,
-without taking the interpreter apart: a process group that was not destroyed has threads, and one
-that asks for the interpreter in that moment aborts the process.
+When its function has returned, a worker waits until those of the other workers of this node have
+returned: rank 0 may host the store that they need. Then it ends as a forked child of
+multiprocessing does, without finalizing the interpreter: a process group that was not destroyed has
+threads, and a thread that needs the interpreter at that moment aborts the process.
 """
 
 import atexit
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> NoReturn:
 class _Others:
     """The workers of this node, each of which locks its byte of a file until it has returned.
 
-    The kernel unlocks what a process that died had locked, and a child of it has no such lock.
+    The kernel releases the locks of a process that dies; its children do not inherit them.
     """
 
     def __init__(self, folder: str) -> None:
@@ -60,7 +60,7 @@ class _Others:
 
 
 def _end() -> NoReturn:
-    """Do what is due at the end of a program, and exit with 0."""
+    """Run exit handlers and flush the streams, and exit with 0."""
     status = 1
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing itself does
@@ -77,7 +77,7 @@ def _end() -> NoReturn:
 
 
 def _prepare(caller: dict[str, Any]) -> None:
-    """Become like the calling process: path, arguments, folder, main module."""
+    """Copy from the calling process: path, arguments, folder, main module."""
     process = multiprocessing.current_process()
     # A main module without `if __name__ == "__main__"` would launch again while it is imported.
     process._inheriting = True  # type: ignore[attr-defined]  # as multiprocessing itself does

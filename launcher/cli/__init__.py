@@ -1,4 +1,4 @@
-"""The command line: words, ``PET_*`` variables and flags in, checked options out.
+"""The command line: arguments and ``PET_*`` variables in, checked options out.
 
 Nothing is started, opened or asked of the machine here.
 """

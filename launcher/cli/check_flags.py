@@ -20,9 +20,9 @@ _NODE: Final = "Node"
 _BEFORE = """\
 Usage: ft-run check [OPTIONS]
 
-Check this node: what it says of itself (health of GPUs, limits, space,
-versions), then each device alone, then the node's own workers together.
-With --nnodes, on every node, also the nodes in pairs and all together.
+Check this node: first what it reports (health of GPUs, limits, space,
+versions), then each device alone, then all its workers together. With
+--nnodes, given on every node, also the nodes in pairs and all together.
 
 Examples:
   ft-run check --nproc-per-node gpu
@@ -37,7 +37,7 @@ Exit codes:
   0      the node has passed
   2      wrong usage
   10     with --strict: it has passed with a warning
-  20     the check could not be carried out: worth retrying
+  20     the check could not run: worth retrying
   30     this node is unhealthy; with --exclude-straggler also: it is slow
   40     with --nnodes: no master, or not enough nodes in time
   41     with --nnodes: the master refused this node
@@ -50,12 +50,12 @@ def read_check(
     environ: Mapping[str, str],
     read_rendezvous: Callable[[Given, list[str]], RendezvousOptions],
 ) -> CheckOptions:
-    """Return what the arguments after ``ft-run check`` ask for.
+    """Return the options that the arguments after ``ft-run check`` mean.
 
     Args:
         argv: the arguments.
         environ: has the ``PET_*`` variables.
-        read_rendezvous: returns how nodes meet, and adds what should be remarked.
+        read_rendezvous: returns how nodes meet, and adds remarks.
 
     Raises:
         UsageError: they cannot work.
@@ -83,7 +83,7 @@ def read_check(
         needs_others(given.origin("compute_straggler_threshold"), remarks)
         compute_threshold = 0.0
     return CheckOptions(
-        # A node that is checked by itself meets nobody, whatever a variable says of an endpoint.
+        # A node that is checked by itself needs no endpoint, even if a variable names one.
         rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
         remarks=tuple(remarks),
         nproc_per_node=nproc_per_node,
@@ -104,7 +104,7 @@ def read_check(
 
 
 def _as_of_a_job(given: Given) -> Given:
-    """Return what was given, with the flags of a job that ``ft-run check`` does not have."""
+    """Return the given values, with the flags of a job that ``ft-run check`` does not have."""
     origins = {"rdzv_backend": "--rdzv-backend", "max_restarts": "--max-restarts"}
     is_somewhere = given["rdzv_endpoint"] is not None or given["master_addr"] is not None
     # Without a backend the endpoint would be on this host by default, as torchrun's is.

@@ -1,4 +1,4 @@
-"""The machinery of the command line, with the habits of torchrun's argparse.
+"""The parser of the command line, which behaves like torchrun's argparse.
 
 Both spellings of a flag, unambiguous prefixes, ``-r=3``, the end of the options at the script, and
 where each value came from. click lays out the help; a start that shows none does not load it.
@@ -14,13 +14,13 @@ from .values import BadValue, boolean, nearest, refuse, shown
 ENVIRONMENT_PREFIX = "PET_"
 
 _UNBROKEN = "\u2011"
-"""A dash at which no line is broken."""
+"""A dash at which lines do not break."""
 
 _ON = "1"
-"""What the variable of a switch says when the switch is given."""
+"""The value of a switch's variable that stands for the switch."""
 
 _STEM = len("--nnod")
-"""A shorter beginning of a name is no sign of what was meant."""
+"""The least length of a prefix from which a name is guessed."""
 
 
 class Flag:
@@ -64,10 +64,10 @@ class Flag:
         return None if self.takes_value else False
 
     def value(self, texts: Sequence[str], origin: str) -> Any:
-        """Return what the texts mean that ``origin``, the flag or its variable, gave.
+        """Return the value of the texts that ``origin``, the flag or its variable, gave.
 
         Raises:
-            UsageError: one means nothing; the sentence names the origin.
+            UsageError: a text is not a value of the flag; the sentence names the origin.
         """
         values = tuple(
             self._value(text, origin) for text in (texts if self.multiple else texts[-1:])
@@ -104,7 +104,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class HelpText:
-    """What the help says besides the flags. ``before`` and ``after`` are laid out by hand."""
+    """The parts of the help besides the flags. ``before`` and ``after`` are laid out by hand."""
 
     before: str
     after: str
@@ -241,7 +241,7 @@ class CommandLine:
         return UsageError(f"there is no flag {shown(word)}; {advice}")
 
     def _from_environment(self, environ: Mapping[str, str]) -> dict[Flag, list[str]]:
-        """Return what the ``PET_*`` variables say; an empty one says nothing."""
+        """Return the values of the ``PET_*`` variables; an empty one counts as not set."""
         found: dict[Flag, list[str]] = {}
         for flag in self.flags:
             text = environ.get(flag.variable, "")
@@ -270,7 +270,7 @@ class CommandLine:
         formatter.write(self.text.before)
         for group in dict.fromkeys(flag.group for flag in self.flags):
             flags = [flag for flag in self.flags if flag.group == group]
-            # A name is not broken at its dashes: who searches or copies it wants it whole.
+            # A name is not broken at its dashes, so that it can be searched for and copied.
             records = [(_name(flag), flag.help.replace("-", _UNBROKEN)) for flag in flags]
             with formatter.section(group):
                 formatter.write_dl(records, col_max=28)

@@ -51,7 +51,7 @@ def floor_flags() -> list[Flag]:
 
 
 def given_floors(given: Given, max_nodes: int, remarks: list[str]) -> dict[str, float]:
-    """Return what is to be reached, by metric.
+    """Return the floors, by metric.
 
     Args:
         given: the flags and variables.
@@ -73,7 +73,7 @@ def given_floors(given: Given, max_nodes: int, remarks: list[str]) -> dict[str, 
 
 
 def needs_others(origin: str, remarks: list[str]) -> None:
-    """Say that a flag or variable is for several nodes where there is one.
+    """Report a flag or variable for several nodes in a job of one node.
 
     Args:
         origin: ``--flag`` or ``PET_FLAG``.
@@ -112,7 +112,7 @@ def refuse_floors(names: Collection[str], accelerator: str, workers: int | None)
 
 
 def known_count(nproc_per_node: str) -> int | None:
-    """Return the number of workers, where it is one and no word such as ``gpu``."""
+    """Return the number of workers; None for a word such as ``gpu``."""
     return int(nproc_per_node) if nproc_per_node.isdigit() else None
 
 

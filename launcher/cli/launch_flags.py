@@ -1,4 +1,4 @@
-"""Every flag of ``ft-run [OPTIONS] SCRIPT [ARGS]...``, with its words of help."""
+"""Every flag of ``ft-run [OPTIONS] SCRIPT [ARGS]...``, with its help."""
 
 from ... import defaults, exit_codes
 from . import stream_values, values
@@ -17,8 +17,8 @@ _BEFORE = """\
 Usage: ft-run [OPTIONS] SCRIPT [ARGS]...
        ft-run [OPTIONS] -m MODULE [ARGS]...
 
-Start a training script on every node, and restart it everywhere when it fails
-anywhere. Takes the place of torchrun.
+Start a training script on every node, and restart it on all nodes when it
+fails on one. A drop-in replacement for torchrun.
 
 Examples:
   ft-run --nproc-per-node gpu train.py --lr 0.1

@@ -1,4 +1,4 @@
-"""The flags of the checks before training, with their words of help, and what they mean."""
+"""The flags of the checks before training, with their help, and what they mean."""
 
 from ... import defaults
 from ...checks.floors import floor_texts
@@ -124,8 +124,8 @@ def ladder_options(given: Given, remarks: list[str]) -> LadderOptions | None:
         remarks: takes what is ignored.
 
     Raises:
-        UsageError: the command line says how to check, but nothing says that; or a floor cannot
-            be met, or the time is too short.
+        UsageError: the command line says how to check, but no flag asks for checks; or a floor
+            cannot be met, or the time is too short.
     """
     if not given["network_check"]:
         for key in (*_DETAILS, *FLOOR_KEYS):
@@ -160,7 +160,7 @@ def refuse_timeout(given: Given, *, is_alone: bool) -> None:
         is_alone: whether the node meets no other.
 
     Raises:
-        UsageError: it is; a healthy node could not show itself to be.
+        UsageError: it is too short for a healthy node to pass.
     """
     if given["check_timeout"] is None:
         return

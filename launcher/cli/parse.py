@@ -1,7 +1,7 @@
 """The command line of ``ft-run``: arguments and ``PET_*`` variables in, checked options out.
 
-Nothing here prints but ``--help`` and ``--version``, and nothing but the script's existence is
-looked up on this machine.
+This module prints nothing except ``--help`` and ``--version``. It looks at nothing on this machine
+except whether the script exists.
 """
 
 import os
@@ -37,7 +37,7 @@ _STATUS_TIMEOUT_S = 5.0
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> LaunchOptions | MasterOptions | StatusOptions | CheckOptions | PolicyOptions:
-    """Return what ``argv`` (without the program's name) and ``environ`` ask for.
+    """Return the options that ``argv`` (without the program's name) and ``environ`` mean.
 
     Raises:
         UsageError: they cannot work; the sentence says what is wrong, given and right.
@@ -183,7 +183,7 @@ def _backend(given: Given) -> str:
 
 
 def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
-    """Return where the master is; None where one node needs none."""
+    """Return where the master is; None for a single node that needs no endpoint."""
     single = max_nodes == 1
     if given["standalone"]:
         if not single:
@@ -212,7 +212,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             " is one of the nodes."
         )
     if where.port == 0:
-        # A port that the system chooses is known to nobody else: as good as standalone.
+        # No other node knows a port that the system chooses: as good as standalone.
         if single:
             return None
         raise UsageError(
@@ -225,7 +225,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
 def _gives_workers_their_port(given: Given, where: Endpoint | None) -> bool:
     """Return whether ``--master-port`` is the workers' ``MASTER_PORT``, as by torchrun.
 
-    It is with one node, where no other node must be met at that port.
+    It is in a job of one node, which has no rendezvous at that port.
     """
     is_static = _backend(given) == "static" and given["rdzv_endpoint"] is None
     is_alone = where is None and is_static and not given["standalone"]
@@ -262,7 +262,7 @@ def _explain_ports(given: Given, where: Endpoint | None, remarks: list[str]) -> 
 def _node_rank(
     given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]
 ) -> int | None:
-    """Return the rank to pin; None where none was given or, as under torchrun, it says nothing."""
+    """Return the rank to pin; None if none was given or, as under torchrun, it is ignored."""
     rank: int | None = given["node_rank"]
     if rank is None or where is None:
         return None

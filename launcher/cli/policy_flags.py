@@ -155,7 +155,7 @@ def policy_command() -> CommandLine:
     before = """\
 Usage: ft-run policy --explain FAILURE [OPTIONS]
 
-Say which rule would answer a failure and why, and which rules are passed over.
+Show which rule would decide about a failure and why, and which rules are passed over.
 Nothing is started. The rules are given as to ft-run.
 
 Example:

@@ -1,7 +1,7 @@
-"""What the command line says about failures: rules, budget, exclusion, success.
+"""The failure policy of the command line: rules, budget, exclusion, success.
 
-``--on-failure`` and the other flags beat what ``--failure-policy FILE`` says; the flags' rules
-come before the file's. Combinations that cannot work are refused here, before anything starts.
+``--on-failure`` and the other flags beat ``--failure-policy FILE``; the rules of the flags come
+before those of the file. Combinations that cannot work are refused here, before anything starts.
 """
 
 import sys
@@ -21,7 +21,7 @@ _RULE_KEYS: Final = ("match", "action")
 
 
 def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
-    """Return what ``ft-run policy`` is asked by ``argv`` (without that word) and ``environ``.
+    """Return the options of ``ft-run policy``: ``argv`` (without that word) and ``environ``.
 
     Raises:
         UsageError: there is no failure to explain, or the policy is wrong.
@@ -45,12 +45,12 @@ def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
 def launch_policy(
     given: Given, rendezvous: RendezvousOptions, remarks: list[str]
 ) -> PolicySpec | None:
-    """Return the policy of a job that is to be started; None where everything is as by default.
+    """Return the policy of a job to start; None if all of it is the default.
 
     Args:
         given: the command line.
         rendezvous: what the policy must fit to.
-        remarks: takes what the user should be told.
+        remarks: takes sentences for the user.
 
     Raises:
         UsageError: as ``policy_of``, or the combination cannot work.
@@ -110,7 +110,7 @@ def _read_file(path: str) -> dict[str, Any]:
     except OSError as error:
         why = f"which cannot be read ({error.strerror})"
         raise refuse("--failure-policy", path, BadValue(right, why)) from None
-    except ValueError as error:  # also what is not UTF-8
+    except ValueError as error:  # also for text that is not UTF-8
         first = str(error).splitlines()[0][:200]
         raise refuse("--failure-policy", path, BadValue(right, f"not TOML: {first}")) from None
     return _settings(content, path)
@@ -183,7 +183,7 @@ def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
 def refuse_useless(
     spec: PolicySpec, rendezvous: RendezvousOptions, *, is_limit_given: bool = False
 ) -> None:
-    """Refuse what cannot work, in three parts: what is wrong, what is missing, how they depend.
+    """Refuse a combination that cannot work: say what is wrong, what is missing, and why.
 
     Args:
         spec: the policy.

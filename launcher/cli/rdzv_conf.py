@@ -1,4 +1,4 @@
-"""What ``--rdzv-conf KEY=VALUE,…`` says about the rendezvous."""
+"""The settings of the rendezvous in ``--rdzv-conf KEY=VALUE,…``."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -62,7 +62,7 @@ class RendezvousConf:
     is_host: bool | None = None
     """None: not said."""
     remarks: tuple[str, ...] = ()
-    """What the user should be told: the keys that mean nothing."""
+    """Sentences for the user about keys that have no meaning."""
 
 
 def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
@@ -116,8 +116,8 @@ def _pairs(text: str, name: str) -> dict[str, str]:
 def _unquoted(text: str) -> str:
     """Return ``text`` without the space and the pair of quotes around it.
 
-    A quote that only begins or only ends the text is what is left of ``'a=1,b=2'`` or
-    ``a='1'`` when the other one has gone with another piece, and is dropped too.
+    A single quote at one end is dropped too: it is left of ``'a=1,b=2'`` or ``a='1'`` when the
+    other one went with another piece.
     """
     return text.strip().strip("\"'").strip()
 

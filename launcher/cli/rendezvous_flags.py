@@ -1,4 +1,4 @@
-"""The flags by which the nodes of a job meet, shared by the commands that make nodes."""
+"""The flags by which the nodes of a job meet, shared by the commands that run a node."""
 
 from ... import defaults
 from . import values
@@ -35,7 +35,7 @@ def rendezvous_flags() -> list[Flag]:
             group=_RENDEZVOUS,
             metavar="HOST[:PORT]",
             read=values.endpoint,
-            help=f"Where the master is or shall be; default port {defaults.ENDPOINT_PORT}.",
+            help=f"Where the master is, or will be; default port {defaults.ENDPOINT_PORT}.",
         ),
         Flag(
             "--rdzv-id",
@@ -115,7 +115,7 @@ def address_flags() -> list[Flag]:
             metavar="worker|separate",
             read=values.one_of("worker", "separate"),
             ours=True,
-            help=f"Who hosts the store of a round: rank 0 ({defaults.STORE}, the default), or a"
+            help=f"What hosts the store of a round: rank 0 ({defaults.STORE}, the default), or a"
             " process beside it that outlives it (separate).",
         ),
     ]

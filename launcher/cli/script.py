@@ -1,4 +1,4 @@
-"""Whether there is the script that workers are to run, and what was meant where there is none."""
+"""Checks that the script of the workers exists, and guesses what was meant if not."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
     """Refuse a script that no worker could start: every node would only fail later.
 
     Args:
-        script: what stands where the script does: a path, a module or a program.
+        script: a path, a module or a program.
         mode: which of these it is.
         environ: has the PATH.
 

@@ -1,8 +1,8 @@
-"""The words of the command line: text to value, or the reason why it cannot be one.
+"""Values of the command line: from text to value, or the reason why it is not one.
 
 Each reader takes the text of one value and returns it typed, or raises ``BadValue`` with what
-would have been right. Who the value belongs to (a flag, a ``PET_*`` variable, a key of
-``--rdzv-conf``) is known by the caller, who turns the ``BadValue`` into a sentence.
+would have been right. The caller knows what the value belongs to (a flag, a
+``PET_*`` variable, a key of ``--rdzv-conf``) and turns the ``BadValue`` into a sentence.
 """
 
 import math
@@ -33,7 +33,7 @@ _FALSE = ("0", "false", "no", "f", "n")
 class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
     """Raised when a text is not a value of its kind.
 
-    ``right`` says what would be; ``why`` says what is wrong where ``right`` does not show it.
+    ``right`` says what would be right; ``why`` says what is wrong if ``right`` does not show it.
     """
 
     def __init__(self, right: str, why: str = "") -> None:
@@ -54,7 +54,7 @@ def shown(text: str, limit: int = 120) -> str:
 
 
 def nearest(word: str, known: list[str]) -> str | None:
-    """Return the one of ``known`` that ``word`` is most likely a slip of, or None."""
+    """Return the one of ``known`` that ``word`` most likely misspells, or None."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, known, n=1, cutoff=0.7)), None)
@@ -219,7 +219,7 @@ def backend(text: str) -> str:
 
 
 def logs_specs(text: str) -> str:
-    """Accept nothing but the empty text: torchrun's plug-ins do not exist here."""
+    """Accept only the empty text: torchrun's plug-ins do not exist here."""
     if text:
         raise BadValue(
             "--log-dir with --redirects, --tee and --local-ranks-filter",

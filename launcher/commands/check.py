@@ -40,7 +40,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_check(options: CheckOptions) -> int:
-    """Check this node and say what was found; return the exit status.
+    """Check this node and print the result; return the exit status.
 
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
@@ -71,7 +71,7 @@ def run_check(options: CheckOptions) -> int:
     if options.report is not None:
         lost = _lost(partial(write_report, options.report, report)) or lost
     if lost is not None:
-        # A full disk must not make a faulty node pass for one that was asked wrongly.
+        # A full disk must not turn the exit status of a faulty node into that of wrong usage.
         if status == exit_codes.SUCCESS:
             raise lost
         display.event(ev.Remark(lost.sentence, ev.Severity.ERROR))
@@ -88,7 +88,7 @@ def _lost(answer: Callable[[], None]) -> UsageError | None:
 
 
 def _crew_plan(options: CheckOptions) -> CrewPlan:
-    """Return what the check workers are: as many, on the same devices, as will train."""
+    """Return the configuration of the check workers: as many, on the same devices, as train."""
     environ = dict(os.environ)
     count = resolve_worker_count(
         options.nproc_per_node,
@@ -162,7 +162,7 @@ async def _check(
 
 
 class _Climb:
-    """The phases of the ladder that a node goes through alone."""
+    """The phases of the checks that a node goes through alone."""
 
     def __init__(self, options: CheckOptions, crew: CheckCrew, node: str, display: Display) -> None:
         self._options = options
@@ -174,11 +174,11 @@ class _Climb:
 
     @property
     def progress(self) -> str:
-        """What is being done, for the live line."""
+        """The present step, for the live line."""
         return f"ft-run check {self._node} · {self._doing} · {self._remaining_s():.0f} s left"
 
     async def run(self) -> Verdicts:
-        """Carry out what the plan asks for; return what follows."""
+        """Carry out the plan step by step; return the verdicts."""
         rules = Rules(floors=Metrics(**self._options.floors))
         results = Results((self._node,), rules=rules)
         while (step := plan(results)) is not None:

@@ -1,4 +1,4 @@
-"""``ft-run check --nnodes N``: the ladder for several nodes, and nothing after it."""
+"""``ft-run check --nnodes N``: the checks between several nodes, and no job after them."""
 
 from ...checks.floors import floor_texts
 from ...rendezvous.protocol.check_messages import CheckSpec
@@ -7,7 +7,7 @@ from .launch import launch
 
 
 def check_together(options: CheckOptions, rendezvous: RendezvousOptions) -> int:
-    """Check this node together with others; return the exit status of this one.
+    """Check this node together with others; return the exit status of this node.
 
     Args:
         options: how to check.

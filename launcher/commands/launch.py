@@ -53,7 +53,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
 
 
 def _parts(options: LaunchOptions) -> NodeParts:
-    """Find out what to start, and fork what must be forked before the event loop."""
+    """Find out what to start, and fork the processes that must exist before the event loop."""
     if (too_few := too_few_files()) is not None:
         raise NoProcessError(f"{too_few}.")
     display = Display()
@@ -65,7 +65,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
         virtual_local_rank=options.virtual_local_rank,
     )
     if options.checks is not None and options.checks.spec.floors:
-        # Only now it is known how many workers ``--nproc-per-node gpu`` stands for.
+        # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
         from ...checks.floors import floor_names
         from ..cli.floor_flags import refuse_floors
 
@@ -121,7 +121,7 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
 
 
 def _preloaded(parts: NodeParts) -> NodeParts:
-    """Have an image made if one was asked for; return the parts without it if it is of no use."""
+    """Start a fork server if one was asked for; return the parts without it if it is of no use."""
     remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
     if remark is None:
         return parts
@@ -130,7 +130,7 @@ def _preloaded(parts: NodeParts) -> NodeParts:
 
 
 def _close(parts: NodeParts, status: int) -> None:
-    """End what was forked; keep log files where they may be looked for."""
+    """End the processes that were forked; keep log files that the user may look for."""
     parts.display.close()
     ignore(parts.options.signals)
     if parts.check_spawner is not None:

@@ -24,7 +24,7 @@ def explain_policy(options: PolicyOptions) -> int:
     """Print how a failure would be answered; return the exit status.
 
     Raises:
-        UsageError: the failure is not described in words that are known, or the answer cannot be
+        UsageError: the description of the failure is not understood, or the answer cannot be
             written.
     """
     failure = failure_of(options.failure)
@@ -46,7 +46,7 @@ def failure_of(text: str) -> Failure:
     """Return the failure that ``--explain`` describes.
 
     Raises:
-        UsageError: it describes none.
+        UsageError: the text describes no failure.
     """
     words, colon, error = re.sub(r"(^|\s)error:", "\0", text, count=1).partition("\0")
     exit_code: int | None = None

@@ -37,7 +37,7 @@ class ConsoleFile:
             try:
                 self.fd = os.open(f"/proc/self/fd/{fd}", flags)
                 return
-            except OSError:  # the terminal of another user, or nobody reads
+            except OSError:  # the terminal of another user, or no reader
                 self._asks_first = True
         try:
             self.fd = os.dup(fd)
@@ -48,7 +48,7 @@ class ConsoleFile:
         """Write as much of ``pending`` as goes in one call; return how many bytes that was.
 
         A pipe takes up to PIPE_BUF bytes as one or not at all (``pipe(7)``), so whole lines up
-        to there are never torn, whoever else writes. A longer line goes in one call, too, but
+        to there are never torn, whatever else writes. A longer line goes in one call, too, but
         the kernel may take a part of it.
 
         Raises:

@@ -79,7 +79,7 @@ class AttemptLogs:
     directory: str | None
     """None where no files are written."""
     warning: str | None = None
-    """One sentence where files were asked for and cannot be written."""
+    """A sentence, if files were asked for and cannot be written."""
 
 
 class LogDir:
@@ -112,7 +112,7 @@ class LogDir:
 
     @property
     def keeps_files(self) -> bool:
-        """Whether the user finds the files afterwards: where they were asked for."""
+        """Whether the files stay after the job: the user asked for them."""
         return self.path is not None and self._temporary_dir is None
 
     @property
@@ -124,7 +124,7 @@ class LogDir:
     def attempt(self, restart_count: int, local_world_size: int) -> AttemptLogs:
         """Make the folder and the empty log files of the next start, and plan its streams.
 
-        This never fails: a disk that has filled up or a folder that somebody removed must not
+        This never fails: a disk that has filled up or a folder that was removed must not
         end a job that trains. The output then goes to the console alone, and ``warning`` says so.
         """
         if self.path is None:
@@ -217,7 +217,7 @@ def open_log(path: str) -> int:
 
 
 def console_prefix(role: str, rank: int, local_rank: int, template: str | None) -> bytes:
-    """Return what stands before each console line of a tee'd stream.
+    """Return the prefix of each console line of a tee'd stream.
 
     ``template`` is ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`` with ``${role_name}``, ``${rank}``
     and ``${local_rank}``; unknown names are left as they are. None or empty: ``[<role><n>]:``.

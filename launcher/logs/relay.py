@@ -1,7 +1,7 @@
 """The relay: a process that takes workers' output from pipes to log files and the console.
 
-It is forked early from the agent, has one thread and no knowledge of the job beyond its streams,
-and outlives the agent until everything that a worker has written is where it belongs.
+It is forked early from the agent, has one thread and knows only its streams. It outlives the agent
+until all output of workers is written.
 
 Agent and relay talk over a ``SOCK_SEQPACKET`` socket pair, one JSON object per packet; bytes
 travel as Latin-1 text. To the relay: ``{"add": n, …}`` with the pipe's read end attached, and
@@ -27,11 +27,11 @@ from .relay_console import open_consoles
 from .relay_stream import RelayedStream, StreamOrder
 
 IDLE_EXIT_S: Final = 5.0
-"""How long the relay stays without its agent while nothing arrives and nothing can be shown."""
+"""How long the relay runs without its agent while nothing arrives and nothing can be shown."""
 
 _PACKET_MAX_BYTES: Final = 256 * 1024
 
-# Whoever signals a whole job (Slurm, a container runtime, a terminal) means the workers.
+# A signal to a whole job (from Slurm, a container runtime, a terminal) is meant for the workers.
 _IGNORED_SIGNALS: Final = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -44,7 +44,7 @@ _IGNORED_SIGNALS: Final = (
 
 
 def run_in_child(control: socket.socket) -> NoReturn:
-    """Be the relay: to be called in a process that has just been forked; never returns.
+    """Run the relay in a process that has just been forked; never returns.
 
     ``control`` is this side's end of the socket pair. The console is what the descriptors 1
     and 2 are.
@@ -63,7 +63,7 @@ def run_in_child(control: socket.socket) -> NoReturn:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Be the relay of an agent that cannot fork any more: it has threads by now.
+    """Run the relay of an agent that cannot fork any more, because it has threads.
 
     Args:
         arguments: the descriptor of this side's end of the socket pair.
@@ -146,7 +146,7 @@ class Relay:
         self._epoll.register(control, self._interest)
 
     def run(self) -> None:
-        """Work until the agent is gone and everything is written, or nothing more moves."""
+        """Work until the agent is gone and everything is written, or nothing can be written."""
         while self._has_agent or self._streams:
             events = self._epoll.poll(self._timeout_s())
             if not events and not self._may_catch_up():
@@ -161,8 +161,11 @@ class Relay:
             self._send()
 
     def _give_up(self) -> None:
-        """End without the agent: a process that outlived its job keeps a pipe open, or the
-        console has stalled. What has arrived is in the files; unfinished lines are shown."""
+        """End without the agent.
+
+        A process that outlived its job keeps a pipe open, or the console has stalled. What has
+        arrived is in the files; unfinished lines are shown.
+        """
         unshown = sum(stream.unshown for stream in self._streams.values())
         unshown += sum(console.unshown for console in {*self._consoles.values()})
         for stream in self._streams.values():
@@ -181,7 +184,7 @@ class Relay:
         return any(stream.can_catch_up for stream in self._behind.values())
 
     def _catch_up(self) -> None:
-        """Give every stream that is behind one turn; who got one goes to the end of the queue."""
+        """Give every stream that is behind one turn; each then goes to the end of the queue."""
         for number, stream in list(self._behind.items()):
             if stream.can_catch_up:
                 del self._behind[number]
@@ -210,7 +213,7 @@ class Relay:
         try:
             message, fds, _, _ = socket.recv_fds(self._control, _PACKET_MAX_BYTES, 1)
         except BlockingIOError:
-            return  # what woke us was room for answers
+            return  # the wake-up was for room for answers
         except OSError:
             message, fds = b"", []
         if not message:  # an agent that is merely closing still listens

@@ -1,4 +1,4 @@
-"""The agent's side of the relay: start it, give it streams, hear when they are written.
+"""The agent's side of the relay: starts it, gives it streams, learns when they are written.
 
 The relay must be started before the agent has threads or has loaded gRPC, because it is forked.
 Everything that the agent forks later must close ``RelayClient.fileno()``: the relay sees that
@@ -80,7 +80,7 @@ class RelayClient:
     ) -> None:
         self.pid = pid
         self.is_lost = False
-        """Whether the relay is gone: closed, or killed. Nothing more will be heard of it."""
+        """Whether the relay is gone: closed or killed."""
         self._control = control
         self._tell = tell
         self._is_closing = False

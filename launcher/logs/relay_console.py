@@ -74,7 +74,7 @@ class Console:
         self._is_waiting = is_wanted
 
     def _close(self) -> None:
-        """Nobody will read this any more; the workers and the files are not affected."""
+        """The console has no reader any more; the workers and the files are not affected."""
         self.is_closed = True
         self._pending.clear()
         if self._is_waiting:

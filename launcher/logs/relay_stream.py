@@ -2,7 +2,7 @@
 
 A stream's exact bytes go to its log file at once, in whole chunks. The console gets whole lines
 with a prefix; a carriage return ends a line as it does under torchrun, so progress bars show.
-A console that does not keep up is never waited for: its lines are read back from the log file
+The relay never waits for a slow console: its lines are read back from the log file
 when it is ready again, so memory stays flat and no worker blocks on a stalled terminal.
 """
 
@@ -25,7 +25,7 @@ LINE_MAX_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StreamOrder:
-    """What the relay is asked to do with one stream of one worker."""
+    """The relay's order for one stream of one worker."""
 
     stream: Stream
     prefix: bytes
@@ -89,7 +89,7 @@ def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
 
 
 class LogFile:
-    """A file that is appended to until it cannot be; then that is told once."""
+    """A file that is appended to until an error, which is reported once."""
 
     def __init__(self, path: str, log_ended: Callable[[str, str], None]) -> None:
         self._path = path
@@ -125,7 +125,7 @@ class LogFile:
             return b""
 
     def close(self) -> None:
-        """Close the file; what it cannot store any more is lost, as is usual."""
+        """Close the file; data that the disk then refuses is lost."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)

@@ -1,4 +1,4 @@
 """What this machine has and allows: CPUs, accelerators, memory, addresses.
 
-It is read, never changed.
+Nothing here changes the machine.
 """

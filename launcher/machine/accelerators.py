@@ -32,7 +32,7 @@ class AcceleratorKind(enum.Enum):
     """A kind of accelerator; the values are those of ``--accelerator``.
 
     ``xpu`` is chosen by ``--nproc-per-node=xpu`` alone: Intel's driver shows integrated graphics
-    as well, which nobody means by "an accelerator".
+    as well, which is not what "an accelerator" means.
     """
 
     NVIDIA = "nvidia.com/gpu"
@@ -72,7 +72,7 @@ class Device:
 class Accelerators:
     """The usable accelerators of one kind, in the order in which workers see them.
 
-    ``source`` says for people how they were counted, also where there are none.
+    ``source`` says in words how they were counted, also if there are none.
     """
 
     kind: AcceleratorKind
@@ -81,6 +81,7 @@ class Accelerators:
 
     @property
     def count(self) -> int:
+        """How many usable devices there are."""
         return len(self.devices)
 
     @property
@@ -174,7 +175,7 @@ def _find_nvidia(environ: Mapping[str, str], root: Path, load: NvmlLoader | None
             return Accelerators(kind, _select_nvidia(value, gpus, environ), source)
     files = _names(root / "dev", r"nvidia[0-9]+")
     if files and value is not None and value.startswith(("GPU-", "MIG-")):
-        # Nothing here knows the UUIDs; who wrote the list did.
+        # The UUIDs cannot be looked up here; the list is trusted.
         devices = tuple(Device(name) for name in leading_names(value.split(","), value[:4]))
     else:
         devices = _select(value, [_Installed()] * len(files))
@@ -302,8 +303,10 @@ def _read_kfd_gpus(root: Path) -> list[_Installed]:
 
 
 def _find_ascend(environ: Mapping[str, str], root: Path) -> Accelerators:
-    """Count ``/dev/davinci<N>``. The variable is read up to the first entry that is not the
-    plain index of a device, spaces included. Source: CANN, "ASCEND_RT_VISIBLE_DEVICES".
+    """Count ``/dev/davinci<N>``.
+
+    The variable is read up to the first entry that is not the plain index of a device, spaces
+    included. Source: CANN, "ASCEND_RT_VISIBLE_DEVICES".
     """
     variable = VISIBLE_DEVICES_VARIABLE[AcceleratorKind.ASCEND]
     value = environ.get(variable)

@@ -21,6 +21,7 @@ class Mount(NamedTuple):
     point: Path
 
     def shows(self, path: Parts) -> bool:
+        """Return whether a cgroup of the hierarchy appears below the mount point."""
         return path[: len(self.root)] == self.root
 
 

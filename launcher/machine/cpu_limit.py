@@ -21,9 +21,9 @@ _NUMBER: Final = re.compile(r"0*[1-9][0-9]{0,18}")
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """How many CPUs this process may use at once, and what says so.
+    """How many CPUs this process may use at once, and the source of that number.
 
-    ``cpus`` is at least 1. ``source`` is for people, such as
+    ``cpus`` is at least 1. ``source`` is text for the log, such as
     ``cgroup v2 cpu.max 350000/100000 at /kubepods/pod1`` or ``affinity mask 0-3 of 64 CPUs``.
     """
 
@@ -86,8 +86,7 @@ def read_cpu_limit(
 def quota_cpus(root: Path = _ROOT) -> float | None:
     """Return how many CPUs the tightest quota on this process is worth; None: there is none.
 
-    Of a quarter of a CPU, 0.25: unlike the limit, which is a number of processes, it is not
-    rounded.
+    It is not rounded, unlike the limit, which is a number of processes: a quarter of a CPU is 0.25.
     """
     quota = _tightest_quota(root)
     return None if quota is None else quota.ratio

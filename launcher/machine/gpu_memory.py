@@ -1,8 +1,8 @@
-"""Waits until GPUs have back what workers that ended had: the next ones would run out of memory.
+"""Waits until the memory of ended workers on GPUs is free: the next ones would run out of memory.
 
-The kernel unpins what a process had page by page, and hundreds of GB take their time. The driver is
-asked by a process of its own, since one that hangs must not stop the agent. Where there is no
-driver, nothing happens at all.
+The kernel unpins the memory of a process page by page, which takes long for hundreds of GB. A
+separate process asks the driver, since a driver that hangs must not stop the agent. Without a
+driver, nothing happens.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ Used = Mapping[str, int]
 """Bytes in use, by the UUID of the GPU."""
 
 _SLACK: Final = 1_000_000_000
-"""What others that use the same GPU may have taken meanwhile."""
+"""Memory that other processes on the same GPU may have taken meanwhile."""
 _LIMIT_S: Final = 60.0
 _NO_PROGRESS_S: Final = 10.0
-"""What does not become less for so long is not that of the dead."""
+"""Memory that does not shrink for this long does not belong to the ended workers."""
 _ASK_AGAIN_S: Final = 0.5
 _DIES_S: Final = 1.0
 
@@ -62,7 +62,7 @@ class GpuMemory:
         """Create it; nothing is asked yet.
 
         Args:
-            note: takes what people should know.
+            note: takes remarks for the user.
             has_driver: returns whether there may be GPUs.
             ask: returns what is in use; raises ``NvmlFailedError``.
         """
@@ -73,16 +73,16 @@ class GpuMemory:
         self._waiting: asyncio.Task[None] | None = None
 
     def remember(self) -> None:
-        """Workers are being started: what is in use now is not theirs."""
+        """Record the memory in use before workers start."""
         if self._before is None and self._has_driver():
             self._before = asyncio.create_task(self._in_use())
 
     def when_free(self, then: Callable[[], None], *, is_needed: bool = True) -> None:
-        """Call ``then`` when the memory of workers that are gone is free, or is not for long.
+        """Call ``then`` when the memory of ended workers is free, or stays in use for too long.
 
         Args:
-            then: goes on.
-            is_needed: others may follow; else it is called at once.
+            then: the next step.
+            is_needed: other workers may follow; if not, ``then`` is called at once.
         """
         if self._before is None or not is_needed:
             then()
@@ -96,7 +96,7 @@ class GpuMemory:
         self._waiting = asyncio.create_task(wait())
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting."""
         for task in (self._before, self._waiting):
             if task is not None:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Under which address other nodes reach this one, and a port that nobody can take away.
+"""The address at which other nodes reach this one, and a port that is held for the store.
 
 Agents advertise an IP address, not a host name: no DNS in the data path, no 127.0.1.1.
 """
@@ -36,8 +36,8 @@ def resolve(host: str) -> list[str]:
 def listen_address(endpoint: Endpoint) -> Endpoint | None:
     """Return where to listen if the endpoint names this host; None if it names another.
 
-    A literal address, or ``localhost``, is listened at and no other. A name is listened at on
-    all addresses: Debian maps a host's own name to 127.0.1.1, where no other host gets through.
+    For a literal address or ``localhost`` it is that address only. For a name it is all addresses:
+    Debian maps a host's own name to 127.0.1.1, where no other host gets through.
     """
     addresses = resolve(endpoint.host)
     local = [address for address in addresses if is_local_address(address)]
@@ -67,11 +67,11 @@ def _is_literal(host: str) -> bool:
 
 
 class AdvertisedAddress:
-    """The IP address under which this node is known to the others.
+    """The IP address that this node advertises to the others.
 
-    The one the user gave; else that of the interface which routes to the master; without a
-    master (standalone) the loopback address. A host may get another address while the job runs:
-    ``find`` looks again, and asks no resolver for what it has found once.
+    It is the one that the user gave, else that of the interface that routes to the master; without
+    a master (standalone) it is the loopback address. A host may get another address while the job
+    runs: ``find`` looks again, and asks no resolver for what it has found once.
     """
 
     def __init__(self, master_host: str | None, local_addr: str | None) -> None:
@@ -156,8 +156,8 @@ def interface_towards(address: str) -> str | None:
 class PortReservation:
     """Holds a port for the store of a round, without a race.
 
-    The socket is bound with SO_REUSEADDR and never listens: the kernel gives the port to nobody
-    else, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
+    The socket is bound with SO_REUSEADDR and never listens: the kernel gives the port to no other
+    process, and the store of rank 0, which sets SO_REUSEADDR too, can still bind it and listen.
     (Linux; verified with torch 2.13's libuv and legacy stores.)
     """
 

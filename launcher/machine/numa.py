@@ -69,11 +69,11 @@ def read_topology(root: Path = _ROOT) -> Topology:
     cores: dict[int, int] = {}
     caches: dict[int, int] = {}
     for cpu in cpus:
-        assignment = cpu_root / f"cpu{cpu}"
-        package = _read(assignment / "topology/physical_package_id")
+        folder = cpu_root / f"cpu{cpu}"
+        package = _read(folder / "topology/physical_package_id")
         sockets[cpu] = int(package) if package.isdecimal() else 0
-        cores[cpu] = min(_read_cpus(assignment / "topology/thread_siblings_list"), default=cpu)
-        sharing = _last_level_cache(assignment / "cache")
+        cores[cpu] = min(_read_cpus(folder / "topology/thread_siblings_list"), default=cpu)
+        sharing = _last_level_cache(folder / "cache")
         if sharing:
             caches[cpu] = min(sharing)
     return Topology(nodes, sockets, cores, caches)

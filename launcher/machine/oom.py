@@ -9,8 +9,10 @@ _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class OomWatch:
-    """Counts the OOM kills of this process's cgroup (v1 ``memory.oom_control``, v2
-    ``memory.events``); the workers are in the same one."""
+    """Counts the OOM kills of this process's cgroup, in which the workers are too.
+
+    Read from ``memory.oom_control`` (v1) or ``memory.events`` (v2).
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         directory = own_directory(root, "memory")

@@ -1,4 +1,4 @@
-"""Why the kernel gives no process or file here: which limit was met, and what to raise."""
+"""Why the kernel refuses a process or file here: which limit was met, and what to raise."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOS
 
 
 def no_process(error: OSError, root: Path = Path("/")) -> str:
-    """Return one clause for people.
+    """Return the reason, as part of a sentence.
 
     Args:
         error: of ``fork(2)``, or of what is needed before it (pipes, sockets).
@@ -29,7 +29,7 @@ def explained(error: OSError, root: Path = Path("/")) -> str:
 
 
 def too_few_files() -> str | None:
-    """Return one clause for people where this process may open too few files; else None."""
+    """Return part of a sentence if this process may open too few files; else None."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit >= LEAST_FILES:
         return None
@@ -40,7 +40,7 @@ def too_few_files() -> str | None:
 
 
 def most_processes(root: Path = Path("/")) -> int | None:
-    """Return how many processes this host can have at once, whoever asks; None where not told.
+    """Return how many processes this host can have at once, over all users; None if unknown.
 
     Args:
         root: where ``/proc`` is.
@@ -77,7 +77,7 @@ def _processes(root: Path) -> str:
 
 
 def _is_root_of_the_host(root: Path) -> bool:
-    """Return whether the kernel asks nothing of this user: root, and not of a user namespace."""
+    """Return whether the kernel sets no limits for this user: root outside of user namespaces."""
     owned = read_text(root / "proc/self/uid_map").split()
     return os.geteuid() == 0 and owned in ([], ["0", "0", "4294967295"])
 

@@ -20,7 +20,7 @@ _NOTHING_TO_COUNT = (
 )
 
 _PLAUSIBLE = 1024
-"""As many workers are never too many to try, and the kernel need not be asked."""
+"""Up to this many workers the kernel is not asked whether it allows as many processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,19 @@ class Machine(NamedTuple):
     machine_cpus: int | None = None
 
     def accelerators(self, kind: "AcceleratorKind", environ: Mapping[str, str]) -> "Accelerators":
+        """Return the usable accelerators of a kind; ``environ`` may hide some of them."""
         from .accelerators import find_accelerators
 
         return find_accelerators(kind, environ, root=self.root, nvml=self.nvml)
 
     def cpu_limit(self) -> "CpuLimit | None":
+        """Return the CPU limit of this process's cgroup; None where there is none."""
         from .cpu_limit import read_cpu_limit
 
         return read_cpu_limit(self.root, affinity=self.affinity, machine_cpus=self.machine_cpus)
 
     def allowed_cpus(self) -> Set[int]:
+        """Return the numbers of the CPUs on which this process may run."""
         from .cpu_limit import allowed_cpus
 
         return allowed_cpus() if self.affinity is None else self.affinity

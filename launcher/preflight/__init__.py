@@ -1,4 +1,4 @@
-"""This node's part in the checks before training: the check workers and what is shown of them.
+"""This node's part in the checks before training: the check workers and the output of results.
 
-What they measure and what follows from it is in ``checks``.
+``checks`` has the measurements and the verdict.
 """

@@ -1,4 +1,4 @@
-"""One check worker, seen from the agent: its pipes, how far it is, what came of its order."""
+"""One check worker as the agent sees it: its pipes, its progress, the result of its order."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ class CheckMember:
         """How the process ended, in words."""
         self._says_farewell = False
         self._asked_at = 0.0
-        """When it got its order, by the clock of the event loop."""
+        """When it got its order, in seconds of the event loop's clock."""
         self._ready_at = 0.0
         """When it had imported torch, by the same clock."""
 
@@ -62,7 +62,7 @@ class CheckMember:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more will come of the order."""
+        """Whether the order has no more results to come."""
         return self._record is not None or bool(self._end)
 
     @property
@@ -76,7 +76,7 @@ class CheckMember:
         return self._record is not None and not self.has_ended
 
     def started(self) -> None:
-        """The process has its ends of the pipes: listen to ours."""
+        """Listen at the pipes, now that the process has its ends."""
         self._close_theirs()
         loop = asyncio.get_running_loop()
         for fd in (self._answers_from, self._errors_from, self._orders_to):
@@ -85,17 +85,17 @@ class CheckMember:
         loop.add_reader(self._errors_from, self._read, self._errors_from)
 
     def drop(self) -> None:
-        """The process is not started after all: close the pipes."""
+        """Close the pipes: the process is not started after all."""
         self._close_theirs()
         self.close()
 
     def begun(self) -> None:
-        """The process runs: the image was ready, or none is used."""
+        """Record that the process runs: the fork server was ready, or none is used."""
         if self._stage == WAITING:
             self._stage = STARTING
 
     def ask(self, order: Order) -> None:
-        """Give an order; what came of the one before is forgotten."""
+        """Give an order; the result of the previous one is dropped."""
         self._order, self._record = order, None
         self._asked_at = asyncio.get_running_loop().time()
         if self._stage not in STARTUP_STAGES:
@@ -117,7 +117,7 @@ class CheckMember:
         self._end = self._end or (f"{text}: {last}" if last else text)
 
     def outcome(self, order: Order, *, was_cut_short: bool) -> WorkerAnswer:
-        """Return what became of the order, also when nothing was heard.
+        """Return the result of the order, also if the worker did not answer.
 
         Args:
             order: the one that was asked.
@@ -172,7 +172,7 @@ class CheckMember:
             return
         number, _, text = rest.partition(" ")
         if self._order is None or number != str(self._order.number):
-            return  # the answer to an order that nobody waits for any more
+            return  # the answer to an order that is no longer awaited
         try:
             self._record = record_from_json(text)
         except RecordError as error:
@@ -182,7 +182,7 @@ class CheckMember:
 
 
 def _pipes(count: int) -> list[tuple[int, int]]:
-    """Open so many pipes, or none.
+    """Open that many pipes, or none.
 
     Raises:
         OSError: there are too many open files.

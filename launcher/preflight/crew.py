@@ -1,9 +1,9 @@
-"""The check workers of this node: started once, given one order after the other, ended together.
+"""The check workers of this node: started once, given orders one by one, ended together.
 
-They are started by a spawner of their own, so that nothing of a check is ever mixed up with the
-workers that train. A crew that missed a deadline or lost a worker cannot be trusted: all of it is
-killed, and another one imports torch while the node waits for its next order. With ``--preload``
-all of them are forked from a fork server (``spawner.forkserver``), which imports it once.
+They have a spawner of their own, so that checks and the workers that train are never mixed up. A
+crew that missed a deadline or lost a worker cannot be trusted: all of it is killed, and a new crew
+imports torch while the node waits for its next order. With ``--preload`` all check workers are
+forked from a fork server (``spawner.forkserver``), which imports torch once.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _RUN_MODULE: Final = str(Path(__file__).resolve().parents[1] / "processes" / "ru
 """Another interpreter need not know of ft-run, and must not be given the libraries of this one."""
 _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
-"""When one worker has failed, how long the others' reasons are waited for."""
+"""How long a failed check waits for the other workers' reasons."""
 _KILL_S: Final = 10.0
 _LEFT: Final = "those of the order before have not ended"
 _GONE: Final = "the process that starts them is gone"
@@ -58,7 +58,7 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CrewPlan:
-    """What the check workers of a node are: like the workers that will train there."""
+    """The configuration of a node's check workers: that of the workers that will train there."""
 
     node: str
     """Identity of the node, as records have it."""
@@ -80,7 +80,7 @@ class CrewPlan:
     log_dir: str | None = None
     script: str | None = None
     preload: tuple[str, ...] = ()
-    """Modules that are imported once, in an image that the workers are forked from."""
+    """Modules that are imported once, in a fork server that the workers are forked from."""
 
 
 class CheckCrew:
@@ -97,7 +97,7 @@ class CheckCrew:
         Args:
             spawner: one of the crew's own; ``close`` ends it.
             plan: what the workers are.
-            fork_server_changed: is called with what becomes of the image.
+            fork_server_changed: is called with what becomes of the fork server.
         """
         self._spawner = spawner
         self._plan = plan
@@ -106,7 +106,7 @@ class CheckCrew:
         self._passed_alone = 0
         """The generation that has measured everything that a node measures alone; 0 for none."""
         self._changed = asyncio.Event()
-        """Something was heard from a worker or from the spawner."""
+        """Set when a worker or the spawner has reported."""
         self._spawner_gone = False
         self._empty = True
         self._closed = False
@@ -129,7 +129,7 @@ class CheckCrew:
             OSError: there are too many open files; nothing is started, and nothing stays open.
         """
         if self._members or not self._empty or self._spawner_gone or self._closed:
-            return  # workers that survive SIGKILL for now may hold a device: no others beside them
+            return  # workers that survive SIGKILL may hold a device: start no others beside them
         stage = WAITING if self._spawner.preloading else STARTING
         members: list[CheckMember] = []
         with ExitStack() as undo:
@@ -149,9 +149,9 @@ class CheckCrew:
     async def run(self, order: Order) -> Record:
         """Carry out one order and return this node's record of it, at the latest in its time.
 
-        In the phases that a node goes through alone the ranks and the address of the order are
-        not used: the workers of this node meet on the loopback. Never raises for what goes wrong
-        with a check: it is the failure in the record.
+        In the phases that a node goes through alone, the ranks and the address of the order are not
+        used: the workers of this node meet on the loopback interface. A check that goes wrong does
+        not raise: the record has the failure.
         """
         deadline = asyncio.get_running_loop().time() + order.deadline_s
         if not await self._is_renewed(deadline):
@@ -187,7 +187,7 @@ class CheckCrew:
         await self._kill()
 
     async def close(self) -> None:
-        """End the workers and the spawner. What they used of a device is free when this returns."""
+        """End the workers and the spawner. Their memory on devices is free when this returns."""
         self._closed = True
         await self._is_renewed()
         await self._kill()
@@ -199,12 +199,12 @@ class CheckCrew:
             self.start()
 
     async def _is_renewed(self, deadline: float | None = None) -> bool:
-        """Wait for workers of an earlier order to end; return whether they have in time."""
+        """Wait for workers of an earlier order to end; return whether they did in time."""
         renewal = self._renewal
         if renewal is not None:
             loop = asyncio.get_running_loop()
             limit_s = None if deadline is None else max(deadline - loop.time(), 0.0)
-            await asyncio.wait([renewal], timeout=limit_s)  # not cancelled with who waits for it
+            await asyncio.wait([renewal], timeout=limit_s)  # goes on if this wait is cancelled
             if not renewal.done():
                 return False
             self._renewal = None
@@ -217,7 +217,7 @@ class CheckCrew:
 
     @contextmanager
     def _at_home(self, order: Order) -> Iterator[Order]:
-        """Give the order that the workers get; where they meet is reserved meanwhile."""
+        """Give the workers their order; their meeting port is reserved meanwhile."""
         order = replace(order, unix_time_s=time.time())
         if order.phase not in (Phase.FACTS, Phase.SOLO):
             yield replace(order, interface=interface_towards(order.master_addr) or "")
@@ -239,7 +239,7 @@ class CheckCrew:
             port.close()
 
     async def _answers(self, asked: list[CheckMember], deadline: float) -> bool:
-        """Wait until all have answered, or until it is no use to wait for the others.
+        """Wait until all workers have answered, or waiting for the others is useless.
 
         Returns:
             Whether this was before the deadline.
@@ -250,14 +250,14 @@ class CheckCrew:
             if all(member.is_done for member in asked):
                 break
             if any(member.has_failed for member in asked):
-                # Peers of a worker that is gone hang, or fail soon in words that blame it.
+                # Peers of a worker that is gone hang, or soon fail with an error that blames it.
                 limit = min(limit, loop.time() + _OTHERS_S)
             if not await self._next_change(limit):
                 break
         return loop.time() < deadline
 
     async def _kill(self) -> None:
-        """Kill what there is, and return when nothing is left of it."""
+        """Kill all workers, and return when none is left."""
         has_gpus = self._plan.gpus_shown or self._plan.gpus_asked_by
         limit_s = _KILL_GPUS_S if has_gpus else _KILL_S
         deadline = asyncio.get_running_loop().time() + limit_s
@@ -271,7 +271,7 @@ class CheckCrew:
         self._members = []
 
     async def _next_change(self, deadline: float) -> bool:
-        """Wait until something is heard; return False when the time is over."""
+        """Wait for the next report; return False when the time is over."""
         remaining_s = deadline - asyncio.get_running_loop().time()
         if remaining_s <= 0:
             return False

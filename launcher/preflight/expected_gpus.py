@@ -1,4 +1,4 @@
-"""Which GPUs a check has to find: who asked for them, and what the machine shows. Without torch."""
+"""Which GPUs a check has to find: what asked for them, and what the machine shows. No torch."""
 
 import os
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ def shown_gpus(
     root: Path = Path("/"),
     nvml: NvmlLoader | None = None,
 ) -> dict[str, str]:
-    """Return the kinds of GPUs that the workers should find, and how they were counted, in words.
+    """Return the kinds of GPUs that the workers should find, and how they were counted, as text.
 
     Args:
-        accelerator: ``--accelerator``; only with ``auto`` is the machine looked at.
+        accelerator: ``--accelerator``; the machine is looked at with ``auto`` only.
         environ: with the ``…_VISIBLE_DEVICES`` variables; None: that of this process.
         root: the directory below which ``sys`` and ``dev`` are looked up.
         nvml: as for ``find_accelerators``.

@@ -1,7 +1,7 @@
-"""``--check-report``: where the report may go, and how it gets there.
+"""``--check-report``: where the report may be written, and how.
 
-A file is replaced in one step: who waits for it never sees half of it. What is there and is no
-file (a terminal, a pipe, a device) is written to; nothing takes its place.
+A file is replaced in one step: a process that waits for it never sees half of it. A path that
+is not a file (a terminal, a pipe, a device) is written to and not replaced.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Final
 from ...errors import UsageError
 
 _READER_S: Final = 5.0
-"""How long a reader may be waited for in all before the report is given up: the job waits too."""
+"""How long to wait for a reader in all before the report is given up: the job waits too."""
 
 
 def check_report_path(path: str | None) -> None:
@@ -56,14 +56,14 @@ def write_report(path: str, report: str) -> None:
         elif found is None or stat.S_ISREG(found.st_mode):
             _replace(Path(path).resolve(), text)
         else:
-            # A pipe that nobody reads is an error and not something to wait for.
+            # A pipe that nothing reads is an error and not something to wait for.
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             try:
                 _write_all(fd, text.encode())
             finally:
                 os.close(fd)
     except OSError as error:
-        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror
+        why = "nothing reads it" if error.errno == errno.ENXIO else error.strerror
         raise UsageError(f"--check-report {path!r} cannot be written: {why}.") from error
 
 
@@ -76,7 +76,7 @@ def _status(path: str) -> os.stat_result | None:
 def _own_stream(found: os.stat_result | None) -> int | None:
     """Return which of this process's own streams a path leads to (``/dev/stdout``), if to any.
 
-    To open it anew would write at its beginning, or fail where it is a socket.
+    Opening it again would write at its beginning, or fail for a socket.
     """
     for fd in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
 """The checks on this node: orders from the master to the crew, its records back.
 
-One order at a time, in the order they came; each ends by its deadline, because the crew sees to
-that. Between the checks and the workers that train, the crew rests: no check worker holds a
-device any more.
+Orders are carried out one at a time, as they came; the crew ends each by its deadline. The crew is
+ended before the workers that train start, so that no check worker holds a device.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Crew(Protocol):
-    """What carries out orders on this node: ``CheckCrew``."""
+    """Carries out orders on this node: ``CheckCrew``."""
 
     def start(self) -> None:
         """Start the check workers, so that they import torch before the first order.
@@ -38,7 +37,7 @@ class Crew(Protocol):
 
 
 class CheckSession:
-    """Takes orders, has them carried out, answers."""
+    """Takes orders, has the crew carry them out, and answers."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class CheckSession:
             crew: the check workers; None: there are none, and no order comes.
             renew: reserves another port for a store and returns where.
             post: takes each answer.
-            is_all: nothing comes after the checks: they are the job.
+            is_all: the checks are the whole job.
         """
         self._crew = crew
         self._renew = renew
@@ -69,7 +68,7 @@ class CheckSession:
         self._newest = 0
         """The highest number of an order on the present stream to the master."""
         self._found: CheckVerdict | None = None
-        """What was found of this node, until it is checked again."""
+        """The result for this node, until it is checked again."""
 
     def prepare(self) -> None:
         """Start the check workers before the first order."""
@@ -78,7 +77,7 @@ class CheckSession:
                 self._crew.start()
 
     def connected(self) -> None:
-        """There is a new stream, perhaps to another master, which counts its orders anew."""
+        """Note a new stream, perhaps to another master, which numbers its orders from the start."""
         self._newest = 0
 
     def take(self, order: CheckOrder) -> bool:
@@ -97,13 +96,13 @@ class CheckSession:
         return True
 
     def hear(self, found: CheckVerdict) -> bool:
-        """Take what was found of this node; return whether that is news."""
+        """Take the result for this node; return whether it is new."""
         is_news = found != self._found
         self._found = found
         return is_news
 
     def missed(self, verdict: Verdict) -> NodeUnfitError | None:
-        """Return what ends a node of a job that was to check it, and is over before it has."""
+        """Return the error of a node that was not checked before its job ended."""
         if not self._is_all or self._found is not None or verdict.outcome is not Outcome.SUCCEEDED:
             return None
         return NodeUnfitError(
@@ -113,8 +112,8 @@ class CheckSession:
         )
 
     async def rest(self) -> None:
-        """End what is being checked, and the check workers."""
-        # Another master may count alike: its order is not the one that is dropped here.
+        """End the running check and the check workers."""
+        # Another master may use the same number: its order is not the one that is dropped here.
         self._next = self._order = self._result = None
         task, self._task = self._task, None
         if task is not None and not task.done():

@@ -1,4 +1,4 @@
-"""What a person sees of the checks: the table or a line for each verdict, and the report file."""
+"""Output of the checks: a table or a line for each verdict, and the report file."""
 
 import os
 import sys
@@ -24,9 +24,9 @@ def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) 
     """Show what the checks found, and write it to a file where that was asked for.
 
     Args:
-        found: what the master says; it gives the whole report to one node of the job.
-        display: where to; a table or JSON that is the purpose goes to standard output.
-        options: what was asked for.
+        found: the master's message; it gives the whole report to one node of the job.
+        display: takes the lines; the table or JSON of ``ft-run check`` goes to standard output.
+        options: of the checks.
     """
     has_table = bool(found.report) and display.live and not options.spec.only
     if found.report:
@@ -47,14 +47,14 @@ def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) 
 
 
 def unfit(found: CheckVerdict) -> NodeUnfitError:
-    """Return what a node ends by that the checks have not let in."""
+    """Return the error of a node that has not passed the checks."""
     is_warning = found.exit_code == exit_codes.CHECKS_WARNED
     what = "has passed with a warning" if is_warning else "is not fit for the job"
     return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
 
 
 def print_report(verdicts: "Verdicts", instead: str | None) -> None:
-    """Answer with what was found: a table, or what is to be printed instead.
+    """Print the result: a table, or the given text instead.
 
     Raises:
         UsageError: standard output cannot be written.

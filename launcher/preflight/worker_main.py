@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def main(words: Sequence[str]) -> int:
-    """Be a check worker, and end with it; ``words`` is its configuration as JSON, the only word."""
+    """Run a check worker to its end; ``words`` is its configuration as JSON, a single word."""
     from ...checks.worker import main as be_check_worker
 
     sys.argv[1:] = words

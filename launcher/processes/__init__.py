@@ -1,4 +1,4 @@
-"""What is needed to start, find, name and end processes on Linux.
+"""Starting, finding, naming and ending processes on Linux.
 
-Nothing here knows of jobs or rounds.
+Independent of jobs and rounds.
 """

@@ -1,6 +1,7 @@
-"""Messages between the processes of one node: JSON behind its length, file descriptors beside it.
+"""Messages between the processes of one node: length-prefixed JSON, with file descriptors attached.
 
-Agent and spawner speak it, and spawner and image. Both ends are of one program and one version.
+Agent and spawner speak it, and so do spawner and fork server. Both ends are of one program and
+one version.
 """
 
 import errno
@@ -20,7 +21,7 @@ def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[in
     """Send a message over a blocking socket; the receiver gets duplicates of ``fds``.
 
     Raises:
-        ConnectionError: nobody reads any more.
+        ConnectionError: the other end is closed.
     """
     data = json.dumps(message).encode()
     data = _HEADER.pack(len(data)) + data
@@ -31,7 +32,7 @@ def send(channel: socket.socket, message: Mapping[str, object], fds: Sequence[in
 
 
 class Incoming:
-    """What comes over one socket."""
+    """Reads the messages and file descriptors of one socket."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -70,7 +71,7 @@ class Incoming:
         """Return the next ``count`` file descriptors that came; they are the caller's.
 
         Raises:
-            OSError: some were lost, because this process may have no more open files.
+            OSError: some were lost, because this process is at its limit of open files.
         """
         taken = self._fds[:count]
         del self._fds[:count]

@@ -1,4 +1,4 @@
-"""prctl(2): who is told of whose death. Linux."""
+"""prctl(2): death signals and subreapers. Linux."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """Call prctl(2) with whole numbers or addresses.
+    """Make the system call, with whole numbers or addresses.
 
     Raises:
         OSError: the kernel refused.

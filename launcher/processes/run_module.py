@@ -1,8 +1,8 @@
 """Runs a module of the launcher in a process of its own: ``python run_module.py MODULE [ARGS]...``.
 
-As ``python -m ft_run.launcher.MODULE``, but that puts the present folder first on ``sys.path``,
-where a user's ``json.py`` or ``click.py`` would stand in for the library. And it is this package
-that is run, whatever else the path calls ft_run.
+As ``python -m ft_run.launcher.MODULE``, which however puts the working directory first on
+``sys.path``, where a user's ``json.py`` or ``click.py`` would replace the library. It always runs
+this package, even if the path has another ``ft_run``.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The store process of ``--store separate``: ``python -u store_process.py HOST PORT``.
 
-It hosts the ``TCPStore`` of one round, so that the store outlives rank 0, and is ended by whoever
-started it. It is run by its path and imports nothing of ft_run: the interpreter is the workers',
+It hosts the ``TCPStore`` of one round, so that the store outlives rank 0. The process that started
+it ends it. It is run by its path and imports nothing of ft_run: the interpreter is the workers',
 which need not have ft_run installed.
 """
 

@@ -27,7 +27,7 @@ class _Map(ctypes.Structure):
 
 
 _kept: list[object] = []
-"""What the kernel points to now."""
+"""The addresses that the kernel uses now."""
 
 
 def set_process_title(argv: list[str]) -> bool:

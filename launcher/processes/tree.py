@@ -18,7 +18,7 @@ def require_own_proc(proc: str = "/proc") -> None:
     """Make sure that /proc shows the processes that this one can see and signal.
 
     Raises:
-        UsageError: it does not: it is that of another PID namespace, or there is none.
+        UsageError: it is that of another PID namespace, or missing.
     """
     try:
         shown = os.readlink(f"{proc}/self")
@@ -93,7 +93,7 @@ def signal_session(leader: int, number: int, root: int) -> None:
 def kill_all(pids: Iterable[int]) -> list[int]:
     """SIGKILL processes; return those that were not yet dead.
 
-    Of a tree, one can fork while this walks over it: call it again until nothing is left.
+    A process can fork while this runs: call it again until nothing is left.
     """
     alive = [pid for pid in pids if not is_zombie(pid)]
     for pid in alive:
@@ -103,10 +103,10 @@ def kill_all(pids: Iterable[int]) -> list[int]:
 
 
 def end_descendants(limit_s: float) -> None:
-    """Kill and reap whatever descends from this process; return when nothing of it is alive.
+    """Kill and reap all descendants of this process; return when none is alive.
 
     Args:
-        limit_s: after so many seconds it returns all the same.
+        limit_s: the longest time that this takes, in seconds; some may then be left.
     """
     deadline = time.monotonic() + limit_s
     while kill_all(descendants(os.getpid())) and time.monotonic() < deadline:
@@ -116,7 +116,7 @@ def end_descendants(limit_s: float) -> None:
 
 
 def reap_all() -> None:
-    """Reap every child that is dead, whatever it was."""
+    """Reap every dead child."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -19,7 +19,7 @@ class NotBoundError(OSError):
 
 
 class Started(NamedTuple):
-    """What became of workers that were to be started."""
+    """The result of starting workers."""
 
     pids: Sequence[int] = ()
     """In their order; 0: there was no process for it."""
@@ -31,12 +31,12 @@ class Started(NamedTuple):
 
     @classmethod
     def none(cls, workers: Sequence[dict[str, Any]], error: OSError) -> "Started":
-        """Return that there was no process for any of them."""
+        """Return the result of workers for which there was no process."""
         unforked = [(worker["index"], error.errno or errno.EIO) for worker in workers]
         return cls([0] * len(workers), (), unforked)
 
     def together(self, other: "Started") -> "Started":
-        """Return what became of these and of others, which come after them."""
+        """Return the results of these workers, followed by those of others."""
         return Started(
             [*self.pids, *other.pids],
             [*self.errors, *other.errors],
@@ -48,8 +48,8 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
     """Start workers by executing their programs.
 
     Args:
-        workers: what ``SpawnerClient.spawn`` says of each.
-        fds: what become their standard streams, one worker's after the other's.
+        workers: the request of ``SpawnerClient.spawn`` for each.
+        fds: their standard streams, in the order of the workers.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
@@ -79,8 +79,8 @@ def fork_worker(
     """Fork and execute one worker.
 
     Args:
-        worker: what ``SpawnerClient.spawn`` says of it.
-        fds: what become its standard streams, in the order of ``worker["targets"]``.
+        worker: the request of ``SpawnerClient.spawn``.
+        fds: its standard streams, in the order of ``worker["targets"]``.
         keep: file descriptors that its program has too, under the same numbers.
 
     Returns:
@@ -149,7 +149,7 @@ def code_from(data: bytes) -> int:
 
 
 def explained(code: int, program: str) -> str:
-    """Return a clause for people: why a program could not be executed."""
+    """Return why a program could not be executed, as part of a sentence."""
     if code < 0:
         return f"it cannot be bound to its CPUs (--numa-binding): {os.strerror(-code)}"
     return f"{program}: {os.strerror(code)}"
@@ -168,7 +168,8 @@ def _become_worker(
         # Python ignores these two; a program that is not Python expects the default.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        # The spawner ignores what a terminal sends; a worker is as its agent was started.
+        # The spawner ignores signals of a terminal; a worker has the handling that its agent
+        # started with.
         for number in worker["default_signals"]:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])

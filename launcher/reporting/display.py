@@ -1,9 +1,9 @@
-"""What a person sees: one line per event and, on a terminal, a live line at the bottom.
+"""The console: one line per event and, on a terminal, a live line at the bottom.
 
-The workers write to the same terminal themselves, at any time. So the live line is kept outside
-of where they write: the terminal scrolls all but its last line (DECSTBM, as apt does it), and
-each redraw is a single write that saves and restores the cursor. Nothing of theirs is garbled,
-and to them the terminal is still a terminal.
+The workers write to the same terminal at any time. So the live line is kept outside of their area:
+the terminal scrolls all lines but its last (DECSTBM, as apt does it), and each redraw is a single
+write that saves and restores the cursor. Output of workers is not garbled, and they still see a
+terminal.
 """
 
 import logging
@@ -53,7 +53,7 @@ class Display:
         self._colour = understands and not os.environ.get("NO_COLOR")
         self._live = understands if live is None else live
         self._rows = 0
-        """Rows of the terminal whose last is set aside; 0: none is."""
+        """Rows of the terminal while its last one is reserved; 0 otherwise."""
         self._status = ""
         self._writer = LineWriter()
         self._tell_last_words: Callable[[str], None] = lambda _: None
@@ -65,7 +65,7 @@ class Display:
 
     @property
     def columns(self) -> int:
-        """How wide the terminal is now; 80 where that is not known."""
+        """Columns of the terminal now; 80 if unknown."""
         return _size()[1] or 80
 
     @property
@@ -76,8 +76,8 @@ class Display:
     def event(self, event: Event) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
-        Where nobody reads (Ctrl-S on a terminal, a pager on a pipe), the line is kept for later:
-        what stops the output must not stop the job.
+        Where there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is kept for
+        later: what stops the output must not stop the job.
         """
         level = event_lines.level(event)
         if level < self._level:
@@ -94,22 +94,22 @@ class Display:
     def report(self, text: str, *, is_styled: bool = False) -> None:
         """Write a text of several lines, below an empty line.
 
-        The empty line is for workers that write to the same place: one that was stopped in the
-        middle of a line has left it unfinished.
+        The empty line is there because workers write to the same place: a worker that was stopped
+        in the middle of a line has left it unfinished.
 
         Args:
             text: the lines.
-            is_styled: it has colours, and what is in it from elsewhere is printable.
+            is_styled: it has colours; text from outside in it was made printable.
         """
         text = text if is_styled else printable_lines(text)
         self._writer.put("\n" + (text if text.endswith("\n") else text + "\n"))
 
     def open(self, tell_last_words: Callable[[str], None]) -> None:
-        """Set the live line's row aside.
+        """Reserve the row of the live line.
 
         Args:
-            tell_last_words: told what gives the terminal back, should this process be killed;
-                again when that changes.
+            tell_last_words: is given the text that restores the terminal if this process is
+                killed; again when it changes.
         """
         self._tell_last_words = tell_last_words
         self.refresh()
@@ -120,7 +120,7 @@ class Display:
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw what is there in the terminal's present size, if this is its foreground."""
+        """Redraw in the terminal's present size, if this process is in the foreground."""
         self._writer.flush()
         if not self._live or not _in_foreground() or not self._writer.is_ready:
             return
@@ -178,7 +178,7 @@ def _in_foreground() -> bool:
 def _size() -> tuple[int, int]:
     """Return rows and columns of the terminal; 0, 0 where it is too small for a live line.
 
-    The variables COLUMNS and LINES are not asked: they do not change when the terminal does.
+    The variables COLUMNS and LINES are not read: they do not change when the terminal does.
     """
     try:
         size = os.get_terminal_size(_STDERR)

@@ -1,4 +1,4 @@
-"""The words of the event lines: what a person reads of a run, each line with round and node."""
+"""The text of the event lines, each with round and node."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.NodePassedWithRemark: logging.WARNING,
     ev.WorkerFailed: logging.ERROR,
 }
-"""Of the events that are no plain information."""
+"""The levels of events that are more or less than information."""
 
 
 def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
@@ -173,8 +173,8 @@ def _preload(event: ev.PreloadChanged) -> str:
         case ev.PreloadState.STALE:
             return f"preload: {event.text} has changed on disk; importing again"
         case ev.PreloadState.FAILED:
-            who = "check workers" if event.is_of_checks else "workers"
-            return f"preload: {event.text}; {who} start the ordinary way"
+            which = "check workers" if event.is_of_checks else "workers"
+            return f"preload: {event.text}; {which} start the ordinary way"
 
 
 def _relay_lost(event: ev.RelayLost) -> str:

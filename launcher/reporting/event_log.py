@@ -1,7 +1,7 @@
 """``--event-log-handler console``: one line of JSON for each event, as torchrun writes them.
 
 The names of the events and of their fields are those of ``torch.distributed.elastic.events``.
-Not written is ``ASSIGN_WORKER_RANKS``: here it is no step of its own.
+``ASSIGN_WORKER_RANKS`` is not written: ft-run has no such step.
 """
 
 import json
@@ -33,7 +33,7 @@ class EventLog:
         self._line = line
         self._entry_point = os.path.basename(entry_point)
         self._began = self._waits_since = time.monotonic()
-        self._place: Assignment | None = None
+        self._assignment: Assignment | None = None
         self._pids: Sequence[int] = ()
         self._exit_codes: dict[int, int] = {}
 
@@ -45,13 +45,13 @@ class EventLog:
         """Write that a round was formed, and that its workers were started here."""
         waited_ms = (time.monotonic() - self._waits_since) * 1000
         self._agent("RENDEZVOUS", duration_ms=waited_ms, agent_restarts=assignment.restarts)
-        self._place, self._pids = assignment, pids
+        self._assignment, self._pids = assignment, pids
         self._exit_codes.clear()
         for local_rank in range(len(pids)):
             self._worker("START", local_rank)
 
     def exited(self, local_rank: int, exit_code: int) -> None:
-        """Take note of how a worker ended; ``ended`` writes it."""
+        """Record how a worker ended; ``ended`` writes it."""
         self._exit_codes[local_rank] = exit_code
 
     def ended(self, verdict: Verdict) -> None:
@@ -64,30 +64,30 @@ class EventLog:
                 self._worker("FAILED", local_rank, exit_code)
             else:
                 self._worker("TERMINATED", local_rank)
-        # As torchrun: that the agent has done its work, whatever became of the workers.
+        # As torchrun: the agent has done its work, whether or not the workers succeeded.
         self._agent("SUCCEEDED")
 
     def _agent(self, state: str, **fields: object) -> None:
         self._write(state, "AGENT", {}, **fields)
 
     def _worker(self, state: str, local_rank: int, exit_code: int | None = None) -> None:
-        assert self._place is not None
+        assert self._assignment is not None
         pid = self._pids[local_rank]
         # torchrun has each of these in a list.
         more = {
             "local_rank": [local_rank],
-            "role_rank": [self._place.role_rank_offset + local_rank],
-            "role_world_size": [self._place.role_world_size],
+            "role_rank": [self._assignment.role_rank_offset + local_rank],
+            "role_world_size": [self._assignment.role_world_size],
             "exit_code": [exit_code],
             "worker_pid": [pid if exit_code else None],
         }
-        rank = self._place.rank_offset + local_rank
+        rank = self._assignment.rank_offset + local_rank
         self._write(state, "WORKER", more, global_rank=rank, worker_id=str(pid))
 
     def _write(self, state: str, source: str, more: dict[str, object], **fields: object) -> None:
         if not self._wanted:
             return
-        assignment, rendezvous = self._place, self._options.rendezvous
+        assignment, rendezvous = self._assignment, self._options.rendezvous
         details = {
             "group_world_size": assignment.nodes if assignment is not None else None,
             "entry_point": self._entry_point,

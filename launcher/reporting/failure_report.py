@@ -1,8 +1,8 @@
-"""The report of a job that failed: torchrun's form and words, which people and log scrapers know.
+"""The report of a failed job, in torchrun's form and words, which people and log scrapers know.
 
-It goes further than torchrun's: the first line names the root cause, failures of other nodes are
-in it, the last lines of standard error stand under the root cause, an OOM kill is called one, and
-workers that the launcher itself stopped are not listed as failures.
+It adds to torchrun's: the first line names the root cause, it has the failures of all nodes, the
+last lines of standard error stand under the root cause, and an OOM kill is named. Workers that the
+launcher itself stopped are not listed as failures.
 """
 
 import json
@@ -14,7 +14,7 @@ from ...rendezvous.protocol.messages import Verdict
 
 _MAX_RULE = 60
 _OF_NODE = {FailureKind.NODE_LOST: "lost", FailureKind.PREEMPTED: "left"}
-"""What became of a node: no worker failed there, so there is no rank, process or exit status."""
+"""What happened to a node: no worker failed there, so there is no rank, process or exit status."""
 _NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
@@ -140,7 +140,7 @@ def _doubt(cause: Failure, others: Iterable[Failure]) -> str:
     if evidence(cause) is not Evidence.UNSAID or not alike:
         return ""
     return (
-        f"\n  note      : {alike} more ended like this and nobody said why, so that another may"
+        f"\n  note      : {alike} more ended like this, with no reason given, so that another may"
         " have been first; @record or --tee 2 would tell"
     )
 

@@ -1,8 +1,8 @@
-"""Lines on standard error, from an agent that must never wait for their reader.
+"""Lines on standard error, written without waiting for their reader.
 
-Lines that cannot be written now (Ctrl-S on a terminal, a pager on a pipe) are kept for later, as
-far as a bound allows. At the end, the reader has a few seconds; what it does not take until then
-is dropped, and counted in one line, should it read again.
+Lines that cannot be written now (Ctrl-S on a terminal, a pager on a pipe) are kept for later, up to
+a bound. At the end the reader has a few seconds. Lines that it does not take are dropped; one line
+says how many, if it reads again.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _STDERR: Final = 2
 _LAST_WORDS_S: Final = 5.0
 """How long the end of a job waits for a console that takes nothing."""
 _SLICE_S: Final = 0.1
-"""How soon a wait sees that it is told to hurry."""
+"""How often a wait looks whether it was cut short."""
 _HELD_MAX_CHARS: Final = 1 << 20
 
 
@@ -25,18 +25,18 @@ class LineWriter:
 
     def __init__(self) -> None:
         self._file: ConsoleFile | None = None
-        with contextlib.suppress(OSError):  # nothing can be told, which must not end anything
+        with contextlib.suppress(OSError):  # there is no console; that must not end the job
             self._file = ConsoleFile(_STDERR)
         self._next = b""
         """The text that is written now, or the rest of it."""
         self._lines_of_next = 0
-        """How many lines are lost without it."""
+        """How many lines are lost if it is dropped."""
         self._is_begun = False
         """Whether a part of it is written."""
         self._held: deque[str] = deque()
         self._held_chars = 0
         self._dropped = 0
-        """Lines that were dropped since the last that was written."""
+        """Lines dropped since the last one that was written."""
         self._deadline: float | None = None
         """When waiting ends (``time.monotonic``); None: nothing waits."""
 
@@ -59,7 +59,7 @@ class LineWriter:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the console takes now; at the end, wait for it as long as there is time."""
+        """Write what the console takes now; at the end, wait for it while there is time."""
         while self._take_next():
             if not self._write() and not self._wait():
                 if self._deadline is not None:
@@ -73,7 +73,7 @@ class LineWriter:
         self.flush()
 
     def hurry(self) -> None:
-        """Wait no more, also not in a ``finish`` that is under way."""
+        """Stop waiting, also in a ``finish`` that is under way."""
         self._deadline = time.monotonic()
 
     def _drop(self) -> None:

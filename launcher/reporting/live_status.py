@@ -1,4 +1,4 @@
-"""The live line at the bottom of a terminal: how far a job is, and for how long it runs."""
+"""The live line at the bottom of a terminal: state and running time of the job."""
 
 import time
 
@@ -19,19 +19,19 @@ class LiveStatus:
     def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._since = time.monotonic()
-        self._place: Assignment | None = None
+        self._assignment: Assignment | None = None
         self.waiting: Waiting | None = None
         self.connected = True
         self.checking = ""
-        """How far the checks are; empty while there are none."""
+        """Progress of the checks; empty while there are none."""
 
     def started(self, assignment: Assignment) -> None:
-        """A round was started here."""
-        self._place, self.waiting = assignment, None
+        """Record that a round was started here."""
+        self._assignment, self.waiting = assignment, None
 
     def text(self) -> str:
         """Return the line as of now."""
-        options, assignment, waiting_ = self._options.rendezvous, self._place, self.waiting
+        options, assignment, waiting_ = self._options.rendezvous, self._assignment, self.waiting
         wanted = nodes_wanted(options.min_nodes, options.max_nodes)
         parts = [f"ft-run {options.job_id}"]
         if self.checking:

@@ -1,4 +1,4 @@
-"""What commands answer on standard output, which may be a pipe that nobody reads, or a full disk.
+"""Answers of commands on standard output, which may be a pipe without a reader, or a full disk.
 
 The agent's own lines go to standard error, by ``display``.
 """
@@ -18,8 +18,8 @@ from .line_writer import LineWriter
 def standard_output() -> Iterator[None]:
     """Write an answer to standard output, to its end.
 
-    Whoever leaves early (``| head -1``) has seen enough: no error, and the exit status says what
-    it says without a reader.
+    A reader that leaves early (``| head -1``) has seen enough: this is no error, and the exit
+    status stays the same.
 
     Raises:
         UsageError: it cannot be written.
@@ -43,14 +43,14 @@ def standard_output() -> Iterator[None]:
 
 
 def say_last(text: str) -> None:
-    """Write a line to standard error; where nothing takes it, the exit status says enough."""
+    """Write a line to standard error; if that fails, the exit status says enough."""
     writer = LineWriter()
     writer.put(printable(text) + "\n")
     writer.finish()
 
 
 def _drop(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere: Python would try once more when it ends."""
+    """Discard what is still buffered: Python would write it again when it ends."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

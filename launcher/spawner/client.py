@@ -1,4 +1,4 @@
-"""The agent's side of the spawner: it forks it, asks it to start workers, hears of their exits."""
+"""The agent's side of the spawner: forks it, has it start workers, and reads of their exits."""
 
 import asyncio
 import enum
@@ -33,7 +33,7 @@ class WorkerCommand:
     cpus: frozenset[int] | None = None
     """The CPUs it may run on; None: all of the agent's."""
     service: bool = False
-    """It serves the workers: signals for them are not for it, and it lives until they are gone."""
+    """It is not a worker but serves them: it gets no signals for workers and outlives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +86,23 @@ class SpawnerGone:
 
 
 class ForkServerState(enum.Enum):
-    """What became of the image that workers are forked from."""
+    """What became of the fork server that workers are forked from."""
 
     LOADING = "loading"
     READY = "ready"
     STALE = "stale"
     """Files of its modules have changed: a fresh one is made."""
     FAILED = "failed"
-    """There will be none: workers start the ordinary way."""
+    """It cannot be started: workers start the ordinary way."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerEvent:
-    """The image has changed."""
+    """The fork server has changed."""
 
     state: ForkServerState
     pid: int
-    """0: there is none at the moment."""
+    """0: there is no fork server at the moment."""
     text: str = ""
     """READY: how long it took. STALE: the file that changed. FAILED: why."""
 
@@ -111,7 +111,7 @@ SpawnerEvent = Spawned | Exited | Empty | ForkServerEvent | SpawnerGone
 
 
 class SpawnerClient:
-    """The spawner process, seen from the agent.
+    """The spawner process, as the agent sees it.
 
     Create it before anything starts a thread or loads gRPC; ``listen`` when the loop runs.
     """
@@ -145,10 +145,10 @@ class SpawnerClient:
         self._channel = ours
         self._incoming = Incoming(ours)
         self._spawner_pid = 0
-        """0: it has not said it yet, or it is gone."""
+        """0: not reported yet, or the spawner is gone."""
         self._fork_server_pid = 0
         self._clearings = 0
-        """How often ``Empty`` was asked for; what answers an earlier time is no answer."""
+        """The number of requests for ``Empty``; answers to earlier ones are ignored."""
         self.preloading = False
         """Whether workers wait for modules that are being imported."""
         self._on_event: Callable[[SpawnerEvent], None] | None = None
@@ -178,11 +178,11 @@ class SpawnerClient:
 
         Args:
             modules: what to import.
-            argv: the command line of a worker, as the modules shall find it.
+            argv: the command line of a worker, which the modules find in ``sys.argv``.
             env: what is set on top of the agent's own environment; a worker may have more, unless
                 the modules read it when they are imported.
-            differing: variables that each worker has, with a value of its own; the modules find
-                none of them, also where the agent has one of that name.
+            differing: variables that have another value in each worker; the modules find none of
+                them, even if the agent has one of that name.
             secluded: the program of the workers takes its own folder off ``sys.path`` first of
                 all, so that nothing is imported from there, and what the modules read and write
                 when they are imported is nothing.
@@ -216,11 +216,11 @@ class SpawnerClient:
         self._send({"do": "spawn", "round": round_number, "workers": requests}, fds)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the session of every living worker that is no service."""
+        """Send a signal to the session of every living worker; services get none."""
         self._send({"do": "signal", "signal": int(number)})
 
     def stop(self, number: int) -> None:
-        """The same to end them: workers that still wait for the image end by it at once."""
+        """Signal workers to end; those that still wait for the fork server end at once."""
         self._thaw()
         self._send({"do": "stop", "signal": int(number)})
 
@@ -236,12 +236,12 @@ class SpawnerClient:
         kill_all(self.left())  # whatever the spawner is doing
 
     def give_up(self) -> None:
-        """Hear no more of a spawner that does not answer; ``SpawnerGone`` follows."""
+        """Give up a spawner that does not answer; ``SpawnerGone`` follows."""
         with suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
 
     def set_last_words(self, text: str) -> None:
-        """Have the spawner write this to the terminal, should the agent be killed."""
+        """Have the spawner write this to the terminal if the agent is killed."""
         self._send({"do": "last-words", "text": text})
 
     def close(self) -> None:
@@ -258,12 +258,12 @@ class SpawnerClient:
     def left(self) -> list[int]:
         """Return the living processes that are workers or descend from one."""
         found = descendants(self._spawner_pid) if self._spawner_pid else []
-        image = self._fork_server_pid
-        spared = {image, *descendants(image)} if image else set()
+        server = self._fork_server_pid
+        spared = {server, *descendants(server)} if server else set()
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
     def _thaw(self) -> None:
-        """A spawner that was stopped (SIGSTOP) would not do what it is told."""
+        """Wake a spawner that was stopped (SIGSTOP): it would not follow orders."""
         if self._spawner_pid:
             with suppress(ProcessLookupError):
                 os.kill(self._spawner_pid, signal.SIGCONT)
@@ -320,6 +320,6 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
             return Exited(number, index, status)
         case {"event": "empty"}:
             return Empty()
-        case {"event": "image", "state": str(state), "pid": int(pid), "text": str(text)}:
+        case {"event": "fork-server", "state": str(state), "pid": int(pid), "text": str(text)}:
             return ForkServerEvent(ForkServerState(state), pid, text)
     raise AssertionError(f"unknown event of the spawner: {event}")

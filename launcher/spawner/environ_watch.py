@@ -1,10 +1,10 @@
 """What modules read of the environment while they are imported, and whether they keep it.
 
-A worker has variables that the image has not, such as ``RANK``. A module that looks one up when it
-is imported does so too early, and one that keeps a copy of the environment keeps one that is no
-worker's. To walk over it in search of some prefix, as tqdm and fsspec do, is neither.
-
-Who walks over it finds decoys in place of those variables, and so does not take them for missing.
+A worker has variables that the fork server does not have, such as ``RANK``. A module that looks
+one up while it is imported reads it too early. A module that keeps a copy of the environment keeps
+one that belongs to no worker. A module that only walks over the environment in search of a prefix,
+as tqdm and fsspec do, does neither: it finds decoys in place of those variables, so that it does
+not take them for missing.
 """
 
 import gc
@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 _DECOY: Final = "<each worker has a {} of its own>"
-"""The value of a variable that is another one in each worker. It is no number: what is made of it
-does not go unnoticed."""
+"""The value of a variable that differs from worker to worker. It is not a number, so that code that
+uses it fails."""
 
 
 class _Canary:
     """A variable that is in ``os.environ`` during the preload alone.
 
-    Each is of objects of its own: whoever keeps a copy of the environment, or the part with this
-    variable, keeps a reference to one of them.
+    Name and value are objects of their own: a module that keeps a copy of the environment, or of
+    the part with this variable, keeps a reference to one of them.
     """
 
     def __init__(self, name: str, value: str) -> None:
         self.raw_name = os.fsencode(name)
         self.raw_value = os.fsencode(value)
-        # Where names are interned, as those of attributes are, it is another object's turn.
+        # Names may be interned, as those of attributes are; then the other object tells.
         self._interned = sys.intern(name)
         self.name = os.fsdecode(self.raw_name)
         self.value = os.fsdecode(self.raw_value)
@@ -44,31 +44,31 @@ class _Canary:
 
 
 class EnvironmentWatch:
-    """Takes note of what is read of ``os.environ`` from ``start`` to ``stop``."""
+    """Records what is read from ``os.environ`` between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
         """Create a watch that has not begun."""
         self.reads: set[str] = set()
-        """The variables that were looked up, whether they were there or not."""
+        """The variables that were looked up, set or not."""
         self._stop: Callable[[], None] = lambda: None
-        # First, as what a loop leaves behind in its variables is the last. It has no word in its
-        # name that somebody could search for.
-        self._strangers = [_Canary("_" + secrets.token_hex(8), secrets.token_hex(16))]
+        # First, as what a loop leaves behind in its variables is the last. Its
+        # name has no word that a module could search for.
+        self._canaries = [_Canary("_" + secrets.token_hex(8), secrets.token_hex(16))]
         self._kept_before: list[list[int]] = []
 
     def start(self, differing: Iterable[str]) -> None:
         """Begin.
 
         Args:
-            differing: variables that each worker has, with a value of its own, and that are not in
-                ``os.environ``. Who looks one up by its name does not find it.
+            differing: variables that have another value in each worker and are not in
+                ``os.environ``. A look-up by name does not find them.
         """
         environ: Any = os.environ
         content = getattr(environ, "_data", None)
         if not isinstance(content, dict):  # another Python: then the list of names must do
             return
-        self._strangers += [_Canary(name, _DECOY.format(name)) for name in differing]
-        recording = _Recording(content, self._strangers, self.reads)
+        self._canaries += [_Canary(name, _DECOY.format(name)) for name in differing]
+        recording = _Recording(content, self._canaries, self.reads)
         environments: tuple[Any, ...] = (environ, os.environb)
         codecs = environ.encodekey, environ.decodekey, environ.decodevalue
         for environment in environments:
@@ -79,9 +79,9 @@ class EnvironmentWatch:
         def stop() -> None:
             content.clear()
             content.update(recording)
-            for stranger in self._strangers:
-                if content.get(stranger.raw_name) is stranger.raw_value:
-                    del content[stranger.raw_name]
+            for canary in self._canaries:
+                if content.get(canary.raw_name) is canary.raw_value:
+                    del content[canary.raw_name]
             environ.encodekey, environ.decodekey, environ.decodevalue = codecs
             for environment in environments:
                 environment._data = content
@@ -93,10 +93,10 @@ class EnvironmentWatch:
         self._stop()
 
     def is_kept(self) -> bool:
-        """Return whether somebody has a copy of the environment, or of some of its names or values.
+        """Return whether a module has a copy of the environment, or of some names or values.
 
-        To be asked between ``start`` and ``stop``. A copy of which neither names nor values are as
-        they were is not noticed, nor is a part in which there is none of the workers' variables.
+        Call it between ``start`` and ``stop``. It misses a copy with changed names and values, and
+        a copy of a part that has none of the workers' variables.
         """
         if self._is_referred_to():
             gc.collect()  # it may be garbage
@@ -111,7 +111,7 @@ class EnvironmentWatch:
         )
 
     def _references(self) -> list[list[int]]:
-        return [stranger.references() for stranger in self._strangers]
+        return [canary.references() for canary in self._canaries]
 
     def _codecs(
         self,
@@ -119,10 +119,10 @@ class EnvironmentWatch:
         decode_key: Callable[[bytes], str],
         decode_value: Callable[[bytes], str],
     ) -> tuple[Callable[[str], bytes], Callable[[bytes], str], Callable[[bytes], str]]:
-        """Return functions that give and take the very objects of the strangers."""
-        raw_names = {id(stranger.name): stranger.raw_name for stranger in self._strangers}
-        names = {id(stranger.raw_name): stranger.name for stranger in self._strangers}
-        values = {id(stranger.raw_value): stranger.value for stranger in self._strangers}
+        """Return functions that give and take the very objects of the canaries."""
+        raw_names = {id(canary.name): canary.raw_name for canary in self._canaries}
+        names = {id(canary.raw_name): canary.name for canary in self._canaries}
+        values = {id(canary.raw_value): canary.value for canary in self._canaries}
         return (
             lambda name: raw_names.get(id(name)) or encode_key(name),
             lambda raw: names.get(id(raw)) or decode_key(raw),
@@ -131,16 +131,16 @@ class EnvironmentWatch:
 
 
 class _Recording(dict[bytes, bytes]):
-    """The content of ``os.environ``, which takes note of what is looked up.
+    """The content of ``os.environ``, which records what is looked up.
 
-    A stranger is found by the object that a walk gives for its name, by no other of the same text.
+    A canary is found by the object that a walk gives for its name, by no other of the same text.
     """
 
     def __init__(
-        self, content: dict[bytes, bytes], strangers: list[_Canary], reads: set[str]
+        self, content: dict[bytes, bytes], canaries: list[_Canary], reads: set[str]
     ) -> None:
-        super().__init__({one.raw_name: one.raw_value for one in strangers} | content)
-        self._names = {id(one.raw_value): one.raw_name for one in strangers}
+        super().__init__({one.raw_name: one.raw_value for one in canaries} | content)
+        self._names = {id(one.raw_value): one.raw_name for one in canaries}
         self._reads = reads
 
     def __getitem__(self, key: bytes) -> Any:

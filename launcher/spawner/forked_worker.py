@@ -52,7 +52,7 @@ class WorkerPlace(NamedTuple):
     worker: dict[str, Any]
     streams: list[int]
     close: list[int]
-    """All file descriptors of the image's that the worker must not keep."""
+    """All file descriptors of the fork server that the worker must not keep."""
 
 
 class Program(NamedTuple):
@@ -122,22 +122,22 @@ def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) ->
     return path0
 
 
-def become(assignment: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
+def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
     """Turn a forked process into a worker; return what it has to run.
 
     Args:
-        assignment: what it becomes.
+        place: what it becomes.
         environ: the variables that the preload found; what it made of them stays.
-        path0: the head of ``sys.path`` in the image.
+        path0: the head of ``sys.path`` in the fork server.
 
     Raises:
         OSError: the kernel refused what the worker needs.
     """
-    worker = assignment.worker
+    worker = place.worker
     argv: list[str] = worker["argv"]
-    die_with_parent(assignment.parent)
-    set_up(worker, assignment.streams)
-    for fd in assignment.close[2:]:
+    die_with_parent(place.parent)
+    set_up(worker, place.streams)
+    for fd in place.close[2:]:
         os.close(fd)
     for name, value in worker["env"].items():
         if environ.get(name) != value:
@@ -152,7 +152,7 @@ def become(assignment: WorkerPlace, environ: dict[str, str], path0: str | None) 
         if hasattr(finder, "invalidate_caches"):
             finder.invalidate_caches()
     program = _program(argv)
-    for fd in assignment.close[:2]:
+    for fd in place.close[:2]:
         os.close(fd)
     return program
 
@@ -170,7 +170,7 @@ def detoured(targets: list[int]) -> str | None:
     """Return a standard stream that would not write where the worker's do; None: all would.
 
     A module may put another object in its place. One without a descriptor of its own writes by way
-    of the one before; one with another descriptor writes where the image itself does.
+    of the one before; one with another descriptor writes where the fork server itself does.
 
     Args:
         targets: the descriptors that the worker is given.
@@ -240,8 +240,8 @@ def _new_main(bare_main: dict[str, Any]) -> ModuleType:
 def _renew_main() -> None:
     """Replace ``__main__``, also under the other names that modules gave it (``__mp_main__``).
 
-    What the image made before it froze its objects is not finalized when a worker ends; the
-    program's own is.
+    Objects that the fork server made before it froze them are not finalized when a worker ends;
+    the program's own objects are.
     """
     old = sys.modules["__main__"]
     new = _new_main(old.__dict__)

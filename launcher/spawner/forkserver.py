@@ -1,4 +1,4 @@
-"""The image: a process that has imported modules once, and of which workers are forked.
+"""The fork server: a process that has imported modules once and forks workers.
 
 The spawner starts it as it starts a worker, so that a module that is preloaded finds what it would
 find in one: interpreter, flags, environment, signals, ``sys.path``. It has one thread and never
@@ -9,12 +9,13 @@ of the spawner (the subreaper), which looks after it as after any other, and lea
 from the kernel. It waits for the spawner's word to begin; end-of-file instead means that it is not
 wanted.
 
-    spawner → image                          image → spawner
+    spawner → fork server                    fork server → spawner
     {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
-What the image needs for itself (sockets, JSON, this package) is taken out of ``sys.modules`` before
-the preload: a worker finds there what its program and the preload imported, no more.
+What the fork server needs for itself (sockets, JSON, this package) is taken out of
+``sys.modules`` before the preload: a worker finds there what its program and the preload
+imported, no more.
 """
 
 import errno
@@ -66,11 +67,11 @@ def serve(fd: int, bare: Bare) -> Program:
         fd: the socket to the spawner.
         bare: what this interpreter held at its start.
     """
-    return Image(socket.socket(fileno=fd), bare).serve()
+    return ForkServer(socket.socket(fileno=fd), bare).serve()
 
 
-class Image:
-    """The loop of the image process."""
+class ForkServer:
+    """The loop of the fork server process."""
 
     def __init__(self, channel: socket.socket, bare: Bare) -> None:
         self._channel = channel
@@ -192,7 +193,7 @@ class Image:
         return None
 
     def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
-        """Fork all workers; return a program in each of them, the answer in the image itself."""
+        """Fork all workers; return a program in each worker, the answer in the fork server."""
         try:
             between, pipe = fork_with_pipe()
         except OSError as error:
@@ -238,8 +239,8 @@ class Image:
             os.setsid()
             if not os.read(go, 1):
                 os._exit(SIGNAL_BASE + signal.SIGKILL)
-            assignment = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
-            return forked_worker.become(assignment, self._environ, self._path0)
+            place = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
+            return forked_worker.become(place, self._environ, self._path0)
         except OSError as error:
             code = error_code(error)
         except BaseException:
@@ -320,7 +321,7 @@ def opened_devices(folder: str = "/proc/self/fd") -> list[str]:
 
 
 def shared_memory(maps: str = "/proc/self/maps") -> list[str]:
-    """Return what is mapped shared and writable: a lock there would be common to all workers."""
+    """Return what is mapped shared and writable: all workers would share a lock there."""
     found = []
     with open(maps, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

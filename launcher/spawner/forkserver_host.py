@@ -1,11 +1,11 @@
-"""The spawner's side of the image: starts it, has workers forked from it, and replaces it.
+"""The spawner's side of the fork server: starts it, has workers forked from it, and replaces it.
 
     LOADING → READY ⇄ FORKING
        └───────┴─────────┴──→ GONE      and LOADING again, or for good
 
-Workers wait for an image that is loading. An image that was killed, or whose modules changed on
-disk, is replaced by a fresh one; one that cannot be made, or would make workers that differ from
-ordinary ones, is given up: then workers start the ordinary way.
+Workers wait for a fork server that is loading. A fork server that was killed, or with modules that
+have changed on disk, is replaced by a fresh one. One that cannot be started, or would fork workers
+that differ from ordinary ones, is given up: workers then start the ordinary way.
 """
 
 import enum
@@ -27,7 +27,7 @@ Request = dict[str, Any]
 
 
 class ForkServerState(enum.Enum):
-    """How far the image is."""
+    """How far the fork server is."""
 
     LOADING = "loading"
     READY = "ready"
@@ -36,7 +36,7 @@ class ForkServerState(enum.Enum):
 
 
 class Owner(Protocol):
-    """Who starts workers, and hears of those that were forked."""
+    """Starts workers the ordinary way, and is told of those that were forked: the spawner."""
 
     def spawn_cold(self, request: Request, fds: list[int]) -> None:
         """Start the workers of a request the ordinary way."""
@@ -62,10 +62,10 @@ class _Beginning(NamedTuple):
 
 
 class ForkServerHost:
-    """The image process, seen from the spawner."""
+    """The fork server, as the spawner sees it."""
 
     def __init__(self, order: Request, owner: Owner) -> None:
-        """Start an image.
+        """Start a fork server.
 
         Args:
             order: ``modules`` to preload; ``argv`` of a worker, the first word of which is the
@@ -90,7 +90,7 @@ class ForkServerHost:
         """Return the processes that are none of the workers'.
 
         While it forks, what descends from it may be a worker, and none is spared. Else it is the
-        image and what the modules start while they are imported, such as a compiler.
+        fork server and what the modules start while they are imported, such as a compiler.
         """
         if self.state is ForkServerState.FORKING or not self.pid:
             return set()
@@ -99,12 +99,12 @@ class ForkServerHost:
     # --- what the spawner orders -------------------------------------------------------------
 
     def takes(self, request: Request) -> bool:
-        """Return whether the workers can be forked from the image: as ``<its python> -u …``."""
+        """Return whether the workers can be forked: their command is ``<its python> -u …``."""
         argvs = [worker["argv"] for worker in request["workers"]]
         return not self._given_up and all(_is_program(argv, self._python) for argv in argvs)
 
     def spawn(self, request: Request, fds: list[int]) -> None:
-        """Have workers forked as soon as the image is ready; the owner hears of it."""
+        """Have workers forked as soon as the fork server is ready; the owner hears of it."""
         assert self._waiting is None
         self._waiting = request, fds
         if self.state is ForkServerState.READY:
@@ -121,11 +121,11 @@ class ForkServerHost:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether workers wait for the image."""
+        """Whether workers wait for the fork server."""
         return self._waiting is not None
 
     def thaw(self) -> None:
-        """Wake the image if it was stopped (SIGSTOP)."""
+        """Wake the fork server if it was stopped (SIGSTOP)."""
         if self.pid:
             os.kill(self.pid, signal.SIGCONT)
 
@@ -142,10 +142,10 @@ class ForkServerHost:
             self.receive()
 
     def hear_beginning(self, *, are_gone: bool = False) -> None:
-        """Take what released workers say; the owner hears when the last one has begun.
+        """Read what released workers report; the owner hears when the last one has begun.
 
         Args:
-            are_gone: none of them is left to say more.
+            are_gone: no worker is left that could report more.
         """
         beginning = self._beginning
         if beginning is None:
@@ -169,7 +169,7 @@ class ForkServerHost:
         self._owner.spawned(beginning.request, beginning.pids, errors)
 
     def receive(self) -> None:
-        """Handle what the image says."""
+        """Handle what the fork server says."""
         messages = self._incoming.receive()
         if messages is None:
             self._hang_up()
@@ -179,7 +179,7 @@ class ForkServerHost:
             self._take(message)
 
     def reaped(self, status: int) -> None:
-        """The image has exited; ``status`` is as ``subprocess`` has it."""
+        """The fork server has exited; ``status`` is as ``subprocess`` has it."""
         self.pid = 0
         self._hear_out()
         state = self.state
@@ -196,12 +196,12 @@ class ForkServerHost:
             self._start()
 
     def kill(self) -> None:
-        """SIGKILL the image; it is reaped as a child."""
+        """SIGKILL the fork server; it is reaped as a child."""
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    # --- the image ---------------------------------------------------------------------------
+    # --- the fork server ---------------------------------------------------------------------
 
     def _start(self) -> None:
         self._started = time.monotonic()
@@ -294,7 +294,7 @@ class ForkServerHost:
         self.state = ForkServerState.READY
 
     def _forget(self) -> None:
-        """Workers that were forked and not released find that they are not wanted, and exit."""
+        """Close the pipes: workers that were forked and not released then exit."""
         _close([fd for fd in (self._go, self._errors) if fd is not None])
         self._go = self._errors = None
 
@@ -315,7 +315,7 @@ class ForkServerHost:
             self.channel = None
 
     def _tell(self, state: str, text: str = "") -> None:
-        self._owner.send({"event": "image", "pid": self.pid, "state": state, "text": text})
+        self._owner.send({"event": "fork-server", "pid": self.pid, "state": state, "text": text})
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         assert self.channel is not None

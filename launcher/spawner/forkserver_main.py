@@ -1,5 +1,5 @@
-# Run by path, as `python -u forkserver_main.py FD`: the image process, and later the worker that
-# was forked from it. What a bare interpreter holds at this point is what a script would find;
+# Run by path, as `python -u forkserver_main.py FD`: the fork server, and later the worker that was
+# forked from it. What a bare interpreter holds at this point is what a script would find;
 # hence no docstring, and nothing is imported before it has been noted.
 _bare = (
     frozenset(__import__("sys").modules),

@@ -2,11 +2,10 @@
 
     agent ── guard ── spawner ── workers
 
-Whatever the spawner looked after becomes the guard's when the spawner dies (it is a subreaper),
-and the guard kills it. Of the three, the agent is enough as well, and so is the spawner: each
-kills what is left when it finds that it is alone. The guard has a name of its own, so that
-``killall ft-run`` and ``pkill -f ft-run`` do not meet it. It only waits: its pages are those of
-the agent.
+The guard is a subreaper: when the spawner dies, the processes below it become children of the
+guard, which kills them. One of the three is enough: agent and spawner too kill what is left when
+they find that they are alone. The guard has a name of its own, so that ``killall ft-run`` and
+``pkill -f ft-run`` do not hit it. It only waits, and shares its memory pages with the agent.
 """
 
 import os
@@ -27,11 +26,11 @@ _SPAWNER_S = ORPHANS_S + 5.0
 
 
 def guard_main(channel: socket.socket) -> NoReturn:
-    """Start the spawner and be its guard; never returns.
+    """Start the spawner and guard it; never returns.
 
     Args:
-        channel: the spawner's end of the socket to the agent. The guard keeps it open too: the
-            agent hears of the spawner's end when nothing is left of what it looked after.
+        channel: the spawner's end of the socket to the agent. The guard keeps it open too, so
+            that the agent learns of the spawner's end when all processes below it are gone.
     """
     status = 1
     guard = os.getpid()
@@ -42,7 +41,7 @@ def guard_main(channel: socket.socket) -> NoReturn:
         try:
             spawner = os.fork()
         except OSError:
-            spawner = 0  # no process is left for a guard: better a spawner alone
+            spawner = 0  # there is no process for a guard: go on with the spawner alone
         if spawner == 0:
             os.close(spawner_lives)
             spawner_main(channel, guard)
@@ -79,7 +78,7 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _show_name() -> None:
-    from ..processes.title import set_process_title  # the spawner needs it not
+    from ..processes.title import set_process_title  # the spawner does not need it
 
     with suppress(OSError):
         set_process_title([NAME])

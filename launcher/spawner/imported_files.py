@@ -1,4 +1,4 @@
-"""Whether the files of what a process has imported are still those that it imported."""
+"""Whether the files that a process has imported have changed since."""
 
 import os
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ class ImportedFiles:
     """The files behind the modules of this process, and the libraries mapped into it, as of now."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
-        """Take note of the files' state.
+        """Record the state of the files.
 
         Args:
-            modules: whose files; those without any (built in, made at run time) are passed over.
+            modules: their files are recorded; modules without files are skipped.
         """
         self._marks: dict[str, _Mark | None] = {}
         for path in {*_sources(modules), *_mapped()}:
@@ -29,7 +29,7 @@ class ImportedFiles:
     def changed(self) -> str | None:
         """Return a file that is not as it was, or None.
 
-        Every file is looked at: the time of a folder does not tell of a file that was rewritten
+        Every file is checked: the time of a folder does not change when a file in it is rewritten
         in place.
         """
         return next((path for path, mark in self._marks.items() if _mark(path) != mark), None)

@@ -6,7 +6,7 @@ when the agent disappears, even by SIGKILL, it sees end-of-file and kills every 
 orphans. Should the spawner itself be killed, the workers get SIGKILL by PR_SET_PDEATHSIG and
 what they started is adopted, and ended, by the guard (``guard``), its parent.
 
-Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
+Agent and spawner speak ``processes.ipc`` over a socket pair (``client``).
 
     agent → spawner                              spawner → agent
                                                  {"event": "hello", "pid"}
@@ -16,9 +16,9 @@ Agent and spawner speak ``frames`` over a socket pair (``spawner_client``).
     {"do": "terminate", "number"}                {"event": "empty", "number"}
     {"do": "kill", "number"}                     {"event": "empty", "number"}
     {"do": "last-words", "text"}
-    {"do": "preload", …}                         {"event": "image", "pid", "state", …}
+    {"do": "preload", …}                         {"event": "fork-server", "pid", "state", …}
 
-``preload`` gives it an image (``forkserver_host``), from which later workers are forked.
+``preload`` starts a fork server (``forkserver_host``), from which later workers are forked.
 """
 
 import os
@@ -37,10 +37,10 @@ from ..processes.worker_exec import NOT_EXECUTED, Started, start_workers
 from .forkserver_host import ForkServerHost
 
 _KILL_AGAIN_MS = 20
-"""While killed processes are still going away, how often their number is looked at."""
+"""How often the processes that are left are counted while killed ones are still ending."""
 
 _THAW_AGAIN_MS = 1000
-"""While workers wait for the image, how often it is woken: it may have been stopped."""
+"""How often the fork server is woken while workers wait for it: it may have been stopped."""
 
 ORPHANS_S = 10.0
 """What SIGKILL has not ended after this long is in uninterruptible sleep, and is left."""
@@ -68,14 +68,14 @@ class Spawner:
         self._workers: dict[int, tuple[int, int]] = {}
         """Process id → (round, index) of each worker that has not been reaped."""
         self._services: set[int] = set()
-        """Those of them that only ``terminate`` and ``kill`` are meant for."""
+        """Workers to which only ``terminate`` and ``kill`` apply."""
         self._fork_server: ForkServerHost | None = None
         self._beside = Started()
-        """The services of workers that wait for the image."""
+        """The services of workers that wait for the fork server."""
         self._starting: int | None = None
         """The round whose start the agent has not been told yet."""
         self._held: list[dict[str, Any]] = []
-        """Exits of it: they are told after its start."""
+        """Exits of that round: the agent is told of them after its start."""
         self._killing = False
         self._watching = False
         """The agent waits to hear that nothing is left."""
@@ -94,7 +94,7 @@ class Spawner:
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
-            # Before the dead are reaped: a fresh image may get the number of an old one's socket.
+            # Before the dead are reaped: a fresh fork server may reuse the number of an old socket.
             if self._fork_server is not None:
                 self._fork_server.hear(ready)
             self._reap()
@@ -172,7 +172,7 @@ class Spawner:
         of_workers = {"round": number, "workers": workers}
         count = sum(worker["fds"] for worker in workers)
         if self._fork_server is not None and self._fork_server.takes(of_workers):
-            # A service is as it is with or without an image, and need not wait for one.
+            # A service is as it is with or without a fork server, and need not wait for one.
             self._beside = self._start(number, services, fds[count:])
             self._fork_server.spawn(of_workers, fds[:count])
         else:
@@ -184,13 +184,13 @@ class Spawner:
         self._tell_spawned(number, self._start(number, request["workers"], fds))
 
     def released(self, request: dict[str, Any], pids: list[int]) -> None:
-        """Look after workers that have been forked from the image."""
+        """Look after workers that have been forked from the fork server."""
         self._look_after(request["round"], request["workers"], pids)
 
     def spawned(
         self, request: dict[str, Any], pids: list[int], errors: list[tuple[int, int]]
     ) -> None:
-        """Tell the agent of workers that have been forked from the image, now that they run."""
+        """Tell the agent that workers forked from the fork server run now."""
         self._tell_spawned(request["round"], Started(pids, errors))
 
     def _start(self, number: int, workers: list[dict[str, Any]], fds: list[int]) -> Started:
@@ -219,7 +219,7 @@ class Spawner:
             signal_session(pid, number, os.getpid())
 
     def _cancel(self, number: int) -> None:
-        """Workers that have not begun end as if the signal had met them then."""
+        """Report workers that have not begun as ended by the signal."""
         request = self._fork_server.cancel() if self._fork_server is not None else None
         if request is not None:
             self._send_held()
@@ -235,7 +235,7 @@ class Spawner:
             self.send(event)
 
     def _send_held(self) -> None:
-        """Tell of the exits of a round of which the start has been told, or will not be."""
+        """Report the exits of a round, once its start was reported or never will be."""
         self._starting = None
         for event in self._held:
             self.send(event)
@@ -257,9 +257,9 @@ class Spawner:
                 self._fork_server.reaped(code)
 
     def _left(self) -> list[int]:
-        """Return what descends from workers, or is one."""
+        """Return the workers and their descendants."""
         found = descendants(os.getpid())
-        # Asked after that, so that what the image has just started is known to be its own.
+        # Asked for after that, so that what the fork server has just started counts as its own.
         spared = self._fork_server.spared() if self._fork_server is not None else ()
         return [pid for pid in found if pid not in spared]
 

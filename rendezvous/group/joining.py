@@ -49,6 +49,13 @@ class Joining:
         """By incarnation, all that have been in this job."""
 
     def attend(self, link: int, attend: Attend, now: float) -> None:
+        """Let a node in, refuse it, or ask the older holder of its identity.
+
+        Args:
+            link: the stream on which the node attends.
+            attend: its first message.
+            now: seconds of the master's monotonic clock.
+        """
         sentence = (
             refusal(attend, self._state.job) if self._state.job else self._refusal_of_first(attend)
         )

@@ -63,9 +63,11 @@ class ExitStatus:
 
     @property
     def text(self) -> str:
+        """As it is written in a rule."""
         return f"exit:{self.low}" if self.low == self.high else f"exit:{self.low}-{self.high}"
 
     def look(self, failure: Failure) -> Look:
+        """Return whether the worker's exit status is in the range, and why."""
         status = exit_status(failure)
         if status is None:
             return Look(False, "no worker exited")
@@ -82,9 +84,11 @@ class EndedBySignal:
 
     @property
     def text(self) -> str:
+        """As it is written in a rule."""
         return f"signal:{signal_name(self.number)}"
 
     def look(self, failure: Failure) -> Look:
+        """Return whether the worker was ended by this signal, and why."""
         status = exit_status(failure)
         if status is None:
             return Look(False, "no worker exited")
@@ -102,6 +106,7 @@ class OutOfMemory:
     text: str = "oom"
 
     def look(self, failure: Failure) -> Look:
+        """Return whether the OOM killer ended the worker, and why."""
         if failure.out_of_memory:
             return Look(True, "the kernel's OOM killer ended the worker")
         return Look(False, "the kernel's OOM killer did not strike")
@@ -115,9 +120,11 @@ class ErrorWords:
 
     @property
     def text(self) -> str:
+        """As it is written in a rule."""
         return f"error:{self.expression.text}"
 
     def look(self, failure: Failure) -> Look:
+        """Return whether a line of the error has a match, and why."""
         lines = error_lines(failure)
         if not lines:
             return Look(False, "no words of an error are known")
@@ -136,6 +143,7 @@ class OfKind:
     event: str
 
     def look(self, failure: Failure) -> Look:
+        """Return whether the failure is of this kind, and why."""
         matches = failure.kind is self.kind
         return Look(matches, f"a node was {self.event}" if matches else f"no node was {self.event}")
 

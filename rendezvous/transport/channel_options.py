@@ -48,8 +48,10 @@ def silence_s(node_timeout_s: float, node_grace_s: float) -> float:
 
 
 def _keepalive(silence_s: float, after: float) -> Options:
-    """A peer's silence is noticed within that time, in seconds: it is pinged after a share of it
-    and has the rest to answer."""
+    """Return what notices a peer's silence within ``silence_s`` seconds.
+
+    The peer is pinged after the share ``after`` of that time and has the rest to answer.
+    """
     timeout_ms = silence_s * 1000
     return [
         ("grpc.keepalive_time_ms", int(timeout_ms * after)),

@@ -49,7 +49,7 @@ README_TABLE: Final = {
     ),
     "rank 0's node is replaced": (
         "survivors keep the dead `MASTER_ADDR`",
-        "a new store, known to all",
+        "a new store, announced to all nodes",
     ),
     "a node that is not needed": (
         "crashes at the end, exit 1",
@@ -57,7 +57,7 @@ README_TABLE: Final = {
     ),
     "clocks of hosts differ by more than 15 s": (
         "live nodes are taken for dead",
-        "no clocks are compared",
+        "clocks are not compared",
     ),
     "a worker in uninterruptible sleep": (
         "exit 0",
@@ -86,11 +86,11 @@ README_TABLE: Final = {
     ),
     "a wrong command line": (
         "a usage text, or a traceback and exit 1",
-        "one sentence, exit 2, before anything is started",
+        "one sentence, exit 2, before anything starts",
     ),
     "`PET_STANDALONE=true`, `PET_NNODES=` (empty)": (
         "traceback",
-        "1/0, true/false, yes/no; what is empty is not given",
+        "1/0, true/false, yes/no; an empty variable counts as not set",
     ),
     "`--redirects 10:3`": (
         "refused: ranks above 9 cannot be named",
@@ -110,7 +110,7 @@ README_TABLE: Final = {
     ),
     "`--event-log-handler console`": (
         "with `ASSIGN_WORKER_RANKS`",
-        "without: it is no step of its own",
+        "without it: there is no such step",
     ),
     "too few nodes": (
         "exit 1",
@@ -122,7 +122,7 @@ README_TABLE: Final = {
     ),
     "`--master-port P`, several nodes": (
         "the workers' `MASTER_PORT` too",
-        "where the nodes meet; `--worker-port` is for `MASTER_PORT`",
+        "the port of the rendezvous; `--worker-port` sets `MASTER_PORT`",
     ),
     "store": (
         "the agent's, shared by all attempts",

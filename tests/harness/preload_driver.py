@@ -1,8 +1,9 @@
-"""Starts the same workers the ordinary way and from an image, by real spawners.
+"""Starts the same workers the ordinary way and from a fork server, by real spawners.
 
     preload_driver.py FOLDER < {"modules": […], "workers": [{"argv": […], "env": {…}}, …]}
 
-Writes {"cold": […], "warm": […], "images": […]} to standard output: exit code, output and errors of
+Writes {"cold": […], "warm": […], "fork_servers": […]} to standard output: exit code,
+output and errors of
 each worker in order. It is a program of its own because a spawner is forked from it.
 """
 
@@ -30,7 +31,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
     if warm:
         client.preload(modules, workers[0]["argv"], {}, differing=["RANK"])
     results: list[dict[str, Any]] = [{} for _ in workers]
-    images: list[list[str]] = []
+    fork_servers: list[list[str]] = []
 
     async def main() -> None:
         over = asyncio.Event()
@@ -42,7 +43,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
                 for result, pid in zip(results, event.pids, strict=True):
                     result["pid"] = pid
             elif isinstance(event, ForkServerEvent):
-                images.append([event.state.value, event.text])
+                fork_servers.append([event.state.value, event.text])
             if all("code" in result for result in results):
                 over.set()
 
@@ -70,7 +71,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
     for index, result in enumerate(results):
         result["out"] = (folder / f"{index}.out").read_text(errors="replace")
         result["err"] = (folder / f"{index}.err").read_text(errors="replace")
-    return {"results": results, "images": images}
+    return {"results": results, "fork_servers": fork_servers}
 
 
 if __name__ == "__main__":
@@ -79,5 +80,6 @@ if __name__ == "__main__":
     cold = run(given, base / "cold", warm=False)
     warm = run(given, base / "warm", warm=True)
     json.dump(
-        {"cold": cold["results"], "warm": warm["results"], "images": warm["images"]}, sys.stdout
+        {"cold": cold["results"], "warm": warm["results"], "fork_servers": warm["fork_servers"]},
+        sys.stdout,
     )

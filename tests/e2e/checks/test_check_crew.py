@@ -179,7 +179,7 @@ def test_too_many_open_files_are_said_and_none_is_left_open(ft):
     assert command.stderr == ""
 
 
-# --- forked from an image ----------------------------------------------------------------------
+# --- forked from a fork server ------------------------------------------------------------------
 
 
 @pytest.fixture

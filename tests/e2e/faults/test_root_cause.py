@@ -126,7 +126,7 @@ def check_unsaid(command: "Command", rank: int) -> str:
     match = re.match(r"rank (\d) on node \d \(\S+\) exited with 1$", named)
     assert match is not None, named
     others = command.stderr.count("  exitcode  : 1 ") - 1
-    note = re.search(r"note      : (\d) more ended like this and nobody said why", command.stderr)
+    note = re.search(r"note      : (\d) more ended like this, with no reason given", command.stderr)
     assert (int(note[1]) if note is not None else 0) == others, command.stderr
     assert others or int(match[1]) == rank, command.stderr
     return named

@@ -45,7 +45,7 @@ def root_cause(command: "Command") -> str:
 def test_a_container_that_allows_too_few_processes(
     ft: "Launcher", cgroup: Path, options: tuple[str, ...]
 ) -> None:
-    """Agent, guard and spawner have theirs; the image has one for as long as it is there."""
+    """Agent, guard and spawner have theirs; the fork server has one for as long as it is there."""
     most = 5
     (cgroup / "pids.max").write_text(str(most))
     enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$0" "$@"', *ft.program)

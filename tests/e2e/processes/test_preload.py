@@ -20,7 +20,7 @@ def state_of(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def image_of(ft, command):
+def fork_server_of(ft, command):
     """Return the pid of the process that has the modules; waits until there is one."""
     found: list[int] = []
 
@@ -30,7 +30,7 @@ def image_of(ft, command):
         found[:] = [pid for spawner in spawners for pid in children(spawner) if is_fork_server(pid)]
         return bool(found)
 
-    ft.wait_until(there_is, "there is an image")
+    ft.wait_until(there_is, "there is a fork server")
     return found[0]
 
 
@@ -131,7 +131,9 @@ def test_nothing_is_left_when_what_looks_after_the_fork_server_is_killed(ft, vic
     script = ft.script("import os, threading\nos.write(1, b'runs\\n')\nthreading.Event().wait()\n")
     command = ft.start("--standalone", "--nproc-per-node", 2, "--preload", "colorsys", script)
     command.expect("^runs", 2)
-    spawner = Path(f"/proc/{image_of(ft, command)}/stat").read_text().rpartition(")")[2].split()[1]
+    spawner = (
+        Path(f"/proc/{fork_server_of(ft, command)}/stat").read_text().rpartition(")")[2].split()[1]
+    )
     os.kill(command.pid if victim == "agent" else int(spawner), signal.SIGKILL)
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
 
@@ -141,10 +143,10 @@ def test_a_fork_server_that_is_killed_is_replaced_and_its_workers_run_on(ft):
         "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
     )
     (runs,) = command.expect(r"^runs 0 (\d+)")
-    image = image_of(ft, command)
-    os.kill(image, signal.SIGKILL)
+    server = fork_server_of(ft, command)
+    os.kill(server, signal.SIGKILL)
     command.expect("preload: imported colorsys", 2)
-    assert image_of(ft, command) != image
+    assert fork_server_of(ft, command) != server
     os.kill(int(runs[1]), signal.SIGKILL)
     assert command.wait() == 0
     assert "runs 1 " in command.stdout
@@ -186,7 +188,7 @@ os.write(1, b"importing\\n")
 subprocess.run(["sh", "-c", "while ! [ -e gate ]; do sleep 0.02; done"], check=True)
 """
 
-# The node that has no image fails, when the test lets it.
+# The node that has no fork server fails, when the test lets it.
 OF_TWO_NODES = """
 import os, sys
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -308,17 +310,17 @@ open("imported", "w").close()
 
 
 def test_a_spawner_that_sees_an_image_silent_and_dead_at_once_goes_on(ft):
-    """The image that replaces it may get the number of its socket, and has nothing to say yet."""
+    """The fork server that replaces it may reuse the number of its socket, and is silent so far."""
     ft.script(ONCE, "once.py")
     os.mkfifo(ft.folder / "gate")
     script = ft.script("import os, threading\nos.write(1, b'runs\\n')\nthreading.Event().wait()\n")
     command = ft.start("--standalone", "--preload", "once", script)
     command.expect("^runs")
-    image = image_of(ft, command)
+    server = fork_server_of(ft, command)
     spawner = spawner_of(command.pid)
     os.kill(spawner, signal.SIGSTOP)
-    os.kill(image, signal.SIGKILL)
-    ft.wait_until(lambda: state_of(image) == "Z", "the image is dead")
+    os.kill(server, signal.SIGKILL)
+    ft.wait_until(lambda: state_of(server) == "Z", "the fork server is dead")
     os.kill(spawner, signal.SIGCONT)
     command.expect("^importing", 2)
     command.send(signal.SIGTERM)  # while the import goes on
@@ -332,7 +334,7 @@ def test_a_fork_server_that_was_stopped_does_not_stall_a_restart(ft):
         "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
     )
     (runs,) = command.expect(r"^runs 0 (\d+)")
-    os.kill(image_of(ft, command), signal.SIGSTOP)
+    os.kill(fork_server_of(ft, command), signal.SIGSTOP)
     os.kill(int(runs[1]), signal.SIGKILL)
     assert command.wait() == 0
     assert "runs 1 " in command.stdout
@@ -345,8 +347,8 @@ def test_a_worker_that_takes_long_to_begin_does_not_hold_up_the_spawner(ft):
     os.mkfifo(script)
     command = ft.start("--standalone", "--preload", "colorsys", script)
     command.expect("preload: imported")
-    spawner, image = spawner_of(command.pid), image_of(ft, command)
-    ft.wait_until(lambda: set(children(spawner)) - {image}, "a worker is forked")
+    spawner, server = spawner_of(command.pid), fork_server_of(ft, command)
+    ft.wait_until(lambda: set(children(spawner)) - {server}, "a worker is forked")
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
     assert "survives SIGKILL" not in command.stderr

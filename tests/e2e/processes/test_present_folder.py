@@ -54,7 +54,7 @@ ALONE = (*AGENT, "--standalone")
         (*ALONE, "--network-check", "--accelerator", "cpu", "script.py"),
         ("python", "-m", "ft_run", *ALONE[1:], "script.py"),
     ],
-    ids=["agent", "relay", "store", "image", "checks", "module"],
+    ids=["agent", "relay", "store", "fork-server", "checks", "module"],
 )
 def test_the_launcher_does_not_import_them_and_workers_do(
     ft: "Launcher", words: tuple[str, ...], free_port: int

@@ -79,7 +79,7 @@ def test_a_pipe_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(UsageError) as error:
         write_report(str(path), REPORT)
-    expected = f"--check-report {str(path)!r} cannot be written: nobody reads it."
+    expected = f"--check-report {str(path)!r} cannot be written: nothing reads it."
     assert error.value.sentence == expected
 
 

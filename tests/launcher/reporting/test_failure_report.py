@@ -16,8 +16,8 @@ def test_a_cause_among_others_that_look_the_same_is_in_doubt() -> None:
     told = report(worker_failure(1), worker_failure(0), worker_failure(2, after_stop=True))
     assert told.startswith("Root cause: rank 1 on node 1 (host-1) exited with 1\n")
     assert (
-        "\n  note      : 1 more ended like this and nobody said why, so that another may have been"
-        " first; @record or --tee 2 would tell\n"
+        "\n  note      : 1 more ended like this, with no reason given, so that another may have"
+        " been first; @record or --tee 2 would tell\n"
     ) in told
 
 

@@ -1,4 +1,4 @@
-"""A worker forked from an image is as if it had been executed: the same programs, both ways.
+"""A worker forked from a fork server is as if it had been executed: the same programs, both ways.
 
 What differs is in ``docs/warm-start.md``, and here, each with its reason.
 """
@@ -57,7 +57,7 @@ def both_ways(tmp_path: Path) -> Ways:
 
 
 def was_warm(came_out: dict[str, Any]) -> bool:
-    return [state for state, _ in came_out["images"]] == ["loading", "ready"]
+    return [state for state, _ in came_out["fork_servers"]] == ["loading", "ready"]
 
 
 def forms(script: str, *arguments: str) -> list[list[str]]:
@@ -216,7 +216,7 @@ class TestAForkServer:
         (tmp_path / "culprit.py").write_text(source)
         (tmp_path / "work.py").write_text("import os; print(os.environ['PROBE'])")
         came_out = both_ways("culprit", ["work.py"])
-        state, text = came_out["images"][-1]
+        state, text = came_out["fork_servers"][-1]
         assert state == "failed"
         assert text.startswith(reason)
         assert [(run["code"], run["out"], run["err"]) for run in came_out["warm"]] == [
@@ -261,7 +261,7 @@ class TestAForkServer:
         )
         (tmp_path / "work.py").write_text("import culprit; print('said')")
         came_out = both_ways("culprit", ["work.py"])
-        assert came_out["images"][-1] == [
+        assert came_out["fork_servers"][-1] == [
             "failed",
             "importing opens sys.stdout anew, and it would not write to the workers' files",
         ]
@@ -313,7 +313,7 @@ class TestAForkServer:
         (tmp_path / "culprit.py").write_text(f"import os; found = {look}")
         (tmp_path / "work.py").write_text("import culprit; print(culprit.found)")
         came_out = both_ways("culprit", ["work.py"], env=[{"RANK": "1"}])
-        assert came_out["images"][-1] == [
+        assert came_out["fork_servers"][-1] == [
             "failed",
             "importing reads RANK, which is different for the workers",
         ]
@@ -322,7 +322,7 @@ class TestAForkServer:
     def test_without_such_a_module_is_given_up(self, both_ways: Ways, tmp_path: Path) -> None:
         (tmp_path / "work.py").write_text("print('ran')")
         came_out = both_ways("colorsys,no.such.module", ["work.py"])
-        assert came_out["images"][-1] == ["failed", "there is no module 'no.such.module'"]
+        assert came_out["fork_servers"][-1] == ["failed", "there is no module 'no.such.module'"]
         assert came_out["warm"][0]["out"] == "ran\n"
 
     def test_is_not_for_a_variable_that_a_library_has_read(
@@ -330,7 +330,7 @@ class TestAForkServer:
     ) -> None:
         (tmp_path / "work.py").write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
         came_out = both_ways("colorsys", ["work.py"], env=[{"OMP_NUM_THREADS": "3"}])
-        state, text = came_out["images"][-1]
+        state, text = came_out["fork_servers"][-1]
         assert (state, text) == (
             "failed",
             "importing reads OMP_NUM_THREADS, which is different for the workers",
@@ -345,7 +345,7 @@ class TestAForkServer:
         (tmp_path / "other" / "colorsys.py").write_text("print('mine')")
         (tmp_path / "other" / "work.py").write_text("import colorsys")
         came_out = both_ways("colorsys", ["work.py"], ["other/work.py"])
-        state, text = came_out["images"][-1]
+        state, text = came_out["fork_servers"][-1]
         assert (state, text) == ("failed", f"{tmp_path}/other has a module colorsys of its own")
         assert came_out["warm"][1]["out"] == "mine\n"
 
