@@ -189,9 +189,16 @@ class Terminal:
         return self.expect(lambda s: re.search(pattern, "\n".join(s.lines)) is not None, pattern)
 
     def expect_live(self, pattern: str = "^ft-run ") -> list[str]:
-        """Wait for a live line, in the last row."""
+        """Wait for a live line in the last row, below the rows that scroll.
+
+        A terminal that changes its size lets all rows scroll: a line that is there then is an
+        old one, which the agent has not drawn for the new size.
+        """
         return self.expect(
-            lambda screen: re.search(pattern, screen.lines[-1]) is not None,
+            lambda screen: (
+                screen.region == (0, screen.rows - 2)
+                and re.search(pattern, screen.lines[-1]) is not None
+            ),
             f"{pattern} in the last row",
         )
 
