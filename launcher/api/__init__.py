@@ -1,22 +1,18 @@
 """Jobs from Python, under the names of ``torch.distributed.launcher.api``: the public API.
 
-The public names are in ``elastic``, which is imported on first use: the agent and the workers of
+They are imported on first use: the agent and the workers of
 such a job are modules of this package too, and do not need it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...errors import FtRunError, RefusedError, RendezvousError, UsageError
+    from .config import LaunchConfig, LogsSpecs
     from .elastic import (
         ChildFailedError,
-        FtRunError,
         JobInterruptedError,
-        LaunchConfig,
-        LogsSpecs,
         ProcessFailure,
-        RefusedError,
-        RendezvousError,
-        UsageError,
         elastic_launch,
         launch_agent,
     )
@@ -39,6 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import elastic
+    from ... import errors
+    from . import config, elastic
 
-    return getattr(elastic, name)
+    return next(getattr(home, name) for home in (elastic, config, errors) if hasattr(home, name))

@@ -34,22 +34,8 @@ from ...errors import (
     UsageError,
 )
 from ...values import dataclass, field
-from .config import LaunchConfig, LogsSpecs, command_line
+from .config import LaunchConfig, command_line
 from .exchange import Call, read_outcome, read_results, write_call
-
-__all__ = [
-    "ChildFailedError",
-    "FtRunError",
-    "JobInterruptedError",
-    "LaunchConfig",
-    "LogsSpecs",
-    "ProcessFailure",
-    "RefusedError",
-    "RendezvousError",
-    "UsageError",
-    "elastic_launch",
-    "launch_agent",
-]
 
 Entrypoint = Callable[..., Any] | str
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.api import elastic, exchange
+from ft_run.launcher.api import (
+    ChildFailedError,
+    LaunchConfig,
+    LogsSpecs,
+    elastic,
+    elastic_launch,
+    exchange,
+)
 from ft_run.launcher.api.config import command_line
-from ft_run.launcher.api.elastic import ChildFailedError, LaunchConfig, LogsSpecs, elastic_launch
 from ft_run.launcher.cli import parse
 from ft_run.launcher.options import LaunchOptions, Streams
 
