@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 MESSAGES = int(os.environ.get("FT_RUN_FUZZ_MESSAGES", "1500"))
 PER_STREAM = 10
 CONNECTIONS = 16
+STREAMS_PER_CONNECTION = 100
+"""The master allows 128 at a time. A stream that fails while a message is written, with others not
+read, stays open in grpc's client until its connection ends, whether it is cancelled or not."""
+
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 MEMORY_MAX_MB = 100
 ATTEND = "/ft_run.rendezvous.v1.Rendezvous/Attend"
 STATUS = "/ft_run.rendezvous.v1.Rendezvous/Status"
@@ -59,12 +64,14 @@ class Attack:
         await asyncio.gather(*map(self._stranger, shares))
 
     async def _stranger(self, messages: int) -> None:
-        own = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(self._endpoint, options=own) as channel:
-            said = 0
-            while said < messages:
-                said += await self._stream(channel, min(PER_STREAM, messages - said))
-            await asyncio.to_thread(self._other_bytes)
+        said = 0
+        while said < messages:
+            async with grpc.aio.insecure_channel(self._endpoint, options=OWN_CONNECTION) as channel:
+                for _ in range(STREAMS_PER_CONNECTION):
+                    if said == messages:
+                        break
+                    said += await self._stream(channel, min(PER_STREAM, messages - said))
+        await asyncio.to_thread(self._other_bytes)
 
     async def _stream(self, channel: grpc.aio.Channel, messages: int) -> int:
         """Say at most so many things on a stream; return how many."""
@@ -107,17 +114,25 @@ class Attack:
 class Member:
     """A node of the job that says nonsense besides what it must, and is let back each time."""
 
-    def __init__(self, channel: grpc.aio.Channel, attend: pb.Attend, hostile: Hostile) -> None:
-        self._channel = channel
+    def __init__(self, endpoint: str, attend: pb.Attend, hostile: Hostile) -> None:
+        self._endpoint = endpoint
+        self._channel: grpc.aio.Channel | None = None
         self._attend = attend
         self._hostile = hostile
         self.said = 0
 
     async def join(self) -> Any:
-        """Attend; return the stream after the first words of the master."""
+        """Attend on a connection of its own, as an agent does; return the stream."""
+        await self.close()
+        self._channel = grpc.aio.insecure_channel(self._endpoint, options=OWN_CONNECTION)
         call: Any = self._channel.stream_stream(ATTEND)()
         await call.write(pb.NodeMessage(attend=self._attend).SerializeToString())
         return call
+
+    async def close(self) -> None:
+        """End the connection."""
+        if self._channel is not None:
+            await self._channel.close()
 
     async def started(self, call: Any) -> None:
         """Wait for the start of a round, and claim to be in it from then on."""
@@ -219,9 +234,8 @@ async def _attack(
         node=pb.NodeSpec(node_id="m/0", incarnation="m", host="m", local_world_size=1),
         offer=pb.Offer(address="127.0.0.1", port=1),
     )
-    own = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(endpoint, options=own) as channel:
-        member = Member(channel, attend, Hostile(8, round=(1, 2, 2**32 - 1), node_id=("m/0",)))
+    async with grpc.aio.insecure_channel(endpoint, options=OWN_CONNECTION) as channel:
+        member = Member(endpoint, attend, Hostile(8, round=(1, 2, 2**32 - 1), node_id=("m/0",)))
         call = await member.join()
         await member.started(call)
         for agent in agents:
@@ -247,6 +261,7 @@ async def _attack(
         assert (reply.phase, reply.round, reply.restarts) == ("running", 0, 0)
         open_gate()
         assert "all workers succeeded" in await member.done(call)
+        await member.close()
 
 
 async def _status(channel: grpc.aio.Channel) -> Any:
