@@ -10,12 +10,7 @@ import signal
 from collections.abc import Callable
 
 from ... import events as ev
-from ...errors import (
-    NodeExcludedError,
-    RefusedError,
-    RendezvousError,
-    SpawnerLostError,
-)
+from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
 from ...rendezvous.protocol.check_messages import (
     CheckOrder,
     CheckProgress,
@@ -63,9 +58,9 @@ from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports, Report
-from .signals import unless_asked
+from .signals import heard, unless_asked
 from .supervisor import Supervisor, TimeOver
-from .worker_group import WorkerGroup, WorkerGroupState
+from .worker_group import WorkerGroupState
 
 _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
@@ -195,10 +190,8 @@ class Agent:
     # --- signals -----------------------------------------------------------------------------
 
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        for number in self._options.signals:
-            # What was ignored when we were started (nohup, a shell's background) stays ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self.post, _Signalled(number))
+        for number in heard(self._options.signals):
+            loop.add_signal_handler(number, self.post, _Signalled(number))
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             if number not in self._options.signals:
                 loop.add_signal_handler(number, self._parts.spawner.signal, number)
@@ -351,14 +344,10 @@ class Agent:
             self._reports.nothing_runs(stop.round)
             return
         if stop.is_stale and group.state is not WorkerGroupState.KILLING:
-            self._event(_stopped(group, stop))
+            self._event(told.stopped(group.assignment, group.alive, stop))
             self._workers.kill()
-        elif group.state in (
-            WorkerGroupState.STARTING,
-            WorkerGroupState.RUNNING,
-            WorkerGroupState.DONE,
-        ):
-            self._event(_stopped(group, stop))
+        elif not group.state.is_ending:
+            self._event(told.stopped(group.assignment, group.alive, stop))
             self._workers.stop(lets_settle=stop.lets_settle)
 
     def _take_verdict(self, verdict: Verdict) -> None:
@@ -407,8 +396,3 @@ class Agent:
     def _send(self, message: Report | Leave | ChallengeReply | Heard | CheckResult) -> None:
         assert self._link is not None
         self._link.send(message)
-
-
-def _stopped(group: WorkerGroup, stop: Stop) -> ev.WorkersStopped:
-    at = group.assignment
-    return ev.WorkersStopped(at.round, at.node_rank, group.alive, stop.reason, stop.is_stale)

@@ -8,7 +8,7 @@ from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
-from .error_file import MESSAGE_MAX_CHARS, read_error_file
+from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_file
 
 
 def worker_failure(

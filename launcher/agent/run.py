@@ -13,12 +13,12 @@ from ..machine.network import AdvertisedAddress, PortReservation, is_local_addre
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
+from ..reporting.live_line import live_line
 from ..spawner.client import ForkServerEvent
 from . import told
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
-from .live_line import live_line
 from .parts import NodeParts
 from .signals import hurry_on, unless_asked
 

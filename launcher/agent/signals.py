@@ -1,6 +1,6 @@
-"""Signals at the end of a node, when its part in the job is over but it still waits.
+"""Which signals a node hears, and what they do when its part in the job is over.
 
-Until then the agent handles them (``Agent``).
+Before that, the agent handles them (``Agent``); then something may still be waited for.
 """
 
 import asyncio
@@ -8,6 +8,11 @@ import contextlib
 import signal
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
+
+
+def heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return those that were not ignored when this process was started (nohup, a shell's ``&``)."""
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 async def unless_asked(
@@ -27,7 +32,7 @@ async def unless_asked(
     """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
-    for number in _heard(signals):
+    for number in heard(signals):
         loop.add_signal_handler(number, asked.set)
     tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -44,9 +49,9 @@ def hurry_on(signals: Iterable[signal.Signals], hurry: Callable[[], None]) -> No
     The outcome and the exit status are known; a signal must not change them.
     """
     loop = asyncio.get_running_loop()
-    heard = _heard(signals)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-    for number in heard:
+    numbers = heard(signals)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
         loop.remove_signal_handler(number)  # closing the loop would bring back the default
         signal.signal(number, lambda *_: hurry())
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -56,8 +61,3 @@ def ignore(signals: Iterable[signal.Signals]) -> None:
     """Ignore signals: only the exit is left, with a status that is known."""
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
-
-
-def _heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return those that were not ignored when this process was started (nohup)."""
-    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]

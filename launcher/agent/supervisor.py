@@ -339,9 +339,8 @@ class Supervisor:
         if group is None or not number:
             return
         if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
-            self._timed_out[pid] = scope[:_SCOPE_MAX_CHARS]
             at = group.assignment
-            scope = self._timed_out[pid]
+            self._timed_out[pid] = scope = scope[:_SCOPE_MAX_CHARS]
             self._note(ev.TimerExpired(at.round, at.node_rank, pid, scope))
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -363,11 +362,7 @@ class Supervisor:
         )
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
-        if group.state in (
-            WorkerGroupState.STARTING,
-            WorkerGroupState.RUNNING,
-            WorkerGroupState.DONE,
-        ):
+        if not group.state.is_ending:
             log = group.store_log_tail(defaults.STDERR_TAIL_MAX_BYTES)
             self._store_failed(group, exit_code, log.decode(errors="replace"))
 

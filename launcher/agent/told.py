@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ... import events as ev
-from ...rendezvous.protocol.messages import Assignment, Waiting
+from ...rendezvous.protocol.messages import Assignment, Stop, Waiting
 from ...values import replace
 from ..options import LaunchOptions
 from ..reporting.live_status import restarts_used
@@ -73,6 +73,13 @@ def started(
         store_addr=assignment.master_addr,
         store_port=assignment.master_port,
         store_pid=store_pid,
+    )
+
+
+def stopped(assignment: Assignment, alive: int, stop: Stop) -> ev.WorkersStopped:
+    """Return the event of workers that the master has told to stop, so many of them alive."""
+    return ev.WorkersStopped(
+        assignment.round, assignment.node_rank, alive, stop.reason, stop.is_stale
     )
 
 

@@ -42,6 +42,11 @@ class WorkerGroupState(enum.Enum):
     GONE = "gone"
     """No process of the round is left."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the workers were told to end, or have ended after that."""
+        return self in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING, WorkerGroupState.GONE)
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -152,11 +157,7 @@ class WorkerGroup:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Signal all workers to end; ``kill`` must follow when their time is over."""
-        if self.state in (
-            WorkerGroupState.STARTING,
-            WorkerGroupState.RUNNING,
-            WorkerGroupState.DONE,
-        ):
+        if not self.state.is_ending:
             self.state = WorkerGroupState.STOPPING
             if self.alive:
                 self._spawner.stop(number)

@@ -20,7 +20,6 @@ from ...errors import UsageError
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
-from ..agent.live_line import live_line
 from ..agent.preload import other_interpreter
 from ..agent.told import preload as preload_event
 from ..agent.worker_command import check_interpreter, virtual_devices, worker_python
@@ -34,6 +33,7 @@ from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
+from ..reporting.live_line import live_line
 from ..spawner.client import ForkServerEvent, SpawnerClient
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 
-from ..reporting.display import Display
 from ..spawner.client import SpawnerClient
+from .display import Display
 
 _REDRAW_S = 1.0
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ... import defaults
 from ...values import dataclass
-from ..logs.regular_file import head_of_file
+from .regular_file import head_of_file
 
 MESSAGE_MAX_CHARS = 4096
 _READ_MAX_BYTES = 16 * defaults.ERROR_FILE_MAX_BYTES
