@@ -1,8 +1,10 @@
 """The floors of a job as texts, which all its nodes must have alike, and as metrics. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from .records import Metrics
+if TYPE_CHECKING:
+    from .records import Metrics
 
 
 def floor_texts(floors: Mapping[str, float]) -> tuple[str, ...]:
@@ -15,12 +17,14 @@ def floor_names(texts: Collection[str]) -> set[str]:
     return {text.partition("=")[0] for text in texts}
 
 
-def floors(texts: Sequence[str]) -> Metrics:
+def floors(texts: Sequence[str]) -> "Metrics":
     """Return the floors that such texts stand for.
 
     Raises:
         ValueError: one of them names no metric or no number.
     """
+    from .records import Metrics  # which the command line of a plain job does not need
+
     values = {}
     for text in texts:
         name, _, number = text.partition("=")
