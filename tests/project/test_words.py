@@ -39,6 +39,8 @@ PERSONS = re.compile(
     r"\b(who|whom|whoever|nobody|(some|any|every)(body|one))\b",
     re.IGNORECASE,
 )
+MADE = {"__pycache__", "work"}
+"""Folders of files that tools have made."""
 QUOTED: dict[str, tuple[str, ...]] = {
     # path: texts of others that have such a word, as they stand there
 }
@@ -50,7 +52,7 @@ def files() -> Iterator[Path]:
         path = ROOT / place
         assert path.exists(), f"{place} has moved: correct this list"
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (p for p in found if p.is_file() and "cache" not in str(p.relative_to(ROOT)))
+        yield from (p for p in found if p.is_file() and MADE.isdisjoint(p.relative_to(ROOT).parts))
 
 
 def of_persons(text: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Checks on machines that show GPUs, or little room: in mount namespaces, which leave nothing."""
 
+import _ctypes
 import json
 import os
 
@@ -77,9 +78,12 @@ def test_gpus_that_no_option_asked_for_and_room_without_a_limit(ft, gpu_machine)
 
 
 def test_facts_are_of_all_gpus_where_each_worker_sees_one(ft, gpu_machine):
-    ft.script(NVML, "pynvml.py")
+    folder = ft.script(NVML, "pynvml.py").parent
+    # Any library stands in for the driver's: it is loaded to see that it is there.
+    (folder / "libnvidia-ml.so.1").symlink_to(_ctypes.__file__)
     args = ("check", "--nproc-per-node", 2, "--virtual-local-rank", "--json")
-    command = ft.run(*args, program=gpu_machine, env={"PYTHONPATH": str(ft.folder)})
+    env = {"PYTHONPATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
+    command = ft.run(*args, program=gpu_machine, env=env)
     assert command.process.returncode == 30
     (node,) = json.loads(command.stdout)["nodes"]
     assert node["facts"]["gpus"] == 2
