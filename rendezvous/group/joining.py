@@ -192,12 +192,12 @@ class Joining:
         self._admitted.add(spec.incarnation)
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
-        self._rounds.gate.admit(node, claim)
+        self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
         self._out.note(f"node {spec.node_id} joined from {spec.address}")
         if self._lobby.since is None and not self._state.formed_before:
             self._lobby.open(now)
         self._lobby.arrived(now)
-        self._learn(claim, now)
+        self._learn(node, claim, now)
         if self._roster.get(spec.node_id) is None:
             return  # it brought the news of its own exclusion
         if claim is not None and not self._state.formed_before:
@@ -209,9 +209,19 @@ class Joining:
         elif node.phase is NodePhase.READY and self._state.phase is not GroupPhase.TAKING_OVER:
             self._rounds.wait(node, now)
 
-    def _learn(self, claim: Claim | None, now: float) -> None:
-        """Never fall behind what any node has seen, whichever master it was."""
+    def _may_teach(self, node: Node) -> bool:
+        """Whether what a node says of the job counts: a new master knows nothing better.
+
+        A master with a round of its own believes only nodes that have been in a round of it.
+        """
+        return not self._state.formed_before or node.spec.incarnation in self._state.served
+
+    def _learn(self, node: Node, claim: Claim | None, now: float) -> None:
+        """Never fall behind what the nodes of the job have seen, whichever master it was."""
         if claim is None:
+            return
+        node.last_round = max(node.last_round, claim.round)
+        if not self._may_teach(node):
             return
         past = claim.past or _NO_PAST
         if claim.round > self._state.highest:
@@ -250,7 +260,7 @@ class Joining:
         else:
             self._challenge(node, now)
         claim = attend.claim
-        self._learn(claim, now)
+        self._learn(node, claim, now)
         if self._roster.get(node.spec.node_id) is None:
             return
         if self._rounds.takeover is not None:

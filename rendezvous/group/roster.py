@@ -50,6 +50,8 @@ class Node:
     """When it lost its last stream."""
     round: int = -1
     """The round whose workers it has, had or is stopping; -1 before its first."""
+    last_round: int = -1
+    """The highest round that it says it was in, of any master: the next has a higher number."""
     rank: int | None = None
     """Its node rank in the last world it was in."""
     rank_offset: int = -1

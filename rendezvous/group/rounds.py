@@ -257,6 +257,7 @@ class Rounds:
             self.postmortem.remember(failure)
         if node is None:
             return
+        self._state.served.add(node.spec.incarnation)
         node.round = claim.round
         node.rank, node.rank_offset = claim.node_rank, claim.rank_offset
         if claim.state is not ClaimState.STOPPED:

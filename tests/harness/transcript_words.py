@@ -76,9 +76,12 @@ def _claim(claim: Claim) -> str:
     if not claim.nodes:
         return f"was a spare of round {claim.round}{checked}"
     failures = "".join(f", rank {failure.rank} failed" for failure in claim.failures)
+    restarts = f", restarts {claim.restarts}" if claim.restarts else ""
+    excluded = claim.past.excluded if claim.past is not None else ()
+    past = restarts + (f", excluded {', '.join(excluded)}" if excluded else "")
     return (
         f"was node {claim.node_rank} of {claim.nodes} in round {claim.round} of {claim.formed_by}"
-        f" ({claim.state.name.lower()}{failures}{checked})"
+        f" ({claim.state.name.lower()}{failures}{past}{checked})"
     )
 
 

@@ -248,17 +248,29 @@ def test_workers_of_a_lower_round_are_stopped():
     assert scene.rounds("a") == [5]
 
 
-def test_numbers_never_repeat_even_when_the_highest_round_comes_last():
-    scene = Scene(1)
+def test_a_round_has_a_number_that_no_member_has_seen():
+    """A node ignores the start of a round that is not above its last."""
+    scene = Scene(1, 2)
     scene.attend("s")
+    scene.wait(30)
     assert scene.rounds("s") == [0]
-    scene.attend("a", claim=claim_of(7, 0, nodes=1, restarts=2))
+    scene.attend("a", claim=claim_of(7, 0, nodes=1))
     assert scene.stops("a") == [7]
     scene.say("a", Stopped(7, scene.offer("a")))
-    scene.fail("s")
+    scene.wait(30)
     scene.stopped("s")
     assert scene.rounds("s") == [0, 8]
-    assert scene.assignment("s").restarts == 3
+    assert scene.rounds("a") == [8]
+
+
+def test_a_number_that_a_member_learned_while_it_was_away_is_not_used_again():
+    scene = running(1, 2)
+    scene.detach("b")
+    scene.attend("b", claim=claim_of(7, 0, nodes=1, formed_by="another"))
+    scene.detach("b")
+    scene.wait(2)
+    scene.stopped("a")
+    assert scene.rounds("a") == [0, 8]
 
 
 def test_claims_of_nodes_that_are_gone_again_still_teach_their_numbers():
