@@ -384,6 +384,36 @@ BREAKS = (
         "if claim is not None and claim.nodes and not self._state.formed_before:",
     ),
     Break(
+        "a host of the same name is given another identity",
+        "group/joining",
+        "spec.node_id == held.node_id and spec.address != held.address and not is_same_rank",
+        "False",
+    ),
+    Break(
+        "what is no other host is refused",
+        "group/joining",
+        "spec.node_id == held.node_id and spec.address != held.address and not is_same_rank",
+        "spec.node_id == held.node_id and not is_same_rank",
+    ),
+    Break(
+        "one rank is not given twice",
+        "group/joining",
+        "spec.node_id == held.node_id and spec.address != held.address and not is_same_rank",
+        "spec.node_id == held.node_id and spec.address != held.address",
+    ),
+    Break(
+        "an identity that was given is kept",
+        "group/joining",
+        "if given != attend.node.node_id:",
+        "if False:",
+    ),
+    Break(
+        "an identity that is given is free",
+        "group/identity",
+        'while is_taken(f"{name}/{following}"):',
+        "while False:",
+    ),
+    Break(
         "a repeated failure is one failure",
         "policy/postmortem",
         "if key in self._failures:",
@@ -537,7 +567,7 @@ BREAKS = (
     Break(
         "a holder that answers keeps its identity",
         "group/group",
-        "self._joining.answered(node)",
+        "self._joining.answered(node, now)",
         "pass",
     ),
     Break(

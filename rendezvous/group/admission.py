@@ -3,7 +3,7 @@
 import math
 
 from ..policy.rules import BadRule, Rule
-from ..protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, PolicySpec
+from ..protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, NodeSpec, PolicySpec
 
 _OPTIONS = (
     ("min_nodes", "the minimum of --nnodes"),
@@ -174,15 +174,15 @@ def _shown(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def identity_taken(attend: Attend) -> str:
-    """Return the sentence for a node whose identity a living node already has."""
+def identity_taken(attend: Attend, holder: NodeSpec) -> str:
+    """Return the sentence for a node whose identity or rank a living node already has."""
     node = attend.node
-    if node.wanted_rank is not None:
+    if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:
         return (
             f"--node-rank {node.wanted_rank} belongs to another node that is alive; "
             "give each node its own rank, or none."
         )
     return (
         f"the identity {node.node_id!r} belongs to another node that is alive; "
-        "give each node its own host name, or --node-rank."
+        "agents at one address that do not share /tmp need host names of their own."
     )

@@ -234,7 +234,7 @@ class Group:
                 self._joining.rival_leaves(node)
                 self._rounds.leave(node, reason)
             case ChallengeReply():
-                self._joining.answered(node)
+                self._joining.answered(node, now)
             case CheckResult():
                 self._rounds.gate.result(node, message, now)
 

@@ -1,9 +1,21 @@
 """Two processes claim to be one node: the older is asked to answer (docs/faults.md). Pure."""
 
 import math
+from collections.abc import Callable
 
 from ...values import dataclass
 from ..protocol.messages import Attend, NodeSpec
+
+
+def next_identity(node_id: str, is_taken: Callable[[str], bool]) -> str:
+    """Return the first identity after one, with the same name and a higher number, that is free."""
+    name, _, number = node_id.rpartition("/")
+    if not name or not (number.isascii() and number.isdecimal()):
+        name, number = node_id, "0"
+    following = int(number) + 1
+    while is_taken(f"{name}/{following}"):
+        following += 1
+    return f"{name}/{following}"
 
 
 @dataclass(slots=True)

@@ -3,10 +3,21 @@
 import math
 from collections.abc import Callable
 
-from ..protocol.messages import Attend, Challenge, Claim, ClaimState, Past, Refused, Start, Stop
+from ...values import replace
+from ..protocol.messages import (
+    Attend,
+    Challenge,
+    Claim,
+    ClaimState,
+    Past,
+    Refused,
+    Renamed,
+    Start,
+    Stop,
+)
 from .admission import difference, identity_taken, refusal
 from .examination import Examiner
-from .identity import Contest, Newcomer
+from .identity import Contest, Newcomer, next_identity
 from .lobby import Lobby
 from .outbox import Outbox
 from .roster import Node, NodePhase
@@ -47,15 +58,17 @@ class Joining:
         self.contest = Contest()
         self._admitted: set[str] = set()
         """By incarnation, all that have been in this job."""
+        self._given: dict[str, str] = {}
+        """By incarnation, the identities that nodes were given in place of those they proposed."""
 
     def attend(self, link: int, attend: Attend, now: float) -> None:
-        """Let a node in, refuse it, or ask the older holder of its identity.
+        """Take in a node on a new stream, or refuse it, or let it wait."""
+        given = self._given.get(attend.node.incarnation, attend.node.node_id)
+        if given != attend.node.node_id:
+            attend = self._rename(link, attend, given)  # it has not heard of it
+        self._attend(link, attend, now)
 
-        Args:
-            link: the stream on which the node attends.
-            attend: its first message.
-            now: seconds of the master's monotonic clock.
-        """
+    def _attend(self, link: int, attend: Attend, now: float) -> None:
         sentence = (
             refusal(attend, self._state.job) if self._state.job else self._refusal_of_first(attend)
         )
@@ -159,13 +172,44 @@ class Joining:
         """A node that is about to go is waited for: its workers may still be dying."""
         self.contest.postpone(rival.spec, math.inf)
 
-    def answered(self, node: Node) -> None:
-        """The holder of an identity is there: who else claimed it is refused."""
+    def answered(self, node: Node, now: float) -> None:
+        """The holder of an identity is there: what else claims it gets another, or is refused."""
         if node.leaving:
             return
         for newcomer in self.contest.lost(node.spec):
-            sentence = identity_taken(newcomer.attend)
+            if self._is_of_another_host(newcomer.attend, node):
+                self._give_identity(newcomer, now)
+                continue
+            sentence = identity_taken(newcomer.attend, node.spec)
             self._refuse(newcomer.link, newcomer.attend.node.node_id, sentence, is_displaced=True)
+
+    @staticmethod
+    def _is_of_another_host(attend: Attend, holder: Node) -> bool:
+        """Whether two hosts of one name propose one identity; a rank cannot be given twice."""
+        spec, held = attend.node, holder.spec
+        is_same_rank = spec.wanted_rank is not None and spec.wanted_rank == held.wanted_rank
+        return spec.node_id == held.node_id and spec.address != held.address and not is_same_rank
+
+    def _give_identity(self, newcomer: Newcomer, now: float) -> None:
+        """Give a node the next number of its host name."""
+        spec = newcomer.attend.node
+        given = next_identity(spec.node_id, self._is_taken)
+        self._given[spec.incarnation] = given
+        self._out.note(f"node {given} is another host that is called {spec.host}")
+        self._attend(newcomer.link, self._rename(newcomer.link, newcomer.attend, given), now)
+
+    def _is_taken(self, node_id: str) -> bool:
+        state = self._state
+        return (
+            self._roster.get(node_id) is not None
+            or node_id in state.former_ranks
+            or node_id in state.members.values()
+            or state.aftermath.ledger.sentence(node_id) is not None
+        )
+
+    def _rename(self, link: int, attend: Attend, node_id: str) -> Attend:
+        self._out.send_on(link, Renamed(node_id))
+        return replace(attend, node=replace(attend.node, node_id=node_id))
 
     def displace(self, newcomer: Newcomer, now: float) -> None:
         """Give the identity of a node that did not answer to the process that claims it."""

@@ -29,6 +29,7 @@ from ft_run.rendezvous.protocol.messages import (
     NodeMessage,
     NodeSpec,
     Refused,
+    Renamed,
     Start,
     Stop,
     Stopped,
@@ -225,6 +226,8 @@ class Agent:
             case Refused():
                 self.was_refused = True
                 self._end()
+            case Renamed(node_id):
+                self.spec = replace(self.spec, node_id=node_id)
             case Excluded():
                 self.was_excluded = True
                 self._end()

@@ -141,6 +141,9 @@ class Transcript:
             local_world_size=1,
             wanted_rank=None if pin is None else int(pin),
         )
+        spec = replace(
+            spec, node_id=given.pop("id", spec.node_id), address=given.pop("ip", spec.address)
+        )
         job = replace(self._job, **{key: _OPTIONS[key](value) for key, value in given.items()})
         self._agents[name] = Agent(spec, job, self._port, lambda: self._now, repeats_leave=True)
         if claimed is not None:

@@ -20,6 +20,7 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     Refused,
+    Renamed,
     Start,
     Stop,
     Stopped,
@@ -106,6 +107,8 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
             return f"verdict, exit {code}: {sentence}"
         case Refused(sentence, is_displaced):
             return f"{'displaced' if is_displaced else 'refused'}: {sentence}"
+        case Renamed(node_id):
+            return f"you are {node_id}"
         case Excluded(sentence):
             return f"excluded: {sentence}"
         case CheckOrder():
