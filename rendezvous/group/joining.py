@@ -82,7 +82,7 @@ class Joining:
             # is better than a job that is said to have succeeded and was never run.
             return
         if sentence is not None:
-            self._refuse(link, attend.node.node_id, sentence)
+            self._refuse(link, sentence)
             return
         if self._state.job is None:
             self._rounds.agree(attend.job)
@@ -145,7 +145,7 @@ class Joining:
         self._rounds.agree(attend.job)
         self._state.phase = GroupPhase.GATHERING
         for node in list(self._roster):
-            self._refuse(node.link, node.spec.node_id, sentence)
+            self._refuse(node.link, sentence)
             self._gone(node)
         for newcomer in self.contest.dissolve():
             self.attend(newcomer.link, newcomer.attend, now)
@@ -154,10 +154,8 @@ class Joining:
         """Whether neither the node nor this master knows of it ever having been in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
-    def _refuse(
-        self, link: int | None, node_id: str, sentence: str, *, is_displaced: bool = False
-    ) -> None:
-        self._out.note(f"node {node_id} was refused: {sentence}")
+    def _refuse(self, link: int | None, sentence: str, *, is_displaced: bool = False) -> None:
+        # Its master tells the person who watches, once per reason.
         self._out.send_on(link, Refused(sentence, is_displaced))
         self._out.close(link)
 
@@ -181,7 +179,7 @@ class Joining:
                 self._give_identity(newcomer, now)
                 continue
             sentence = identity_taken(newcomer.attend, node.spec)
-            self._refuse(newcomer.link, newcomer.attend.node.node_id, sentence, is_displaced=True)
+            self._refuse(newcomer.link, sentence, is_displaced=True)
 
     @staticmethod
     def _is_of_another_host(attend: Attend, holder: Node) -> bool:

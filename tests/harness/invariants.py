@@ -155,6 +155,8 @@ class Invariants:
         if node is None:
             return
         incarnation, message = node.spec.incarnation, event.message
+        if isinstance(message, Leave):
+            self._takeover.leaves(incarnation)
         world = self._in_world.get(incarnation)
         if world is None or world[0] != getattr(message, "round", None):
             return

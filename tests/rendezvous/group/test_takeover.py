@@ -624,3 +624,18 @@ def test_a_departure_is_no_cause_where_another_member_did_not_come_back():
     scene.wait(60)
     assert scene.rounds("a") == [5]
     assert (scene.assignment("a").restarts, scene.assignment("a").cause) == (0, None)
+
+
+@pytest.mark.parametrize("state", [ClaimState.RUNNING, DONE])
+@pytest.mark.parametrize("message", ["", "ValueError: no"])
+def test_what_may_follow_from_a_member_that_leaves_costs_nothing(state, message):
+    """An exception of the worker's own does not follow from that."""
+    scene = Scene(1, 2)
+    scene.attend("a", claim=claim_of(1, 0, state=state))
+    scene.say("a", Leave("SIGTERM"))
+    scene.say("a", Stopped(1, scene.offer("a")))
+    failure = worker_failure(1, message=message)
+    scene.attend("b", claim=claim_of(1, 1, failures=(failure,)))
+    scene.stopped("b")
+    assert scene.assignment("b").restarts == (1 if message else 0)
+    assert scene.assignment("b").cause == (failure if message else None)
