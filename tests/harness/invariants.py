@@ -449,7 +449,10 @@ class Invariants:
         if round_number <= self._heard_of:
             raise InvariantError(f"round {round_number} formed after {self._heard_of} was heard of")
         for agent in self._agents:
-            if agent.spec.incarnation in places and max(agent.starts, default=-1) >= round_number:
+            if (
+                agent.spec.incarnation in assignments
+                and max(agent.starts, default=-1) >= round_number
+            ):
                 raise InvariantError(f"{agent.name} has seen {round_number} and will ignore it")
             is_known = agent.spec.incarnation in specs
             if is_known and agent.live is not None and agent.live < round_number:
