@@ -1,4 +1,4 @@
-"""Who may join: the reasons for which a node is refused. Pure."""
+"""Which nodes may join: the reasons for which one is refused. Pure."""
 
 import math
 
@@ -60,7 +60,7 @@ def refusal(attend: Attend, job: JobSpec | None) -> str | None:
     sentence = _nonsense(attend)
     if sentence is not None:
         return sentence
-    # Rules are read for the first node alone: those of the others must be the same. So nobody who
+    # Rules are read for the first node alone: those of the others must be the same. So no node that
     # does not belong to the job can give the master something to read.
     return _bad_rule(attend.job) if job is None else difference(attend.job, job)
 

@@ -29,7 +29,7 @@ class Newcomer:
 
 
 class Contest:
-    """The newcomers who wait for the answer of the node whose identity they claim."""
+    """The newcomers that wait for the answer of the node whose identity they claim."""
 
     def __init__(self) -> None:
         self._newcomers: dict[int, Newcomer] = {}
@@ -47,7 +47,7 @@ class Contest:
         self._newcomers.pop(link, None)
 
     def postpone(self, rival: NodeSpec, until: float) -> bool:
-        """Let those who wait for a rival wait until then; return whether there are any."""
+        """Let those that wait for a rival wait until then; return whether there are any."""
         newcomers = self._against(rival)
         for newcomer in newcomers:
             newcomer.deadline = until

@@ -108,9 +108,9 @@ class Joining:
             self._challenge(rival, now)
 
     def _is_of_a_running_job(self, attend: Attend) -> bool:
-        """Whether a node was in a round of this job, and nobody who is here was in any.
+        """Whether a node was in a round of this job, and none that is here was in any.
 
-        Then its options are the job's: those who are here were started with others, such as node
+        Then its options are the job's: those that are here were started with others, such as node
         0 that came back with a new master in it.
         """
         is_begun = (
@@ -134,7 +134,7 @@ class Joining:
         return sentence
 
     def _yield_to(self, attend: Attend, now: float) -> None:
-        """Refuse all who are here: a node that was in a round of the job has other options."""
+        """Refuse all that are here: a node that was in a round of the job has other options."""
         assert self._state.job is not None
         where = attend.node.host
         self._out.note(f"node {attend.node.node_id} comes from this job: its options hold")
@@ -162,7 +162,7 @@ class Joining:
     # --- identity ----------------------------------------------------------------------------
 
     def _challenge(self, rival: Node, now: float) -> None:
-        """Ask the holder of an identity to answer those who claim it, if there are any."""
+        """Ask the holder of an identity to answer those that claim it, if there are any."""
         if self.contest.postpone(rival.spec, now + self._state.settings.identity_answer_s):
             self._out.send(rival, Challenge())
 

@@ -146,7 +146,7 @@ class Roster:
     def await_return(self, until: float) -> None:
         """Give the detached nodes until then to come back: once for each, not with every call.
 
-        Whoever stays away is lost in the end, however often others come and go.
+        What stays away is lost in the end, however often others come and go.
         """
         late = {name: max(at, until) for name, at in self._lost_at.items()}
         self._back_by.update(late)

@@ -1,4 +1,4 @@
-"""The world: who is in a round and with which ranks. Pure functions.
+"""The world: which nodes are in a round and with which ranks. Pure functions.
 
 Rules (docs/faults.md): a survivor keeps its node rank whenever the world's size allows, a
 replacement takes the vacant rank, ``--node-rank`` pins a rank that no survivor without a pin has,
