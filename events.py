@@ -44,6 +44,14 @@ class NodeStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRenamed:
+    """Another host with this one's name was there first: the master gave another identity."""
+
+    proposed: str
+    given: str
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignAddressAdvertised:
     """The address given by ``--local-addr`` is none of this host."""
 
@@ -374,6 +382,7 @@ class JobEnded:
 Event = (
     Remark
     | NodeStarted
+    | NodeRenamed
     | ForeignAddressAdvertised
     | MasterListening
     | MasterNoted

@@ -30,6 +30,7 @@ from ...rendezvous.protocol.messages import (
     NodeSpec,
     Outcome,
     Refused,
+    Renamed,
     Start,
     Stop,
     Verdict,
@@ -98,6 +99,7 @@ class Agent:
             crew: its check workers; None without checks.
         """
         self._parts = parts
+        self._identity = identity
         self._options = options = parts.options
         self._port = port
         self._event = parts.display.event
@@ -143,7 +145,7 @@ class Agent:
             protocol=PROTOCOL_VERSION,
             version=VERSION,
             job=self._options.job_spec(),
-            node=replace(self._node, address=offer.address),
+            node=replace(self._node, node_id=self._identity.node_id, address=offer.address),
             offer=offer,
             claim=self._claim.present(),
             leaving=signal_name(self._end.signal) if self._end.signal is not None else "",
@@ -253,6 +255,8 @@ class Agent:
             case Excluded(sentence):
                 self._workers.kill()  # if it has any, it was lost before
                 self._give_up(NodeExcludedError(sentence))
+            case Renamed(node_id):
+                self._renamed(node_id)
             case Challenge():
                 self._send(ChallengeReply())
             case LinkUp(again):
@@ -277,6 +281,13 @@ class Agent:
                 await self._signalled(event)
             case _FarewellOver():
                 self._end.left()
+
+    def _renamed(self, node_id: str) -> None:
+        """Another host has this one's name: what is said from now on is said as another node."""
+        if node_id != self._identity.node_id:
+            self._event(ev.NodeRenamed(self._identity.node_id, node_id))
+            self._identity.given(node_id)
+            self._checks.node_id = node_id
 
     def _take_order(self, order: CheckOrder) -> None:
         if self._end.is_pending and self._checks.take(order):

@@ -1,7 +1,12 @@
 """This node's identity, which stays the same when its agent is restarted, and its incarnation."""
 
+import contextlib
+import fcntl
 import os
 import socket
+import stat
+import zlib
+from pathlib import Path
 
 _MOST_PER_HOST = 4096
 
@@ -9,32 +14,114 @@ _MOST_PER_HOST = 4096
 class NodeIdentity:
     """The identity of this agent, held for as long as the process lives.
 
-    It is the host's name and the first number that no other agent of this job on this host has.
-    The number is held by an abstract Unix socket, which the kernel frees with the process:
-    an agent that is restarted in place finds its old number free and is the same node again.
+    It is the host's name and the first number that no other agent of the same job on this host
+    has. The number is held by a lock on a file in a folder that only this user can write to; the
+    kernel frees it with the process. An agent that is restarted in place finds its old file free
+    and is the same node again. Where the master has given it another number, because another host
+    has the same name, the file says which. A file that nothing holds is harmless.
     """
 
     def __init__(self, job_id: str) -> None:
+        """Take the first free number.
+
+        Args:
+            job_id: agents of one job and one user do not get the same number on one host.
+        """
         self.host = socket.gethostname()
         self.incarnation = os.urandom(8).hex()
-        self._socket, number = _claim_number(job_id)
+        self._file, number = _claim_number(job_id)
         self.node_id = f"{self.host}/{number}"
 
-    def close(self) -> None:
-        """Free the number."""
-        if self._socket is not None:
-            self._socket.close()
+    def given(self, node_id: str) -> None:
+        """The master has given another identity; a restarted agent begins with it."""
+        self.node_id = node_id
+        number = node_id.rpartition("/")[2]
+        if number.isascii() and number.isdecimal():
+            self._write(number)
+
+    def close(self, *, is_over: bool = False) -> None:
+        """Free the number.
+
+        Args:
+            is_over: the job is over: the next one of this name begins anew.
+        """
+        if self._file is not None:
+            if is_over:
+                self._write("")
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, number: str) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk: then a restart asks for the old one
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, number.encode(), 0)
 
 
-def _claim_number(job_id: str) -> tuple[socket.socket | None, int]:
-    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    # An abstract name has at most 107 bytes; equal prefixes of long ids only skip numbers.
-    name = job_id.encode(errors="surrogateescape")[:64]
-    for number in range(_MOST_PER_HOST):
-        try:
-            holder.bind(b"\0ft-run/%d/%s/%d" % (os.getuid(), name, number))
-        except OSError:
-            continue
-        return holder, number
-    holder.close()
+def _claim_number(job_id: str) -> tuple[int | None, int]:
+    """Return the file that holds a number, and the number; no file where there can be none."""
+    # Two ids with one sum only skip numbers. Each network namespace is a host.
+    name = f"{zlib.crc32(job_id.encode(errors='surrogateescape')):08x}.{_network()}"
+    taken: set[int] = set()
+    try:
+        folder = _folder()
+        for slot in range(_MOST_PER_HOST):
+            path = folder / f"{name}.{slot}"
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            number = _number_in(file, slot)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(file)
+                taken.add(number)
+                continue
+            while number in taken:  # a neighbour was given the number that would be ours
+                number += 1
+            return file, number
+    except OSError:
+        pass
     return None, int.from_bytes(os.urandom(4), "big")
+
+
+def _number_in(file: int, slot: int) -> int:
+    text = os.pread(file, 16, 0).decode(errors="replace")
+    return int(text) if text.isascii() and text.isdecimal() else slot
+
+
+def _network() -> int:
+    try:
+        return Path("/proc/self/ns/net").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _folder() -> Path:
+    """Return the folder of the locks, which no other user can write to.
+
+    Raises:
+        OSError: there is none, and none can be made.
+    """
+    places = [_shared_folder()]
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    if given.startswith("/"):
+        places.append(Path(given) / "ft-run")  # another user stands in the way of the first
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.mkdir(mode=0o700)
+        if _is_own(place):
+            return place
+    raise PermissionError(f"{places[0]} belongs to another user")
+
+
+def _shared_folder() -> Path:
+    # Not what TMPDIR or the session names: all agents of a user on a host have to find it.
+    return Path(f"/tmp/ft-run-{os.getuid()}")  # noqa: S108 - its owner and mode are looked at
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    is_closed = not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and is_closed

@@ -71,7 +71,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         hurry_on(parts.options.signals, display.hurry)
         display.close()
         port.close()
-        identity.close()
+        identity.close(is_over=agent.verdict is not None)
     agent.last_word()
     if conclude is not None:
         conclude(agent)

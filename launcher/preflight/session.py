@@ -14,6 +14,7 @@ from ...errors import NodeUnfitError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ...rendezvous.protocol.offer import Offer
+from ...values import replace
 
 if TYPE_CHECKING:
     from ...checks.records import Order, Record
@@ -56,6 +57,8 @@ class CheckSession:
             is_all: the checks are the whole job.
         """
         self._crew = crew
+        self.node_id = ""
+        """Which the master has given in place of the one that the crew knows; empty: none."""
         self._renew = renew
         self._post = post
         self._is_all = is_all
@@ -130,6 +133,8 @@ class CheckSession:
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
             record = await self._crew.run(_for_crew(order))
+            if self.node_id:
+                record = replace(record, node=self.node_id)
             if self._is_overtaken():
                 continue
             self._result = CheckResult(order.number, record_to_json(record), self._renew())

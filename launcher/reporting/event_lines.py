@@ -192,6 +192,9 @@ def _ended(event: ev.JobEnded) -> str:
 _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.Remark: lambda e: e.sentence,
     ev.NodeStarted: _hello,
+    ev.NodeRenamed: lambda e: (
+        f"another host is called {e.proposed.rpartition('/')[0]} as well: this node is {e.given}"
+    ),
     ev.ForeignAddressAdvertised: lambda e: (
         f"--local-addr: {e.address} is not an address of this host; workers of other nodes "
         "will use it all the same (right for a translated address only)"

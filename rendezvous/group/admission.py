@@ -1,9 +1,9 @@
-"""Who may join: the reasons for which a node is refused. Pure."""
+"""Which nodes may join: the reasons for which one is refused. Pure."""
 
 import math
 
 from ..policy.rules import BadRule, Rule
-from ..protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, PolicySpec
+from ..protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, NodeSpec, PolicySpec
 
 _OPTIONS = (
     ("min_nodes", "the minimum of --nnodes"),
@@ -60,7 +60,7 @@ def refusal(attend: Attend, job: JobSpec | None) -> str | None:
     sentence = _nonsense(attend)
     if sentence is not None:
         return sentence
-    # Rules are read for the first node alone: those of the others must be the same. So nobody who
+    # Rules are read for the first node alone: those of the others must be the same. So no node that
     # does not belong to the job can give the master something to read.
     return _bad_rule(attend.job) if job is None else difference(attend.job, job)
 
@@ -174,15 +174,15 @@ def _shown(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def identity_taken(attend: Attend) -> str:
-    """Return the sentence for a node whose identity a living node already has."""
+def identity_taken(attend: Attend, holder: NodeSpec) -> str:
+    """Return the sentence for a node whose identity or rank a living node already has."""
     node = attend.node
-    if node.wanted_rank is not None:
+    if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:
         return (
             f"--node-rank {node.wanted_rank} belongs to another node that is alive; "
             "give each node its own rank, or none."
         )
     return (
         f"the identity {node.node_id!r} belongs to another node that is alive; "
-        "give each node its own host name, or --node-rank."
+        "agents at one address that do not share /tmp need host names of their own."
     )

@@ -83,7 +83,7 @@ class Checks:
         self._told: dict[tuple[str, str], CheckVerdict] = {}
         """What was found last, by identity and incarnation: told again on each new stream."""
 
-    # --- who may be in a world ---------------------------------------------------------------
+    # --- what may be in a world ---------------------------------------------------------------
 
     def may_join(self, ready: int) -> int:
         """See ``Gate``: all but those on the wrong end of a bad link."""
@@ -259,7 +259,7 @@ class Checks:
     def result(self, node: Node, result: CheckResult, now: float) -> None:
         """See ``Gate``."""
         if result.number > self._order_number:
-            node.offer = result.offer  # the answer to an earlier master, which nobody waits for
+            node.offer = result.offer  # the answer to an earlier master, which is not waited for
             return
         if result.number <= node.answered:
             return
@@ -329,7 +329,7 @@ class Checks:
                 continue  # the verdict on the job waits for it: it has not heard its own
             self._out.close(node.link)
             self._gone(node)
-            self._state.former_ranks.pop(name, None)  # nobody waits for it
+            self._state.former_ranks.pop(name, None)  # it is not waited for
         return went
 
     def tell_again(self, link: int, spec: NodeSpec) -> bool:

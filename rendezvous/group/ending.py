@@ -1,4 +1,4 @@
-"""The end of a job: one verdict, and who has not yet heard it. Pure."""
+"""The end of a job: one verdict, and which nodes have not yet heard it. Pure."""
 
 from collections.abc import Iterable
 

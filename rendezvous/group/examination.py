@@ -1,6 +1,6 @@
 """An examination of nodes, as the master sees it: steps, answers and a conclusion.
 
-What is measured, who meets whom and who is at fault is decided behind it (``checks.ladder``).
+What is measured, which nodes meet and which is at fault is decided behind it (``checks.ladder``).
 """
 
 from collections.abc import Callable, Mapping, Sequence

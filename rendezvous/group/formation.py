@@ -10,6 +10,9 @@ from .rounds import Rounds
 from .state import GroupPhase, JobState
 from .world import Candidate, World, form, largest_size, order
 
+_ROUNDS_AHEAD_MAX = 10_000
+"""No other master came as much further with nodes of this job."""
+
 
 class Formation:
     """Forms the rounds."""
@@ -66,9 +69,10 @@ class Formation:
         candidates = [
             Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
         ]
-        self._state.round = self._state.highest = max(self._state.round, self._state.highest) + 1
+        members = order(candidates, size)
+        self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
-        world = form(self._state.round, order(candidates, size))
+        world = form(self._state.round, members)
         self._state.world_nodes = size
         self._state.phase = GroupPhase.RUNNING
         self._state.formed_before = True
@@ -87,6 +91,17 @@ class Formation:
             spare.rank = None
             self._out.send(spare, waiting)
         self._rounds.plan_rescale(now)  # those left out may yet turn out to be fit
+
+    def _next_round(self, members: list[Candidate]) -> int:
+        """Return a number that no member has seen: a node ignores what is not above its last.
+
+        What a node of another master says of that moves the number only where it is a member, and
+        not far.
+        """
+        highest = max(self._state.round, self._state.highest)
+        nodes = [self._roster.get(member.spec.node_id) for member in members]
+        seen = max((node.last_round for node in nodes if node is not None), default=-1)
+        return min(max(seen, highest), highest + _ROUNDS_AHEAD_MAX) + 1
 
     def _start(self, world: World, reason: str, cause: Failure | None) -> None:
         state = self._state
@@ -117,6 +132,7 @@ class Formation:
             node.assignment = world.assignment(member, base)
             node.round, node.rank = world.round, member.node_rank
             node.rank_offset = member.rank_offset
+            state.served.add(node.spec.incarnation)
             self._roster.move(node, NodePhase.RUNNING)
             self._out.send(node, Start(node.assignment))
 

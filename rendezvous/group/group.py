@@ -166,7 +166,7 @@ class Group:
     def is_settled(self) -> bool:
         """Whether nothing is under way that takes a master.
 
-        Then a round runs, or there are too few nodes for one, or the job is over and all who are
+        Then a round runs, or there are too few nodes for one, or the job is over and all that are
         there have heard of it.
         """
         if self._rounds.ending is not None:
@@ -194,7 +194,7 @@ class Group:
             self.state.phase is GroupPhase.GATHERING and not self.state.aftermath.ledger.excluded
         )
         if self.state.job is not None and is_waiting and not has_begun and not len(self.roster):
-            self._out.note("nobody is left of a job that has not begun")
+            self._out.note("no node is left of a job that has not begun")
             self._rounds.agree(None)
             self._lobby.close()
 
@@ -234,7 +234,7 @@ class Group:
                 self._joining.rival_leaves(node)
                 self._rounds.leave(node, reason)
             case ChallengeReply():
-                self._joining.answered(node)
+                self._joining.answered(node, now)
             case CheckResult():
                 self._rounds.gate.result(node, message, now)
 

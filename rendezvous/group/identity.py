@@ -1,9 +1,21 @@
 """Two processes claim to be one node: the older is asked to answer (docs/faults.md). Pure."""
 
 import math
+from collections.abc import Callable
 
 from ...values import dataclass
 from ..protocol.messages import Attend, NodeSpec
+
+
+def next_identity(node_id: str, is_taken: Callable[[str], bool]) -> str:
+    """Return the first identity after one, with the same name and a higher number, that is free."""
+    name, _, number = node_id.rpartition("/")
+    if not name or not (number.isascii() and number.isdecimal()):
+        name, number = node_id, "0"
+    following = int(number) + 1
+    while is_taken(f"{name}/{following}"):
+        following += 1
+    return f"{name}/{following}"
 
 
 @dataclass(slots=True)
@@ -17,7 +29,7 @@ class Newcomer:
 
 
 class Contest:
-    """The newcomers who wait for the answer of the node whose identity they claim."""
+    """The newcomers that wait for the answer of the node whose identity they claim."""
 
     def __init__(self) -> None:
         self._newcomers: dict[int, Newcomer] = {}
@@ -35,7 +47,7 @@ class Contest:
         self._newcomers.pop(link, None)
 
     def postpone(self, rival: NodeSpec, until: float) -> bool:
-        """Let those who wait for a rival wait until then; return whether there are any."""
+        """Let those that wait for a rival wait until then; return whether there are any."""
         newcomers = self._against(rival)
         for newcomer in newcomers:
             newcomer.deadline = until

@@ -3,10 +3,21 @@
 import math
 from collections.abc import Callable
 
-from ..protocol.messages import Attend, Challenge, Claim, ClaimState, Past, Refused, Start, Stop
+from ...values import replace
+from ..protocol.messages import (
+    Attend,
+    Challenge,
+    Claim,
+    ClaimState,
+    Past,
+    Refused,
+    Renamed,
+    Start,
+    Stop,
+)
 from .admission import difference, identity_taken, refusal
 from .examination import Examiner
-from .identity import Contest, Newcomer
+from .identity import Contest, Newcomer, next_identity
 from .lobby import Lobby
 from .outbox import Outbox
 from .roster import Node, NodePhase
@@ -47,15 +58,17 @@ class Joining:
         self.contest = Contest()
         self._admitted: set[str] = set()
         """By incarnation, all that have been in this job."""
+        self._given: dict[str, str] = {}
+        """By incarnation, the identities that nodes were given in place of those they proposed."""
 
     def attend(self, link: int, attend: Attend, now: float) -> None:
-        """Let a node in, refuse it, or ask the older holder of its identity.
+        """Take in a node on a new stream, or refuse it, or let it wait."""
+        given = self._given.get(attend.node.incarnation, attend.node.node_id)
+        if given != attend.node.node_id:
+            attend = self._rename(link, attend, given)  # it has not heard of it
+        self._attend(link, attend, now)
 
-        Args:
-            link: the stream on which the node attends.
-            attend: its first message.
-            now: seconds of the master's monotonic clock.
-        """
+    def _attend(self, link: int, attend: Attend, now: float) -> None:
         sentence = (
             refusal(attend, self._state.job) if self._state.job else self._refusal_of_first(attend)
         )
@@ -69,7 +82,7 @@ class Joining:
             # is better than a job that is said to have succeeded and was never run.
             return
         if sentence is not None:
-            self._refuse(link, attend.node.node_id, sentence)
+            self._refuse(link, sentence)
             return
         if self._state.job is None:
             self._rounds.agree(attend.job)
@@ -95,9 +108,9 @@ class Joining:
             self._challenge(rival, now)
 
     def _is_of_a_running_job(self, attend: Attend) -> bool:
-        """Whether a node was in a round of this job, and nobody who is here was in any.
+        """Whether a node was in a round of this job, and none that is here was in any.
 
-        Then its options are the job's: those who are here were started with others, such as node
+        Then its options are the job's: those that are here were started with others, such as node
         0 that came back with a new master in it.
         """
         is_begun = (
@@ -121,7 +134,7 @@ class Joining:
         return sentence
 
     def _yield_to(self, attend: Attend, now: float) -> None:
-        """Refuse all who are here: a node that was in a round of the job has other options."""
+        """Refuse all that are here: a node that was in a round of the job has other options."""
         assert self._state.job is not None
         where = attend.node.host
         self._out.note(f"node {attend.node.node_id} comes from this job: its options hold")
@@ -132,7 +145,7 @@ class Joining:
         self._rounds.agree(attend.job)
         self._state.phase = GroupPhase.GATHERING
         for node in list(self._roster):
-            self._refuse(node.link, node.spec.node_id, sentence)
+            self._refuse(node.link, sentence)
             self._gone(node)
         for newcomer in self.contest.dissolve():
             self.attend(newcomer.link, newcomer.attend, now)
@@ -141,17 +154,15 @@ class Joining:
         """Whether neither the node nor this master knows of it ever having been in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
-    def _refuse(
-        self, link: int | None, node_id: str, sentence: str, *, is_displaced: bool = False
-    ) -> None:
-        self._out.note(f"node {node_id} was refused: {sentence}")
+    def _refuse(self, link: int | None, sentence: str, *, is_displaced: bool = False) -> None:
+        # Its master tells the person who watches, once per reason.
         self._out.send_on(link, Refused(sentence, is_displaced))
         self._out.close(link)
 
     # --- identity ----------------------------------------------------------------------------
 
     def _challenge(self, rival: Node, now: float) -> None:
-        """Ask the holder of an identity to answer those who claim it, if there are any."""
+        """Ask the holder of an identity to answer those that claim it, if there are any."""
         if self.contest.postpone(rival.spec, now + self._state.settings.identity_answer_s):
             self._out.send(rival, Challenge())
 
@@ -159,13 +170,44 @@ class Joining:
         """A node that is about to go is waited for: its workers may still be dying."""
         self.contest.postpone(rival.spec, math.inf)
 
-    def answered(self, node: Node) -> None:
-        """The holder of an identity is there: who else claimed it is refused."""
+    def answered(self, node: Node, now: float) -> None:
+        """The holder of an identity is there: what else claims it gets another, or is refused."""
         if node.leaving:
             return
         for newcomer in self.contest.lost(node.spec):
-            sentence = identity_taken(newcomer.attend)
-            self._refuse(newcomer.link, newcomer.attend.node.node_id, sentence, is_displaced=True)
+            if self._is_of_another_host(newcomer.attend, node):
+                self._give_identity(newcomer, now)
+                continue
+            sentence = identity_taken(newcomer.attend, node.spec)
+            self._refuse(newcomer.link, sentence, is_displaced=True)
+
+    @staticmethod
+    def _is_of_another_host(attend: Attend, holder: Node) -> bool:
+        """Whether two hosts of one name propose one identity; a rank cannot be given twice."""
+        spec, held = attend.node, holder.spec
+        is_same_rank = spec.wanted_rank is not None and spec.wanted_rank == held.wanted_rank
+        return spec.node_id == held.node_id and spec.address != held.address and not is_same_rank
+
+    def _give_identity(self, newcomer: Newcomer, now: float) -> None:
+        """Give a node the next number of its host name."""
+        spec = newcomer.attend.node
+        given = next_identity(spec.node_id, self._is_taken)
+        self._given[spec.incarnation] = given
+        self._out.note(f"node {given} is another host that is called {spec.host}")
+        self._attend(newcomer.link, self._rename(newcomer.link, newcomer.attend, given), now)
+
+    def _is_taken(self, node_id: str) -> bool:
+        state = self._state
+        return (
+            self._roster.get(node_id) is not None
+            or node_id in state.former_ranks
+            or node_id in state.members.values()
+            or state.aftermath.ledger.sentence(node_id) is not None
+        )
+
+    def _rename(self, link: int, attend: Attend, node_id: str) -> Attend:
+        self._out.send_on(link, Renamed(node_id))
+        return replace(attend, node=replace(attend.node, node_id=node_id))
 
     def displace(self, newcomer: Newcomer, now: float) -> None:
         """Give the identity of a node that did not answer to the process that claims it."""
@@ -192,12 +234,12 @@ class Joining:
         self._admitted.add(spec.incarnation)
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
-        self._rounds.gate.admit(node, claim)
+        self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
         self._out.note(f"node {spec.node_id} joined from {spec.address}")
         if self._lobby.since is None and not self._state.formed_before:
             self._lobby.open(now)
         self._lobby.arrived(now)
-        self._learn(claim, now)
+        self._learn(node, claim, now)
         if self._roster.get(spec.node_id) is None:
             return  # it brought the news of its own exclusion
         if claim is not None and not self._state.formed_before:
@@ -209,9 +251,19 @@ class Joining:
         elif node.phase is NodePhase.READY and self._state.phase is not GroupPhase.TAKING_OVER:
             self._rounds.wait(node, now)
 
-    def _learn(self, claim: Claim | None, now: float) -> None:
-        """Never fall behind what any node has seen, whichever master it was."""
+    def _may_teach(self, node: Node) -> bool:
+        """Whether what a node says of the job counts: a new master knows nothing better.
+
+        A master with a round of its own believes only nodes that have been in a round of it.
+        """
+        return not self._state.formed_before or node.spec.incarnation in self._state.served
+
+    def _learn(self, node: Node, claim: Claim | None, now: float) -> None:
+        """Never fall behind what the nodes of the job have seen, whichever master it was."""
         if claim is None:
+            return
+        node.last_round = max(node.last_round, claim.round)
+        if not self._may_teach(node):
             return
         past = claim.past or _NO_PAST
         if claim.round > self._state.highest:
@@ -250,7 +302,7 @@ class Joining:
         else:
             self._challenge(node, now)
         claim = attend.claim
-        self._learn(claim, now)
+        self._learn(node, claim, now)
         if self._roster.get(node.spec.node_id) is None:
             return
         if self._rounds.takeover is not None:

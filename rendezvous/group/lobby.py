@@ -12,7 +12,7 @@ _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0
 _REMIND_EVERY_S = 60.0
 _ANNOUNCED_PER_S = 1000
-"""Bounds the cost of telling all who is still missing while thousands of nodes join."""
+"""Bounds the cost of telling all which are still missing while thousands of nodes join."""
 
 
 class Lobby:

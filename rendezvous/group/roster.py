@@ -50,6 +50,8 @@ class Node:
     """When it lost its last stream."""
     round: int = -1
     """The round whose workers it has, had or is stopping; -1 before its first."""
+    last_round: int = -1
+    """The highest round that it says it was in, of any master: the next has a higher number."""
     rank: int | None = None
     """Its node rank in the last world it was in."""
     rank_offset: int = -1
@@ -144,7 +146,7 @@ class Roster:
     def await_return(self, until: float) -> None:
         """Give the detached nodes until then to come back: once for each, not with every call.
 
-        Whoever stays away is lost in the end, however often others come and go.
+        What stays away is lost in the end, however often others come and go.
         """
         late = {name: max(at, until) for name, at in self._lost_at.items()}
         self._back_by.update(late)

@@ -257,6 +257,7 @@ class Rounds:
             self.postmortem.remember(failure)
         if node is None:
             return
+        self._state.served.add(node.spec.incarnation)
         node.round = claim.round
         node.rank, node.rank_offset = claim.node_rank, claim.rank_offset
         if claim.state is not ClaimState.STOPPED:
@@ -295,7 +296,7 @@ class Rounds:
                 self.turn_away(node.link, node_id)
                 self._gone(node)
             if node is None or self._roster.get(node_id) is None:
-                self._state.former_ranks.pop(node_id, None)  # nobody waits for it
+                self._state.former_ranks.pop(node_id, None)  # it is not waited for
 
     def turn_away(self, link: int | None, node_id: str) -> bool:
         """Tell an excluded node that it is; return whether it is."""

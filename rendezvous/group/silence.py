@@ -1,4 +1,4 @@
-"""Whether nodes are lost, or it is the master that is cut off: somebody is asked first. Pure.
+"""Whether nodes are lost, or it is the master that is cut off: the others are asked first. Pure.
 
 When nothing is heard of any node of several hosts, it is the master's own link that is down, or its
 host was frozen, far more often than all of theirs. Their workers run on all the while, so the round
@@ -16,7 +16,7 @@ class Judgement(enum.Enum):
 
     LOST = "lost"
     ASK = "ask the others"
-    KEEP = "nobody answers: the master is cut off"
+    KEEP = "no node answers: the master is cut off"
 
 
 class Silence:
@@ -29,19 +29,19 @@ class Silence:
         self._is_asked = False
         self._is_cut_off = False
         self._not_before = -math.inf
-        """Until then nobody is lost."""
+        """Until then no node is lost."""
 
     def broke(self) -> None:
         """A stream broke."""
         self._has_anyone_spoken = False
 
     def all_broke(self, now: float) -> None:
-        """No stream is left, or nobody answers."""
+        """No stream is left, or no node answers."""
         self._is_asked, self._is_cut_off = False, True
         self._not_before = now + self._settings.master_timeout_s
 
     def spoke(self) -> bool:
-        """Somebody has said something; return whether the master was cut off until now."""
+        """A node has said something; return whether the master was cut off until now."""
         was_cut_off, self._is_cut_off = self._is_cut_off, False
         was_asked, self._is_asked = self._is_asked, False
         self._has_anyone_spoken = True

@@ -47,9 +47,11 @@ class JobState:
         self.formed_by = ""
         """The master that formed ``round``: this one, or the one that it was taken over from."""
         self.highest = -1
-        """The highest round that any node is known to have been in: numbers never repeat."""
+        """The highest round that any node of the job has been in: numbers never repeat."""
         self.formed_before = False
         """Some round is or was this master's own, formed or taken over."""
+        self.served: set[str] = set()
+        """By incarnation, the nodes that have been in a round of this master."""
         self.world_nodes = 0
         """Nodes in the world of ``round``."""
         self.members: dict[int, str] = {}

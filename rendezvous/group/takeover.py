@@ -85,7 +85,7 @@ class _World:
         return max(0, self.nodes - len(self.members))
 
     def absent(self) -> dict[int, str]:
-        """Return who is not there by node rank, where the one before it is there to tell."""
+        """Return by node rank which nodes are not there, where the one before is there to tell."""
         return {
             (claim.node_rank + 1) % self.nodes: claim.successor
             for claim in self.members.values()

@@ -1,8 +1,9 @@
-"""The world: who is in a round and with which ranks. Pure functions.
+"""The world: which nodes are in a round and with which ranks. Pure functions.
 
 Rules (docs/faults.md): a survivor keeps its node rank whenever the world's size allows, a
-replacement takes the vacant rank, ``--node-rank`` pins, and of new-comers the order is that of
-their hosts, numbers in names compared as numbers, then of their arrival.
+replacement takes the vacant rank, ``--node-rank`` pins a rank that no survivor without a pin has,
+and of newcomers the order is that of their hosts, numbers in names compared as numbers, then of
+their arrival.
 """
 
 import re
@@ -104,7 +105,7 @@ def order(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     chosen = sorted(candidates, key=preference)[:size]
     slots: list[Candidate | None] = [None] * size
     unplaced = chosen
-    for rank_of in (_wanted_rank, _previous_rank):
+    for rank_of in (_survivors_pin, _unpinned_rank, _pin, _previous_rank):
         rest = []
         for candidate in unplaced:
             rank = rank_of(candidate)
@@ -117,7 +118,16 @@ def order(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
     return [slot if slot is not None else next(remaining) for slot in slots]
 
 
-def _wanted_rank(candidate: Candidate) -> int | None:
+def _survivors_pin(candidate: Candidate) -> int | None:
+    return None if candidate.previous_rank is None else candidate.spec.wanted_rank
+
+
+def _unpinned_rank(candidate: Candidate) -> int | None:
+    """A newcomer's pin takes no rank from a survivor that has none."""
+    return candidate.previous_rank if candidate.spec.wanted_rank is None else None
+
+
+def _pin(candidate: Candidate) -> int | None:
     return candidate.spec.wanted_rank
 
 

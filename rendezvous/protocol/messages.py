@@ -58,7 +58,8 @@ class NodeSpec:
     """What a node is, for as long as its agent lives."""
 
     node_id: str
-    """The same for a restarted agent: host name and a number on that host."""
+    """Host name and a number, as the node proposes it; the same for a restarted agent. The master
+    gives it another number where this one belongs to a living node (``Renamed``)."""
     incarnation: str
     """Random, one per agent process."""
     host: str
@@ -308,6 +309,13 @@ class Excluded:
     sentence: str
 
 
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """The identity that this node proposed belongs to another; from now on it has this one."""
+
+    node_id: str
+
+
 MasterMessage = (
     Waiting
     | Start
@@ -319,4 +327,5 @@ MasterMessage = (
     | CheckOrder
     | CheckVerdict
     | CheckProgress
+    | Renamed
 )

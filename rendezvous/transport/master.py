@@ -134,7 +134,7 @@ class Master:
                 deliver = self._streams.get(link)
                 if deliver is not None:
                     deliver(message)
-                if isinstance(message, Refused) and self._warn is not None:
+                if isinstance(message, Refused):
                     self.refused(self._names.get(link, "a node"), message.sentence)
             case Close(link):
                 self._names.pop(link, None)

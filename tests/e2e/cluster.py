@@ -65,6 +65,7 @@ class Cluster:
         *options: object,
         master: str = "a",
         conf: str = "",
+        host_name: str = "",
     ) -> None:
         """Make the hosts; nothing is started.
 
@@ -75,10 +76,13 @@ class Cluster:
             options: of every agent.
             master: the host, or its other name, in the endpoint.
             conf: more of ``--rdzv-conf``.
+            host_name: what all hosts call themselves; each by its own name where it is empty.
         """
         self.ft = ft
         self.network = network
-        self.hosts: dict[str, Host] = {name: network.add(name) for name in names}
+        self.hosts: dict[str, Host] = {
+            name: network.add(name, host_name=host_name) for name in names
+        }
         self.gate = ft.folder / "gate"
         self.agents: dict[str, Command] = {}
         """The last agent that was started in each host."""

@@ -58,13 +58,15 @@ def unavailable() -> str | None:
 class Host:
     """One host of a network. ``Network.add`` makes it."""
 
-    def __init__(self, network: "Network", name: str, number: int, hosts_file: Path) -> None:
+    def __init__(
+        self, network: "Network", name: str, number: int, hosts_file: Path, host_name: str
+    ) -> None:
         self.name = name
         self.address = f"10.77.{number // 250}.{number % 250 + 1}"
         self.namespace = network.namespace(name)
         self.enter = (
             "nsenter", f"--net={_NAMESPACES / self.namespace}", "--",
-            "unshare", "--uts", "--mount", "--", "sh", "-c", _MOVE_IN, name, str(hosts_file),
+            "unshare", "--uts", "--mount", "--", "sh", "-c", _MOVE_IN, host_name, str(hosts_file),
         )  # fmt: skip
         """What a command is put behind to run in this host; its process id stays that of the
         command."""
@@ -172,9 +174,14 @@ class Network:
             self.close()
             raise
 
-    def add(self, name: str) -> Host:
-        """Add a host. Its address follows from how many there are before it."""
-        host = Host(self, name, len(self.hosts), self._hosts_file(name))
+    def add(self, name: str, *, host_name: str = "") -> Host:
+        """Add a host. Its address follows from how many there are before it.
+
+        Args:
+            name: by which others and the test know it.
+            host_name: what it calls itself, where that is not its name.
+        """
+        host = Host(self, name, len(self.hosts), self._hosts_file(name), host_name or name)
         self.hosts[name] = host
         self._write_names()
         return host

@@ -109,6 +109,12 @@ class Invariants:
         self._restarts_heard_of = 0
         self._waiting: dict[int, Attend] = {}
         """By stream: nodes with a claim that wait for another process to give up their identity."""
+        self._ranks: dict[str, int] = {}
+        """By identity: node ranks in the last world; -1 for a spare."""
+        self._served: set[str] = set()
+        """By incarnation: what has been in a round of this master, formed or taken over."""
+        self._claims: dict[str, Claim] = {}
+        """By incarnation, what was claimed last."""
         self._in_world: dict[str, _World] = {}
         """By incarnation: the world whose workers the master knows it to have."""
         self._failed: set[_World] = set()
@@ -129,6 +135,7 @@ class Invariants:
         self._formed_by = group.formed_by
         self._roster = {n.spec.incarnation: n for n in group.roster}
         self._came |= self._roster.keys()
+        self._ranks |= {n.spec.node_id: -1 if n.rank is None else n.rank for n in group.roster}
         self._links = {n.link for n in group.roster}
         self._node_phases = {n.spec.incarnation: n.phase for n in group.roster}
         if isinstance(event, Received) and not isinstance(event.message, Attend):
@@ -148,6 +155,8 @@ class Invariants:
         if node is None:
             return
         incarnation, message = node.spec.incarnation, event.message
+        if isinstance(message, Leave):
+            self._takeover.leaves(incarnation)
         world = self._in_world.get(incarnation)
         if world is None or world[0] != getattr(message, "round", None):
             return
@@ -175,11 +184,15 @@ class Invariants:
         if isinstance(event, Detached):
             self._waiting.pop(event.link, None)
         claim = _claim_in(event)
-        brought = [claim] if claim is not None else self._claims_let_in(commands)
+        if isinstance(event, Received) and isinstance(event.message, Attend) and claim is not None:
+            brought = [claim] if self._may_teach(event.message.node.incarnation) else []
+        else:
+            brought = self._claims_let_in(commands)
         for learned in brought:
             # What it brings is learned before it leads to anything, also where the node has to go.
             self._restarts = max(self._restarts, min(learned.restarts, group.restarts))
         self._has_failed_before |= group.verdict is not None and not self._is_settling
+        self._note_taken_over(group)
         self._how_the_policy_saw_it(group, commands, now, claim)
         self._give_up_lost(group, now)
         self._how_the_round_ended(group, event)
@@ -187,6 +200,17 @@ class Invariants:
         self._what_was_sent(group, commands, now)
         self._all_were_stopped(group)
         self._is_loss_allowed(group, event, now)
+
+    def _may_teach(self, incarnation: str) -> bool:
+        """A master with a round of its own believes only nodes that were in a round of it."""
+        return self._round < 0 or incarnation in self._served
+
+    def _note_taken_over(self, group: Group) -> None:
+        """The members of a round that is taken over have been in a round of this master."""
+        if self._round < 0 <= group.round:
+            world = (group.round, group.formed_by)
+            members = {n for n, c in self._claims.items() if c.nodes and _world_of(c) == world}
+            self._served |= members & {node.spec.incarnation for node in group.roster}
 
     def _both(self, group: Group) -> list[Node]:
         """Nodes that attended before the event, or attend after it."""
@@ -237,16 +261,19 @@ class Invariants:
     def _hear_attend(self, group: Group, link: int, attend: Attend, now: float) -> None:
         node = group.roster.by_link(link)
         self._takeover.attended(attend)  # also of one that is sent away for what it says
-        if attend.claim is not None:
-            self._policy.hear(attend.claim, now, is_admitted=node is not None)
         if attend.claim is None:
             return
         claim, incarnation = attend.claim, attend.node.incarnation
+        may_teach = self._may_teach(incarnation)
+        if may_teach:
+            self._policy.hear(claim, now, is_admitted=node is not None)
         if node is None:
             self._waiting[link] = attend
             return
-        self._heard_of = max(self._heard_of, claim.round)
-        self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
+        self._claims[incarnation] = claim
+        if may_teach:
+            self._heard_of = max(self._heard_of, claim.round)
+            self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
         if claim.nodes == 0:
             return
         world, known = _world_of(claim), self._in_world.get(incarnation)
@@ -266,7 +293,14 @@ class Invariants:
         """
         joined = {_joined_node(command) for command in commands}
         links = [link for link, a in self._waiting.items() if a.node.node_id in joined]
-        claims = [claim for link in links if (claim := self._waiting.pop(link).claim) is not None]
+        let_in = [self._waiting.pop(link) for link in links]
+        claims = []
+        for attend in let_in:
+            if attend.claim is None:
+                continue
+            self._claims[attend.node.incarnation] = attend.claim
+            if self._may_teach(attend.node.incarnation):
+                claims.append(attend.claim)
         for claim in claims:
             self._heard_of = max(self._heard_of, claim.round)
             self._restarts_heard_of = max(self._restarts_heard_of, claim.restarts)
@@ -353,6 +387,7 @@ class Invariants:
                         new[assignment.round][incarnation] = assignment
                         self._takeover.started(incarnation, identities[incarnation], assignment)
                         self._in_world[incarnation] = _world_of(assignment)
+                        self._served.add(incarnation)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
                 case CheckVerdict(exit_code, report=report):
@@ -414,6 +449,11 @@ class Invariants:
         if round_number <= self._heard_of:
             raise InvariantError(f"round {round_number} formed after {self._heard_of} was heard of")
         for agent in self._agents:
+            if (
+                agent.spec.incarnation in assignments
+                and max(agent.starts, default=-1) >= round_number
+            ):
+                raise InvariantError(f"{agent.name} has seen {round_number} and will ignore it")
             is_known = agent.spec.incarnation in specs
             if is_known and agent.live is not None and agent.live < round_number:
                 raise InvariantError(
@@ -465,7 +505,12 @@ class Invariants:
     def _pins_hold(self, nodes: dict[int, NodeSpec]) -> None:
         for rank, spec in nodes.items():
             wanted = spec.wanted_rank
-            if wanted is not None and wanted < len(nodes) and wanted != rank:
+            if wanted is None or wanted >= len(nodes) or wanted == rank:
+                continue
+            # A survivor without a pin keeps its rank.
+            holder = nodes[wanted]
+            had_it = self._round < 0 or self._ranks.get(holder.node_id) == wanted
+            if holder.wanted_rank is not None or not had_it:
                 raise InvariantError(f"I2: --node-rank {wanted} has rank {rank}")
 
     def _counted(self, restarts: int) -> None:

@@ -153,6 +153,7 @@ class Scene:
         workers: int = 1,
         job: JobSpec | None = None,
         protocol: int = PROTOCOL_VERSION,
+        address: str = "",
         leaving: str = "",
     ) -> None:
         """Open a (new) stream for a node. ``name`` is its identity unless ``node_id`` is given."""
@@ -163,7 +164,7 @@ class Scene:
             node_id=node_id,
             incarnation=incarnation or name,
             host=node_id,
-            address=f"address-of-{node_id}",
+            address=address or f"address-of-{node_id}",
             role=role,
             local_world_size=workers,
             wanted_rank=wanted_rank,

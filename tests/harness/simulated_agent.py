@@ -29,6 +29,7 @@ from ft_run.rendezvous.protocol.messages import (
     NodeMessage,
     NodeSpec,
     Refused,
+    Renamed,
     Start,
     Stop,
     Stopped,
@@ -173,6 +174,10 @@ class Agent:
             self._end()
         return stream
 
+    def pretend(self, claim: Claim) -> None:
+        """Say from now on that it was in a round that no master of this job has formed."""
+        self._claim = claim
+
     def _present_claim(self) -> Claim | None:
         claim = self._bare_claim()
         return replace(claim, checked=self.has_passed) if claim is not None else None
@@ -221,6 +226,8 @@ class Agent:
             case Refused():
                 self.was_refused = True
                 self._end()
+            case Renamed(node_id):
+                self.spec = replace(self.spec, node_id=node_id)
             case Excluded():
                 self.was_excluded = True
                 self._end()

@@ -55,6 +55,8 @@ class TakeoverWatch:
         """Another master: it knows what its nodes tell it."""
         self._claims: dict[str, Claim] = {}
         """By incarnation, what was claimed last."""
+        self._leaving: set[str] = set()
+        """Incarnations of the nodes that have asked to go: what failed may follow from that."""
         self._judged: _Judgement | None = None
         self._has_decided = False
 
@@ -73,9 +75,15 @@ class TakeoverWatch:
         """A master has ended a round for a reason that does not count."""
         self._rounds[world].is_free = True
 
+    def leaves(self, incarnation: str) -> None:
+        """A node has asked to go."""
+        self._leaving.add(incarnation)
+
     def attended(self, attend: Attend) -> None:
         """A node comes and says what it was in last."""
         claim = attend.claim
+        if attend.leaving:
+            self.leaves(attend.node.incarnation)
         if claim is None or not claim.nodes:
             self._claims.pop(attend.node.incarnation, None)
             return
@@ -102,7 +110,7 @@ class TakeoverWatch:
         members = {name for name, c in claims.items() if (c.round, c.formed_by) == world}
         restarts = max(claim.restarts for claim in claims.values())
         taken = self._rounds[world]
-        is_whole = members >= taken.node_ids.keys()
+        is_whole = members - self._leaving >= taken.node_ids.keys()
         failures = [
             failure
             for name in members

@@ -24,7 +24,14 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
-from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, PolicySpec
+from ft_run.rendezvous.protocol.messages import (
+    Claim,
+    ClaimState,
+    JobSpec,
+    NodeSpec,
+    Past,
+    PolicySpec,
+)
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 from ft_run.tests.harness.transcript_words import words
 
@@ -123,7 +130,7 @@ class Transcript:
 
     def _start(self, name: str, options: str | None) -> None:
         given = dict(part.split("=") for part in shlex.split(options or ""))
-        pin = given.pop("node-rank", None)
+        pin, claimed = given.pop("node-rank", None), given.pop("claim", None)
         number = ord(name[0]) - ord("a")
         spec = NodeSpec(
             node_id=name.rstrip("'"),
@@ -134,8 +141,16 @@ class Transcript:
             local_world_size=1,
             wanted_rank=None if pin is None else int(pin),
         )
+        spec = replace(
+            spec, node_id=given.pop("id", spec.node_id), address=given.pop("ip", spec.address)
+        )
         job = replace(self._job, **{key: _OPTIONS[key](value) for key, value in given.items()})
         self._agents[name] = Agent(spec, job, self._port, lambda: self._now, repeats_leave=True)
+        if claimed is not None:
+            last, restarts, *excluded = claimed.split(",")
+            past, state = Past(excluded=tuple(excluded)), ClaimState.STOPPED
+            claim = Claim(int(last), "another", int(restarts), 1, 0, 0, "", state, past=past)
+            self._agents[name].pretend(claim)
         self._connect(name)
 
     def _connect(self, name: str) -> None:

@@ -20,6 +20,7 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     Refused,
+    Renamed,
     Start,
     Stop,
     Stopped,
@@ -76,9 +77,12 @@ def _claim(claim: Claim) -> str:
     if not claim.nodes:
         return f"was a spare of round {claim.round}{checked}"
     failures = "".join(f", rank {failure.rank} failed" for failure in claim.failures)
+    restarts = f", restarts {claim.restarts}" if claim.restarts else ""
+    excluded = claim.past.excluded if claim.past is not None else ()
+    past = restarts + (f", excluded {', '.join(excluded)}" if excluded else "")
     return (
         f"was node {claim.node_rank} of {claim.nodes} in round {claim.round} of {claim.formed_by}"
-        f" ({claim.state.name.lower()}{failures}{checked})"
+        f" ({claim.state.name.lower()}{failures}{past}{checked})"
     )
 
 
@@ -103,6 +107,8 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
             return f"verdict, exit {code}: {sentence}"
         case Refused(sentence, is_displaced):
             return f"{'displaced' if is_displaced else 'refused'}: {sentence}"
+        case Renamed(node_id):
+            return f"you are {node_id}"
         case Excluded(sentence):
             return f"excluded: {sentence}"
         case CheckOrder():

@@ -116,6 +116,21 @@ def test_a_node_with_other_options_is_refused_with_the_difference(ft, network):
     assert [job.rounds(name) for name in "ab"] == [[0], [0]]
 
 
+@pytest.mark.parametrize("is_ranked", [False, True], ids=["no-rank", "node-rank"])
+def test_hosts_of_one_name_are_nodes_with_numbers_of_their_own(ft, network, is_ranked):
+    """A number that the master gave is the node's also when its agent is started again."""
+    job = Cluster(ft, network, "ab", "--nnodes", 2, host_name="vm")
+    ranks = {"a": ("--node-rank", 0), "b": ("--node-rank", 1)} if is_ranked else {"a": (), "b": ()}
+    job.agent("a", *ranks["a"]).expect("waiting for nodes: 1 of 2")
+    job.agent("b", *ranks["b"]).expect("another host is called vm as well: this node is vm/1")
+    assert {name: at.node_rank for name, at in job.started("ab", 0).items()} == {"a": 0, "b": 1}
+    job.kill_agent("b")
+    job.agent("b", *ranks["b"]).expect(r"node=vm/1 ")
+    assert {name: at.node_rank for name, at in job.started("ab", 1).items()} == {"a": 0, "b": 1}
+    assert "another host is called" not in job.agents["a"].stderr + job.agents["b"].stderr
+    job.ends("ab")
+
+
 def test_two_nodes_with_one_rank(ft, network):
     # So that it is not the keepalive by which the frozen one is noticed.
     job = Cluster(ft, network, "abc", "--nnodes", 2, conf="node_timeout=600")

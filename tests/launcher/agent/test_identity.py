@@ -1,10 +1,15 @@
 """Tests of the identity of a node."""
 
+import os
 import socket
+import subprocess
+import sys
 import uuid
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from ft_run.launcher.agent import identity
 from ft_run.launcher.agent.identity import NodeIdentity
 
 
@@ -37,4 +42,65 @@ def test_another_job_has_numbers_of_its_own(job: str) -> None:
 @pytest.mark.parametrize("name", ["x" * 1000, "a/b\n", "é" * 60, "\udcff"])
 def test_any_name_of_a_job_will_do(job: str, name: str) -> None:
     with closing(NodeIdentity(name + job)) as one, closing(NodeIdentity(name + job)) as other:
+        assert one.node_id != other.node_id
+
+
+def test_the_number_that_the_master_gave_is_the_one_of_an_agent_that_is_started_again(
+    job: str,
+) -> None:
+    first = NodeIdentity(job)
+    first.given(f"{first.host}/7")
+    with closing(NodeIdentity(job)) as second:
+        assert second.node_id == f"{first.host}/1"
+    first.close()
+    with closing(NodeIdentity(job)) as again:
+        assert again.node_id == f"{first.host}/7"
+        again.close(is_over=True)
+    with closing(NodeIdentity(job)) as of_the_next_job:
+        assert of_the_next_job.node_id == f"{first.host}/0"
+
+
+def test_a_neighbour_does_not_propose_the_number_that_was_given(job: str) -> None:
+    with closing(NodeIdentity(job)) as first:
+        first.given(f"{first.host}/1")
+        with closing(NodeIdentity(job)) as second:
+            assert second.node_id == f"{first.host}/2"
+
+
+def test_a_killed_agent_leaves_nothing_that_is_in_the_way(job: str) -> None:
+    hold = f"import os, ft_run.launcher.agent.identity as i; i.NodeIdentity({job!r}); os.abort()"
+    subprocess.run([sys.executable, "-c", hold], check=False)
+    with closing(NodeIdentity(job)) as again:
+        assert again.node_id.endswith("/0")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", ["another user's", "open to all", "a link"])
+def test_what_another_user_can_write_to_holds_no_number(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Nothing is created in a folder that another user has put in the way."""
+    trap = tmp_path / "trap"
+    trap.mkdir(mode=0o700)
+    if way == "another user's":
+        os.chown(trap, 65534, 65534)
+    elif way == "open to all":
+        trap.chmod(0o777)
+    else:
+        (tmp_path / "link").symlink_to(trap)
+        trap = tmp_path / "link"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(identity, "_shared_folder", lambda: trap)
+    with closing(NodeIdentity(job)) as own:
+        assert own.node_id.endswith("/0")
+    assert list(trap.iterdir()) == []
+    assert len(list((tmp_path / "ft-run").iterdir())) == 1
+
+
+def test_without_a_folder_of_its_own_a_node_has_a_number_that_no_other_has(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(identity, "_shared_folder", lambda: tmp_path / "no" / "such")
+    with closing(NodeIdentity(job)) as one, closing(NodeIdentity(job)) as other:
         assert one.node_id != other.node_id

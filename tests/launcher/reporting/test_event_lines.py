@@ -14,6 +14,11 @@ CASES: list[tuple[ev.Event, int, str]] = [
     (ev.Remark("a key is ignored"), logging.INFO, "a key is ignored"),
     (ev.Remark("x", ev.Severity.ERROR), logging.ERROR, "x"),
     (
+        ev.NodeRenamed("vm/0", "vm/1"),
+        logging.INFO,
+        "another host is called vm as well: this node is vm/1",
+    ),
+    (
         ev.NodeStarted("j", "vm/0", 2, "given as a number", "standalone"),
         logging.INFO,
         "job=j node=vm/0 nproc_per_node=2 (given as a number), standalone",

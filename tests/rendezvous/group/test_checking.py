@@ -854,6 +854,16 @@ def test_a_checked_spare_enters_at_once():
     assert scene.assignment("b").nodes == 2
 
 
+def test_a_stranger_that_says_it_has_passed_has_to_pass():
+    scene = running("ab", 2, 3)
+    claim = claim_of(0, 0, nodes=3, state=ClaimState.STOPPED, checked=True, formed_by="another")
+    scene.attend("x", claim=claim)
+    scene.wait(11)  # the world is to grow
+    scene.stopped("a", "b")
+    scene.check_all()
+    assert "solo" in {order.phase for order in scene.all_told("x", CheckOrder)}
+
+
 def test_a_lost_node_that_comes_back_has_to_pass_again():
     scene = running("abc", 2, 3)
     scene.detach("a")

@@ -15,6 +15,7 @@ from ft_run.rendezvous.protocol.messages import (
     Outcome,
     PolicySpec,
     Refused,
+    Renamed,
     Verdict,
     Waiting,
 )
@@ -306,3 +307,61 @@ def test_a_newcomer_is_told_what_it_waits_for():
     assert (waiting.joined, waiting.min_nodes, waiting.max_nodes) == (1, 3, 4)
     assert waiting.timeout_s == 600.0
     assert not waiting.spare
+
+
+# --- two hosts of one name -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [(None, None), (0, 1)])
+def test_a_host_of_the_same_name_is_given_the_next_number(ranks):
+    scene = Scene(2)
+    scene.attend("a", node_id="vm/0", address="10.0.0.1", wanted_rank=ranks[0])
+    scene.attend("b", node_id="vm/0", address="10.0.0.2", wanted_rank=ranks[1])
+    assert scene.all_told("b", Renamed) == []
+    scene.say("a", ChallengeReply())
+    assert scene.all_told("b", Renamed) == [Renamed("vm/1")]
+    assert scene.all_told("b", Refused) == []
+    assert scene.ranks("a", "b") == [0, 1]
+    assert scene.assignment("a").successor == "vm/1"
+
+
+def test_a_node_that_has_not_heard_of_its_number_hears_it_again():
+    scene = Scene(2)
+    scene.attend("a", node_id="vm/0", address="10.0.0.1")
+    scene.attend("b", node_id="vm/0", address="10.0.0.2")
+    scene.say("a", ChallengeReply())
+    scene.detach("b")
+    scene.attend("b", node_id="vm/0", address="10.0.0.2")
+    assert scene.all_told("b", Renamed) == [Renamed("vm/1")] * 2
+    assert len(scene.group.roster) == 2
+    assert scene.stops("a") == []
+
+
+def test_numbers_that_others_have_or_had_are_not_given():
+    scene = Scene(3, 4)
+    for number, name in enumerate("abc"):
+        scene.attend(name, node_id=f"vm/{number}", address=name)
+    scene.wait(60)
+    scene.attend("x", node_id="vm/0", address="x")
+    scene.say("a", ChallengeReply())
+    assert scene.all_told("x", Renamed) == [Renamed("vm/3")]
+
+
+def test_a_host_of_the_same_name_takes_the_place_of_one_that_is_gone():
+    scene = Scene(2)
+    scene.attend("a", node_id="vm/0", address="10.0.0.1")
+    scene.mute.add("a")
+    scene.attend("b", node_id="vm/0", address="10.0.0.2")
+    scene.wait(1)
+    assert scene.all_told("b", Renamed) == []
+    assert [node.spec.address for node in scene.group.roster] == ["10.0.0.2"]
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_what_is_no_other_host_or_wants_the_same_rank_is_refused(rank):
+    scene = Scene(2)
+    scene.attend("a", node_id="vm/0", address="10.0.0.1", wanted_rank=rank)
+    other = "10.0.0.1" if rank is None else "10.0.0.2"
+    scene.attend("b", node_id="vm/0", address=other, wanted_rank=rank)
+    scene.say("a", ChallengeReply())
+    assert "belongs to another node" in scene.last("b", Refused).sentence

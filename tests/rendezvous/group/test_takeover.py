@@ -248,17 +248,29 @@ def test_workers_of_a_lower_round_are_stopped():
     assert scene.rounds("a") == [5]
 
 
-def test_numbers_never_repeat_even_when_the_highest_round_comes_last():
-    scene = Scene(1)
+def test_a_round_has_a_number_that_no_member_has_seen():
+    """A node ignores the start of a round that is not above its last."""
+    scene = Scene(1, 2)
     scene.attend("s")
+    scene.wait(30)
     assert scene.rounds("s") == [0]
-    scene.attend("a", claim=claim_of(7, 0, nodes=1, restarts=2))
+    scene.attend("a", claim=claim_of(7, 0, nodes=1))
     assert scene.stops("a") == [7]
     scene.say("a", Stopped(7, scene.offer("a")))
-    scene.fail("s")
+    scene.wait(30)
     scene.stopped("s")
     assert scene.rounds("s") == [0, 8]
-    assert scene.assignment("s").restarts == 3
+    assert scene.rounds("a") == [8]
+
+
+def test_a_number_that_a_member_learned_while_it_was_away_is_not_used_again():
+    scene = running(1, 2)
+    scene.detach("b")
+    scene.attend("b", claim=claim_of(7, 0, nodes=1, formed_by="another"))
+    scene.detach("b")
+    scene.wait(2)
+    scene.stopped("a")
+    assert scene.rounds("a") == [0, 8]
 
 
 def test_claims_of_nodes_that_are_gone_again_still_teach_their_numbers():
@@ -612,3 +624,18 @@ def test_a_departure_is_no_cause_where_another_member_did_not_come_back():
     scene.wait(60)
     assert scene.rounds("a") == [5]
     assert (scene.assignment("a").restarts, scene.assignment("a").cause) == (0, None)
+
+
+@pytest.mark.parametrize("state", [ClaimState.RUNNING, DONE])
+@pytest.mark.parametrize("message", ["", "ValueError: no"])
+def test_what_may_follow_from_a_member_that_leaves_costs_nothing(state, message):
+    """An exception of the worker's own does not follow from that."""
+    scene = Scene(1, 2)
+    scene.attend("a", claim=claim_of(1, 0, state=state))
+    scene.say("a", Leave("SIGTERM"))
+    scene.say("a", Stopped(1, scene.offer("a")))
+    failure = worker_failure(1, message=message)
+    scene.attend("b", claim=claim_of(1, 1, failures=(failure,)))
+    scene.stopped("b")
+    assert scene.assignment("b").restarts == (1 if message else 0)
+    assert scene.assignment("b").cause == (failure if message else None)

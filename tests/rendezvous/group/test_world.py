@@ -114,11 +114,18 @@ def test_survivors_are_chosen_before_newcomers():
 
 def test_a_wanted_rank_pins():
     chosen = order(
-        [candidate("a"), candidate("b", wanted=0), candidate("c", previous=0)],
+        [candidate("a"), candidate("b", wanted=0), candidate("c", previous=0, wanted=2)],
         3,
     )
-    assert hosts(chosen)[0] == "b"
-    assert sorted(hosts(chosen)) == ["a", "b", "c"]
+    assert hosts(chosen) == ["b", "a", "c"]
+
+
+def test_a_newcomer_that_wants_a_rank_takes_it_from_no_survivor_without_one():
+    """Otherwise a stranger could make itself the master address of all."""
+    stranger = candidate("x", wanted=0)
+    chosen = order([stranger, candidate("a", previous=0), candidate("b", previous=1)], 3)
+    assert hosts(chosen) == ["a", "b", "x"]
+    assert hosts(order([stranger, candidate("b", previous=1)], 2)) == ["x", "b"]
 
 
 def test_a_wanted_rank_beyond_the_world_is_no_reason_to_leave_a_gap():

@@ -43,10 +43,12 @@ def attend(number: int = 0, job: str = "j") -> Attend:
 class Scene:
     """A master with a server, what it told, and streams of strangers to it."""
 
-    def __init__(self, silent: SilentStreams | None = None) -> None:
+    def __init__(self, silent: SilentStreams | None = None, *, warns: bool = True) -> None:
         self.notes: list[str] = []
         self.warnings: list[str] = []
-        self.master = Master(GroupSettings(), self.notes.append, warn=self.warnings.append)
+        self.master = Master(
+            GroupSettings(), self.notes.append, warn=self.warnings.append if warns else None
+        )
         self.server = MasterServer(self.master, "1", 5.0)
         if silent is not None:
             self.server._silent = silent
@@ -177,6 +179,19 @@ def test_it_is_told_which_node_was_refused_and_why_once_per_reason() -> None:
                 "node h/1 at 127.0.0.1 was refused: --rdzv-id 'other' is another job than 'j', "
                 "which this master serves; use another endpoint or the same id."
             ]
+
+    run(test)
+
+
+def test_a_master_of_its_own_notes_a_refusal_once_per_reason() -> None:
+    async def test() -> None:
+        async with Scene(warns=False) as scene:
+            first = await scene.say(encode_node(attend()))
+            await first.read()
+            for number in (1, 1, 2):
+                stream = await scene.say(encode_node(attend(number, "other")))
+                assert isinstance(decode_master(await stream.read()), Refused)
+            assert len([note for note in scene.notes if "was refused" in note]) == 1
 
     run(test)
 
