@@ -10,6 +10,7 @@ import enum
 
 from .rendezvous.protocol.failure import Failure
 from .rendezvous.protocol.messages import Verdict
+from .rendezvous.protocol.notes import MasterNote
 from .values import dataclass
 
 
@@ -68,11 +69,10 @@ class MasterListening:
 
 @dataclass(frozen=True, slots=True)
 class MasterNoted:
-    """A remark of a master, as text; ``is_apart``: it is a master without an agent."""
+    """What a master notes; ``is_apart``: it is a master without an agent."""
 
-    text: str
+    note: MasterNote
     is_apart: bool
-    is_warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

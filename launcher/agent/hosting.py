@@ -179,9 +179,8 @@ class Hosting:
     def _new_master(self) -> Master:
         return Master(
             group_settings(self._options.timeouts),
-            lambda text: self._note(ev.MasterNoted(text, is_apart=False)),
+            lambda note: self._note(ev.MasterNoted(note, is_apart=False)),
             examiner=new_examiner(),
-            warn=lambda text: self._note(ev.MasterNoted(text, is_apart=False, is_warning=True)),
         )
 
 

@@ -35,7 +35,7 @@ async def _serve(options: MasterOptions, display: Display) -> int:
     settings = group_settings(timeouts, options.rescale_delay_s)
     master = Master(
         settings,
-        lambda text: display.event(ev.MasterNoted(text, is_apart=True)),
+        lambda note: display.event(ev.MasterNoted(note, is_apart=True)),
         examiner=new_examiner(),
     )
     silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)

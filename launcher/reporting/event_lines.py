@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ... import events as ev
+from ...rendezvous.protocol import notes
 from ...rendezvous.protocol.messages import Outcome
 
 _PIDS_SHOWN = 8
@@ -15,15 +16,20 @@ def line(event: ev.Event) -> str:
     return _LINES[type(event)](event)
 
 
+def note_line(note: notes.MasterNote) -> str:
+    """Return what a master notes in words."""
+    return _NOTES[type(note)](note)
+
+
 def level(event: ev.Event) -> int:
     """Return how much an event matters, as a level of ``logging``."""
     match event:
         case ev.Remark():
             return _SEVERITIES[event.severity]
         case ev.MasterNoted():
-            if event.is_warning:
-                return logging.WARNING
-            return logging.INFO if event.is_apart else logging.DEBUG
+            if event.is_apart:
+                return logging.INFO
+            return logging.WARNING if type(event.note) is notes.NodeRefused else logging.DEBUG
         case ev.MasterKept():
             return logging.ERROR if event.is_excluded else logging.INFO
         case ev.PreloadChanged():
@@ -189,6 +195,38 @@ def _ended(event: ev.JobEnded) -> str:
     return f"job {word}: {event.verdict.sentence}"
 
 
+_NOTES: Final[Mapping[type, Callable[[Any], str]]] = {
+    notes.NodeJoined: lambda n: f"node {n.node_id} joined from {n.address}",
+    notes.NodeReconnected: lambda n: f"node {n.node_id} is connected again",
+    notes.NodeDisconnected: lambda n: f"node {n.node_id} lost its connection",
+    notes.NodeLeaves: lambda n: f"node {n.node_id} leaves: {n.reason}",
+    notes.NodeLost: lambda n: f"node {n.node_id} is lost: {n.reason}",
+    notes.NodeExcluded: lambda n: f"node {n.node_id} is excluded",
+    notes.NodeFailedChecks: lambda n: f"node {n.node_id} is sent away: {n.sentence}",
+    notes.NodeRefused: lambda n: f"{n.node} was refused: {n.sentence}",
+    notes.NodeRenamed: lambda n: f"node {n.node_id} is another host that is called {n.host}",
+    notes.OptionsReplaced: lambda n: f"node {n.node_id} comes from this job: its options hold",
+    notes.RoundFormed: lambda n: (
+        f"round={n.round} formed nodes={n.nodes} world_size={n.world_size} "
+        f"restarts={n.restarts}/{n.max_restarts} ({n.reason})"
+    ),
+    notes.TakeoverBegun: lambda n: (
+        f"round={n.round} was formed by an earlier master; taking it over"
+    ),
+    notes.RoundTakenOver: lambda n: (
+        f"round={n.round} taken over nodes={n.nodes}/{n.of_nodes} "
+        f"restarts={n.restarts} ({n.finding})"
+    ),
+    notes.VerdictGiven: lambda n: f"verdict: {n.sentence}",
+    notes.JobForgotten: lambda _: "no node is left of a job that has not begun",
+    notes.AllSilent: lambda n: (
+        f"nothing is heard of any node: the round is kept for {n.kept_s:g} s"
+    ),
+    notes.NodesHeardAgain: lambda _: "nodes are heard of again",
+    notes.ChecksBegun: lambda n: f"checking {n.nodes} of {n.of_nodes} nodes",
+    notes.ChecksGivenUp: lambda _: "the checks are given up",
+    notes.ChecksConcluded: lambda n: f"checks: {n.sentence}",
+}
 _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.Remark: lambda e: e.sentence,
     ev.NodeStarted: _hello,
@@ -200,7 +238,7 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
         "will use it all the same (right for a translated address only)"
     ),
     ev.MasterListening: lambda e: f"master: listening at {e.endpoint} (port {e.port})",
-    ev.MasterNoted: lambda e: f"master: {e.text}",
+    ev.MasterNoted: lambda e: f"master: {note_line(e.note)}",
     ev.MasterSignalled: _master_signalled,
     ev.MasterMoved: lambda e: (
         f"the port of the endpoint is free now: master hosted here, {e.address}"

@@ -3,6 +3,7 @@
 from ... import defaults
 from ...values import dataclass
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
+from ..protocol.notes import MasterNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Close:
 class Note:
     """Something that a person who watches the master should know."""
 
-    text: str
+    note: MasterNote
 
 
 @dataclass(frozen=True, slots=True)

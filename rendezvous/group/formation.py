@@ -1,5 +1,6 @@
 """When the next round is formed and of which nodes, and the checks before it. Pure."""
 
+from ..protocol import notes
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Outcome, Start
 from .gate import Findings
@@ -81,8 +82,14 @@ class Formation:
         ended = self._rounds.begin(now)
         reason = ended.reason or "all nodes are there"
         self._out.note(
-            f"round={self._state.round} formed nodes={size} world_size={world.world_size} "
-            f"restarts={self._state.restarts}/{self._state.job.max_restarts} ({reason})"
+            notes.RoundFormed(
+                self._state.round,
+                size,
+                world.world_size,
+                self._state.restarts,
+                self._state.job.max_restarts,
+                reason,
+            )
         )
         self._start(world, reason, ended.cause)
         self._lobby.forget_newcomers()

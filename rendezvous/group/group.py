@@ -14,6 +14,7 @@ told when it is gone.
 
 import math
 
+from ..protocol import notes
 from ..protocol.check_messages import CheckResult
 from ..protocol.messages import (
     Attend,
@@ -127,7 +128,7 @@ class Group:
         self.state.now = now
         if isinstance(event, Received):
             if self._silence.spoke():
-                self._out.note("nodes are heard of again")
+                self._out.note(notes.NodesHeardAgain())
                 # A word on a stream that never broke says that there is nothing to come back from.
                 if isinstance(event.message, Attend):
                     self.roster.await_return(now + self.settings.takeover_grace_s)
@@ -194,7 +195,7 @@ class Group:
             self.state.phase is GroupPhase.GATHERING and not self.state.aftermath.ledger.excluded
         )
         if self.state.job is not None and is_waiting and not has_begun and not len(self.roster):
-            self._out.note("no node is left of a job that has not begun")
+            self._out.note(notes.JobForgotten())
             self._rounds.agree(None)
             self._lobby.close()
 
@@ -253,7 +254,7 @@ class Group:
         self._rounds.postmortem.suspect(node.spec.node_id)
         self._joining.contest.postpone(node.spec, now)
         if self._rounds.ending is None:
-            self._out.note(f"node {node.spec.node_id} lost its connection")
+            self._out.note(notes.NodeDisconnected(node.spec.node_id))
             if self.roster.detached == len(self.roster) and self._spans_hosts():
                 self._silence.all_broke(now)
                 self._note_cut_off()
@@ -288,8 +289,7 @@ class Group:
                 self._note_cut_off()
 
     def _note_cut_off(self) -> None:
-        limit = f"{self.settings.master_timeout_s:g} s"
-        self._out.note(f"nothing is heard of any node: the round is kept for {limit}")
+        self._out.note(notes.AllSilent(self.settings.master_timeout_s))
 
     def _spans_hosts(self) -> bool:
         """Whether nodes of several hosts are in the round, workers of which may be alive."""

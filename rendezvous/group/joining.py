@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from ...values import replace
+from ..protocol import notes
 from ..protocol.messages import (
     Attend,
     Challenge,
@@ -137,7 +138,7 @@ class Joining:
         """Refuse all that are here: a node that was in a round of the job has other options."""
         assert self._state.job is not None
         where = attend.node.host
-        self._out.note(f"node {attend.node.node_id} comes from this job: its options hold")
+        self._out.note(notes.OptionsReplaced(attend.node.node_id))
         sentence = (
             f"{difference(self._state.job, attend.job)} The job runs already, on {where}: use its "
             "options, or end it there first."
@@ -193,7 +194,7 @@ class Joining:
         spec = newcomer.attend.node
         given = next_identity(spec.node_id, self._is_taken)
         self._given[spec.incarnation] = given
-        self._out.note(f"node {given} is another host that is called {spec.host}")
+        self._out.note(notes.NodeRenamed(given, spec.host))
         self._attend(newcomer.link, self._rename(newcomer.link, newcomer.attend, given), now)
 
     def _is_taken(self, node_id: str) -> bool:
@@ -235,7 +236,7 @@ class Joining:
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
         self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
-        self._out.note(f"node {spec.node_id} joined from {spec.address}")
+        self._out.note(notes.NodeJoined(spec.node_id, spec.address))
         if self._lobby.since is None and not self._state.formed_before:
             self._lobby.open(now)
         self._lobby.arrived(now)
@@ -283,7 +284,7 @@ class Joining:
             )
             self._state.phase = GroupPhase.TAKING_OVER
             self._rounds.gate.give_up()
-            self._out.note(f"round={claim.round} was formed by an earlier master; taking it over")
+            self._out.note(notes.TakeoverBegun(claim.round))
         self._rounds.takeover.claim(node.spec.node_id, claim)
 
     # --- the next stream of a node -----------------------------------------------------------
@@ -296,7 +297,7 @@ class Joining:
         if self._rounds.ending is not None:
             self._out.add(self._rounds.ending.tell([link]))
             return
-        self._out.note(f"node {node.spec.node_id} is connected again")
+        self._out.note(notes.NodeReconnected(node.spec.node_id))
         if node.leaving:
             self.rival_leaves(node)
         else:

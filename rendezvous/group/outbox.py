@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from ..protocol.messages import MasterMessage
+from ..protocol.notes import MasterNote
 from .events import Close, Command, Note, Send
 from .roster import Node
 
@@ -27,9 +28,9 @@ class Outbox:
         if link is not None:
             self._commands.append(Close(link))
 
-    def note(self, text: str) -> None:
+    def note(self, note: MasterNote) -> None:
         """Tell the person who watches the master."""
-        self._commands.append(Note(text))
+        self._commands.append(Note(note))
 
     def add(self, commands: Iterable[Command]) -> None:
         """Add commands that another part has put together."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
+from ..protocol import notes
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Stop
 from ..protocol.offer import Offer
@@ -118,7 +119,7 @@ class Rounds:
     def leave(self, node: Node, reason: str) -> None:
         """A node asks to go away: it may, as soon as its workers are dead."""
         if not node.leaving:
-            self._out.note(f"node {node.spec.node_id} leaves: {reason}")
+            self._out.note(notes.NodeLeaves(node.spec.node_id, reason))
         node.leaving = reason
         if self.takeover is not None:
             self.takeover.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
@@ -138,7 +139,7 @@ class Rounds:
     def lose(self, node: Node, why: str) -> None:
         """A node does not come back, or another took its place: its workers count as dead."""
         if self.ending is None:
-            self._out.note(f"node {node.spec.node_id} is lost: {why}")
+            self._out.note(notes.NodeLost(node.spec.node_id, why))
         was_running = node.phase is NodePhase.RUNNING
         was_in_round = was_running or node.phase is NodePhase.STOPPING
         self._gone(node)
@@ -197,7 +198,7 @@ class Rounds:
         self._lobby.not_before = now + answer.delay_s
         self._lobby.open(self._lobby.not_before)
         if answer.excluded is not None:
-            self._out.note(f"node {answer.excluded} is excluded")
+            self._out.note(notes.NodeExcluded(answer.excluded))
         self.expel_excluded()
         if answer.outcome is not None:
             self.finish(answer.outcome, now)
@@ -229,8 +230,9 @@ class Rounds:
         self._keep_ranks(taken.ranks)
         self._lobby.close()
         self._out.note(
-            f"round={state.round} taken over nodes={len(members)}/{state.world_nodes} "
-            f"restarts={state.restarts} ({taken.finding.value})"
+            notes.RoundTakenOver(
+                state.round, len(members), state.world_nodes, state.restarts, taken.finding.value
+            )
         )
         for name, claim in taken.claims.items():
             node = self._roster.get(name)
@@ -360,7 +362,7 @@ class Rounds:
         self._state.phase = GroupPhase.FINISHED
         self.rescale_at = None
         self._lobby.close()
-        self._out.note(f"verdict: {verdict.sentence}")
+        self._out.note(notes.VerdictGiven(verdict.sentence))
         self._out.add(self.ending.tell(n.link for n in self._roster if n.link is not None))
 
     # --- waiting nodes -----------------------------------------------------------------------

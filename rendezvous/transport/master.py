@@ -24,6 +24,7 @@ from ..group.events import (
 from ..group.examination import Examiner
 from ..group.group import Group
 from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
+from ..protocol.notes import MasterNote, NodeRefused
 
 Deliver = Callable[[MasterMessage | None], None]
 """Takes the messages for one stream, in order; None: end the stream after them."""
@@ -38,26 +39,22 @@ class Master:
     def __init__(
         self,
         settings: GroupSettings,
-        note: Callable[[str], None],
+        note: Callable[[MasterNote], None],
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
         """Create a master on the running event loop.
 
         Args:
             settings: the times of the group.
-            note: called with one line for each thing that the user should know.
+            note: called with each thing that the user should know.
             clock: seconds that never go back.
             examiner: begins the examinations of a job with checks.
-            warn: called with one line where a node is refused, once per reason; None: it is a
-                note like the others.
         """
         self.group = Group(settings, os.urandom(8).hex(), examiner)
         self.started_at = clock()
         self.round_started_at = self.started_at
         self._note = note
-        self._warn = warn
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
@@ -94,7 +91,7 @@ class Master:
         if sentence in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
             return
         self._reasons_told.add(sentence)
-        (self._warn or self._note)(f"{node} was refused: {sentence}")
+        self._note(NodeRefused(node, sentence))
 
     async def finished(self) -> Verdict:
         """Return the verdict, when every node that is there has heard it."""
@@ -142,8 +139,8 @@ class Master:
                 if deliver is not None:
                     deliver(None)
                     self._loop.call_soon(self._handle, Detached(link))
-            case Note(text):
-                self._note(text)
+            case Note(note):
+                self._note(note)
             case Finish(verdict):
                 if not self._finished.done():
                     self._finished.set_result(verdict)

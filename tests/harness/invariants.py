@@ -6,7 +6,6 @@ at what its ``Status`` shows: phase, round, restarts, roster.
 
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -44,6 +43,7 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
     Verdict,
 )
+from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.simulated_agent import Agent
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
@@ -57,8 +57,6 @@ _World = tuple[int, str]
 """A round's number and the master that formed it. Two masters that know nothing of each other may
 use one number: one that starts from nothing and meets only new nodes, before any member of the
 running round is back."""
-
-_JOINED = re.compile(r"node (.+) joined from ")
 
 
 class Invariants:
@@ -726,8 +724,10 @@ def _claim_in(event: Event) -> Claim | None:
 
 
 def _joined_node(command: Command) -> str:
-    joined = _JOINED.match(command.text) if isinstance(command, Note) else None
-    return joined[1] if joined else ""
+    match command:
+        case Note(NodeJoined(node_id)):
+            return node_id
+    return ""
 
 
 def _world_of(of: Claim | Assignment) -> _World:

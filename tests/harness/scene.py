@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ft_run.launcher.reporting.event_lines import note_line
 from ft_run.rendezvous.group.events import (
     Close,
     Command,
@@ -129,8 +130,8 @@ class Scene:
                         asked.append(link)
                 case Close(link):
                     self.closed.append(self._names[link])
-                case Note(text):
-                    self.notes.append(text)
+                case Note(note):
+                    self.notes.append(note_line(note))
                 case Finish(verdict):
                     self.finished.append(verdict)
         if isinstance(

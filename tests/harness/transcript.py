@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ft_run import exit_codes
+from ft_run.launcher.reporting.event_lines import note_line
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -235,8 +236,8 @@ class Transcript:
                     stream.end_down()
                     stream.end_up()
                     self._lines.append(f"{stream.agent.spec.incarnation} <- (end of stream)")
-                case Note(text):
-                    self._lines.append(f"master: {text}")
+                case Note(note):
+                    self._lines.append(f"master: {note_line(note)}")
                 case Finish():
                     self._lines.append("master: ends")
 

@@ -27,6 +27,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.protocol.notes import JobForgotten
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink
 from ft_run.tests.harness.ports import free_port
@@ -215,8 +216,8 @@ def test_what_the_master_has_to_say_is_for_debugging() -> None:
         here = Hosting(RendezvousOptions(job_id="j"), notes.append)
         await here.start()
         assert here.master is not None
-        here.master._note("x")
-        assert notes == [MasterNoted("x", is_apart=False)]
+        here.master._note(JobForgotten())
+        assert notes == [MasterNoted(JobForgotten(), is_apart=False)]
         assert level(notes[0]) == logging.DEBUG
         await here.stop(wait=False)
 

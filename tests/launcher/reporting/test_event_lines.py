@@ -5,7 +5,8 @@ import typing
 
 import pytest
 from ft_run import events as ev
-from ft_run.launcher.reporting.event_lines import _LINES, level, line
+from ft_run.launcher.reporting.event_lines import _LINES, _NOTES, level, line
+from ft_run.rendezvous.protocol import notes
 from ft_run.rendezvous.protocol.failure import Failure, node_lost
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict
 
@@ -24,8 +25,21 @@ CASES: list[tuple[ev.Event, int, str]] = [
         "job=j node=vm/0 nproc_per_node=2 (given as a number), standalone",
     ),
     (ev.MasterListening("h:1", 2), logging.INFO, "master: listening at h:1 (port 2)"),
-    (ev.MasterNoted("node 1 is gone", is_apart=False), logging.DEBUG, "master: node 1 is gone"),
-    (ev.MasterNoted("node 1 is gone", is_apart=True), logging.INFO, "master: node 1 is gone"),
+    (
+        ev.MasterNoted(notes.NodeDisconnected("vm/1"), is_apart=False),
+        logging.DEBUG,
+        "master: node vm/1 lost its connection",
+    ),
+    (
+        ev.MasterNoted(notes.NodeDisconnected("vm/1"), is_apart=True),
+        logging.INFO,
+        "master: node vm/1 lost its connection",
+    ),
+    (
+        ev.MasterNoted(notes.NodeRefused("node vm/1 at 10.0.0.1", "no."), is_apart=False),
+        logging.WARNING,
+        "master: node vm/1 at 10.0.0.1 was refused: no.",
+    ),
     (
         ev.MasterSignalled("SIGTERM", has_nodes=False),
         logging.WARNING,
@@ -117,3 +131,7 @@ def test_the_words_of_an_event(event: ev.Event, number: int, text: str) -> None:
 
 def test_every_event_has_words() -> None:
     assert set(_LINES) == set(typing.get_args(ev.Event))
+
+
+def test_everything_that_a_master_notes_has_words() -> None:
+    assert {*_NOTES} == {*typing.get_args(notes.MasterNote)}

@@ -20,6 +20,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
+from ft_run.rendezvous.protocol.notes import MasterNote, NodeLost
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.link import LinkEvent, LocalLink
 from ft_run.rendezvous.transport.master import Master
@@ -114,14 +115,15 @@ def test_time_passes_without_messages() -> None:
 
 def test_a_closed_link_is_a_lost_node_when_its_grace_is_over() -> None:
     async def test() -> None:
-        notes: asyncio.Queue[str] = asyncio.Queue()
+        notes: asyncio.Queue[MasterNote] = asyncio.Queue()
         master = Master(GroupSettings(node_grace_s=0.01), notes.put_nowait)
         nodes = [Node(master, attend(0)), Node(master, attend(1))]
         for node in nodes:
             await node.next(Start)
         await nodes[0].link.close()
-        while "node h/0 is lost" not in await notes.get():
+        while not isinstance(note := await notes.get(), NodeLost):
             pass
+        assert note.node_id == "h/0"
         assert [n.spec.node_id for n in master.group.roster] == ["h/1"]
         master.close()
 
