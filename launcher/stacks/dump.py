@@ -32,9 +32,8 @@ def main_thread(dump: str) -> tuple[Frame, ...]:
     for line in dump.splitlines():
         if _THREAD.match(line):
             frames = []
-        elif found := _FRAME.match(line):
-            if len(frames) < FRAMES_MAX:
-                frames.append(_frame(found["file"], int(found["line"]), found["function"]))
+        elif (found := _FRAME.match(line)) and len(frames) < FRAMES_MAX:
+            frames.append(_frame(found["file"], int(found["line"]), found["function"]))
     return tuple(frames)
 
 
