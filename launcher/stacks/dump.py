@@ -14,6 +14,7 @@ from ...rendezvous.protocol.stacks import FRAMES_MAX, TEXT_MAX, Frame
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_FORK_SERVER = "forkserver_main.py"
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _STDLIB = tuple(
     path + os.sep
@@ -34,6 +35,8 @@ def main_thread(dump: str) -> tuple[Frame, ...]:
             frames = []
         elif (found := _FRAME.match(line)) and len(frames) < FRAMES_MAX:
             frames.append(_frame(found["file"], int(found["line"]), found["function"]))
+    if frames and frames[-1].file == _FORK_SERVER:
+        del frames[-1]  # not the worker's own: it was forked there
     return tuple(frames)
 
 

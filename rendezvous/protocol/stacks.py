@@ -1,11 +1,17 @@
 """Where one rank is: its stack, short and without what differs from host to host. Values only."""
 
 import enum
-from dataclasses import dataclass
+
+from ...values import dataclass
 
 FRAMES_MAX = 50
 TEXT_MAX = 200
 """Characters of a file's name, a function's name, a source line, a remark."""
+STACK_MAX_BYTES = 8 * 1024
+"""Of one stack on the wire."""
+REPORT_MAX_BYTES = 2 * 1024 * 1024
+"""Of all stacks of one node: half of what a message may have."""
+STEPS_MAX = 999_999_999
 
 
 class RankState(enum.Enum):
@@ -51,3 +57,20 @@ class RankStack:
     """Steps that it has finished in this round; -1 where none are counted."""
     remark: str = ""
     """What the kernel says of a process that did not answer: state, wchan, system call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackOrder:
+    """The master asks where the workers of a node are now."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """Where they are."""
+
+    number: int
+    """The order's."""
+    stacks: tuple[RankStack, ...]
+    """Of all workers of the node that have not exited."""
