@@ -14,8 +14,8 @@ __all__ = ["progress"]
 def progress(step: SupportsIndex | None = None) -> None:
     """Say that this worker gets on. For loops without an optimizer of torch's, and for evaluation.
 
-    The steps of ``torch.optim`` are seen without it. It takes less than a microsecond; call it as
-    often as there is progress, in the worker's own process.
+    The steps of ``torch.optim`` are seen without it. It takes some microseconds; call it as often
+    as there is progress, in the worker's own process.
 
     Args:
         step: how many steps are done, 0 or more, to be shown; once given, the script's numbers are

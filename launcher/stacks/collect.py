@@ -64,12 +64,12 @@ _Answer = tuple[RankState, tuple[Frame, ...], str]
 async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     progress = worker.watch.progress() if worker.watch is not None else None
     if progress is None or worker.watch is None:
-        return _described(worker.pid, RankState.UNKNOWN, "it is not watched")
+        return await _without_hook(worker.pid, "it is not watched", timeout_s)
     pid, watch = progress.pid, worker.watch
     if _state(pid) in ("T", "t"):
         return _described(pid, RankState.SILENT, "")
     if not _takes_signal(pid, watch.stacks_fd_there):
-        return _described(pid, RankState.UNKNOWN, "it has put away the hook")
+        return await _without_hook(pid, "it has put away the hook", timeout_s)
     os.ftruncate(watch.stacks_fd, 0)
     os.lseek(watch.stacks_fd, 0, os.SEEK_SET)  # the position is common to both
     try:
@@ -85,6 +85,15 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     dump = os.pread(watch.stacks_fd, _DUMP_MAX_BYTES, 0).decode(errors="replace")
     frames = await asyncio.to_thread(main_thread, dump)  # it reads the lines of source files
     return RankState.ANSWERED, frames, ""
+
+
+async def _without_hook(pid: int, remark: str, timeout_s: float) -> _Answer:
+    """Describe a process; one that only waits for a disk is not in that state for long."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    while _state(pid) == "D" and loop.time() < until:
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    return _described(pid, RankState.UNKNOWN, remark)
 
 
 def _has_answered(pid: int, stacks_fd: int) -> bool:

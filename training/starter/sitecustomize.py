@@ -1,6 +1,10 @@
-# The interpreter of an executed worker that is watched imports this instead of the `sitecustomize`
-# that it would have, if any. It undoes what led it here, begins to watch, and imports that one.
-# The worker's interpreter need not have ft-run: the hook is read by path.
+"""Imported by the interpreter of an executed worker that is watched, before its script.
+
+It takes the place of the ``sitecustomize`` that the worker would have, if any. It undoes what led
+the interpreter here, installs the hook, and imports that one. The worker's interpreter need not
+have ft-run: the hook is read by path.
+"""
+
 import os
 import sys
 

@@ -122,6 +122,8 @@ def test_it_goes_on_undisturbed_and_can_be_asked_again(start: Start, tmp_path: P
     while len(steps) < 3:
         (stack,) = ask(worker)
         assert stack.state is RankState.ANSWERED
+        assert worker.watch is not None
+        assert os.pread(worker.watch.stacks_fd, 1, 0) != b"\0"  # the file begins anew each time
         if not steps or stack.steps > steps[-1]:
             steps.append(stack.steps)
 

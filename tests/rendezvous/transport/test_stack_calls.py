@@ -68,6 +68,8 @@ def test_a_node_that_does_not_answer_is_named_and_its_late_answer_is_none() -> N
         await asyncio.sleep(0)
         nodes.answer(2, 1)
         nodes.answer(1, 2)
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert not asking.done()
         nodes.answer(2, 2)
         assert len((await asking).stacks) == 2
