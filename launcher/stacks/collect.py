@@ -66,8 +66,8 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     if progress is None or worker.watch is None:
         return await _without_hook(worker.pid, "it is not watched", timeout_s)
     pid, watch = progress.pid, worker.watch
-    if _state(pid) in ("T", "t"):
-        return _described(pid, RankState.SILENT, "")
+    if (letter := _state(pid)) in ("T", "t"):
+        return _described(pid, letter, RankState.SILENT, "")
     if not _takes_signal(pid, watch.stacks_fd_there):
         return await _without_hook(pid, "it has put away the hook", timeout_s)
     os.ftruncate(watch.stacks_fd, 0)
@@ -80,7 +80,7 @@ async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     until = loop.time() + timeout_s
     while watch.is_closed or not _has_answered(pid, watch.stacks_fd):
         if watch.is_closed or loop.time() >= until:
-            return _described(pid, RankState.SILENT, "")
+            return _described(pid, _state(pid), RankState.SILENT, "")
         await asyncio.sleep(_LOOK_AGAIN_S)
     dump = os.pread(watch.stacks_fd, _DUMP_MAX_BYTES, 0).decode(errors="replace")
     frames = await asyncio.to_thread(main_thread, dump)  # it reads the lines of source files
@@ -91,9 +91,9 @@ async def _without_hook(pid: int, remark: str, timeout_s: float) -> _Answer:
     """Describe a process; one that only waits for a disk is not in that state for long."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
-    while _state(pid) == "D" and loop.time() < until:
+    while (letter := _state(pid)) == "D" and loop.time() < until:  # noqa: ASYNC110 - /proc tells
         await asyncio.sleep(_LOOK_AGAIN_S)
-    return _described(pid, RankState.UNKNOWN, remark)
+    return _described(pid, letter, RankState.UNKNOWN, remark)
 
 
 def _has_answered(pid: int, stacks_fd: int) -> bool:
@@ -114,9 +114,8 @@ def _takes_signal(pid: int, fd: int) -> bool:
     return target.startswith(STACKS_FILE) and bool(caught & _SIGNAL_BIT)
 
 
-def _described(pid: int, otherwise: RankState, remark: str) -> _Answer:
-    """Say of a process that did not answer what the kernel says."""
-    letter = _state(pid)
+def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Answer:
+    """Say of a process that did not answer what the kernel says, given its state."""
     if letter in ("T", "t"):
         return RankState.STOPPED, (), "by a signal" if letter == "T" else "by a debugger"
     if letter == "D":

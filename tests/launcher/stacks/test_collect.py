@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ft_run.launcher.processes.worker_exec import fork_worker
 from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.launcher.stacks import collect as stacks_collect
 from ft_run.launcher.stacks.collect import AskedWorker, collect
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState
 
@@ -201,3 +202,18 @@ def test_many_are_asked_at_once(start: Start, tmp_path: Path) -> None:
     os.waitid(os.P_PID, workers[1].pid, os.WSTOPPED | os.WNOWAIT)
     states = [stack.state for stack in ask(*workers)]
     assert states == [RankState.ANSWERED, RankState.STOPPED, *[RankState.ANSWERED] * 2]
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [("DDS", RankState.UNKNOWN), ("D", RankState.UNINTERRUPTIBLE), ("SD", RankState.UNKNOWN)],
+)
+def test_one_without_the_hook_that_waits_for_a_disk_for_a_moment_is_not_uninterruptible(
+    start: Start, monkeypatch: pytest.MonkeyPatch, states: str, expected: RankState
+) -> None:
+    """No process can be put into that state at will without root: what /proc says is replaced."""
+    said = iter(states)
+    last = states[-1]
+    monkeypatch.setattr(stacks_collect, "_state", lambda pid: next(said, last))
+    worker = start("sh", "-c", "echo there; sleep 1000", watched=False)
+    assert ask(worker, timeout_s=0.2)[0].state is expected
