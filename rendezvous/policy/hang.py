@@ -43,7 +43,7 @@ class HangKind(enum.Enum):
     """Ranks are held up by something of their own."""
     MISMATCH = 3
     """Ranks wait for each other in different collectives, or from different lines."""
-    EVERYBODY = 4
+    ALL = 4
     """All wait at the same place."""
 
 
@@ -111,7 +111,7 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
     verb = "waits" if len(only.ranks) == 1 else "wait"
     verb = verb if waiting else _hangs(only)
     words = f"{_named(only)} {verb} {_where(only.stack)}; {since}"
-    kind = HangKind.EVERYBODY if waiting else HangKind.RANK
+    kind = HangKind.ALL if waiting else HangKind.RANK
     return HangVerdict(kind, only.ranks, words, groups)
 
 

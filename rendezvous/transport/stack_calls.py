@@ -20,7 +20,7 @@ class Whereabouts:
 
 
 class StackCalls:
-    """Asks one question at a time; who asks meanwhile gets the same answer."""
+    """Asks one question at a time; a call meanwhile gets the same answer."""
 
     def __init__(self, send: Callable[[int, StackOrder], None]) -> None:
         """Create it.

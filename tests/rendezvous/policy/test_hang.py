@@ -132,7 +132,7 @@ def test_a_process_that_cannot_answer_comes_first(state: RankState, words: str, 
 
 def test_where_all_wait_at_one_place_all_are_doubted(job: Path) -> None:
     found = judge(world(job), 61)
-    assert found.kind is HangKind.EVERYBODY
+    assert found.kind is HangKind.ALL
     assert found.culprits == tuple(range(64))
     assert found.words == "ranks 0-63 wait in all_reduce at job.py:13; no step for 61 s (step 12)"
 
