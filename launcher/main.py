@@ -39,7 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str]) -> int:
     with loading():
         from .cli.parse import parse
-        from .options import CheckOptions, LaunchOptions, MasterOptions, PolicyOptions
+        from .options import (
+            CheckOptions,
+            LaunchOptions,
+            MasterOptions,
+            PolicyOptions,
+            StacksOptions,
+        )
 
         options = parse(argv, os.environ)
     if isinstance(options, PolicyOptions):
@@ -66,7 +72,11 @@ def _main(argv: Sequence[str]) -> int:
         from .commands.check import run_check
 
         return run_check(options)
+    quiet_grpc()
+    if isinstance(options, StacksOptions):
+        from .commands.stacks import show_stacks
+
+        return show_stacks(options)
     from .commands.status import show_status
 
-    quiet_grpc()
     return show_status(options)

@@ -135,6 +135,8 @@ class LaunchOptions:
     numa_binding: str | None = None
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports once; workers are forked from it."""
+    watch_workers: bool = False
+    """Workers have the hook of ``training``."""
     event_log_handler: str = "null"
     checks: LadderOptions | None = None
     """None: nodes are not checked."""
@@ -226,4 +228,16 @@ class StatusOptions:
     endpoint: Endpoint
     json: bool = False
     timeout_s: float = 5.0
+    """How long to wait for the master's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StacksOptions:
+    """Everything that one ``ft-run stacks`` was asked to do."""
+
+    endpoint: Endpoint
+    ranks: tuple[int, ...] = ()
+    """Those to show; none: all."""
+    json: bool = False
+    timeout_s: float = 10.0
     """How long to wait for the master's answer."""

@@ -23,6 +23,15 @@ class ClaimState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLAIM_STATE_DONE: _ClassVar[ClaimState]
     CLAIM_STATE_STOPPED: _ClassVar[ClaimState]
 
+class RankState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_STATE_UNSPECIFIED: _ClassVar[RankState]
+    RANK_STATE_ANSWERED: _ClassVar[RankState]
+    RANK_STATE_STOPPED: _ClassVar[RankState]
+    RANK_STATE_UNINTERRUPTIBLE: _ClassVar[RankState]
+    RANK_STATE_SILENT: _ClassVar[RankState]
+    RANK_STATE_UNKNOWN: _ClassVar[RankState]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -42,6 +51,12 @@ CLAIM_STATE_UNSPECIFIED: ClaimState
 CLAIM_STATE_RUNNING: ClaimState
 CLAIM_STATE_DONE: ClaimState
 CLAIM_STATE_STOPPED: ClaimState
+RANK_STATE_UNSPECIFIED: RankState
+RANK_STATE_ANSWERED: RankState
+RANK_STATE_STOPPED: RankState
+RANK_STATE_UNINTERRUPTIBLE: RankState
+RANK_STATE_SILENT: RankState
+RANK_STATE_UNKNOWN: RankState
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_SUCCEEDED: Outcome
 OUTCOME_WORKERS_FAILED: Outcome
@@ -281,8 +296,48 @@ class CheckResult(_message.Message):
     offer: Offer
     def __init__(self, number: _Optional[int] = ..., report: _Optional[str] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ...) -> None: ...
 
+class Frame(_message.Message):
+    __slots__ = ("file", "line", "function", "is_library", "source")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    IS_LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    line: int
+    function: str
+    is_library: bool
+    source: str
+    def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., is_library: bool = ..., source: _Optional[str] = ...) -> None: ...
+
+class RankStack(_message.Message):
+    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    node_rank: int
+    host: str
+    state: RankState
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    steps: int
+    remark: str
+    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ...) -> None: ...
+
+class StackReport(_message.Message):
+    __slots__ = ("number", "stacks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stacks: _containers.RepeatedCompositeFieldContainer[RankStack]
+    def __init__(self, number: _Optional[int] = ..., stacks: _Optional[_Iterable[_Union[RankStack, _Mapping]]] = ...) -> None: ...
+
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +346,7 @@ class NodeMessage(_message.Message):
     CHALLENGEREPLY_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
     CHECKRESULT_FIELD_NUMBER: _ClassVar[int]
+    STACKREPORT_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -299,7 +355,8 @@ class NodeMessage(_message.Message):
     challengereply: ChallengeReply
     heard: Heard
     checkresult: CheckResult
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ...) -> None: ...
+    stackreport: StackReport
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -409,6 +466,12 @@ class CheckProgress(_message.Message):
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
+class StackOrder(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class CheckVerdict(_message.Message):
     __slots__ = ("exit_code", "sentence", "conclusion", "report")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -462,7 +525,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +537,7 @@ class MasterMessage(_message.Message):
     CHECKVERDICT_FIELD_NUMBER: _ClassVar[int]
     CHECKPROGRESS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
+    STACKORDER_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -485,7 +549,8 @@ class MasterMessage(_message.Message):
     checkverdict: CheckVerdict
     checkprogress: CheckProgress
     renamed: Renamed
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ...) -> None: ...
+    stackorder: StackOrder
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -540,3 +605,27 @@ class StatusReply(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     version: str
     def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ("ranks",)
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StackGroup(_message.Message):
+    __slots__ = ("ranks", "stack")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    stack: RankStack
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., stack: _Optional[_Union[RankStack, _Mapping]] = ...) -> None: ...
+
+class StacksReply(_message.Message):
+    __slots__ = ("round", "groups", "silent")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    groups: _containers.RepeatedCompositeFieldContainer[StackGroup]
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[StackGroup, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...

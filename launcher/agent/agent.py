@@ -36,6 +36,7 @@ from ...rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
+from ...rendezvous.protocol.stacks import StackOrder, StackReport
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
@@ -51,6 +52,7 @@ from ..spawner.client import (
     SpawnerEvent,
     SpawnerGone,
 )
+from ..stacks.reports import StackReports
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
@@ -130,6 +132,7 @@ class Agent:
             self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
         )
         self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
+        self._stacks = StackReports(self._node.host, self._send)
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
@@ -259,6 +262,12 @@ class Agent:
                 self._renamed(node_id)
             case Challenge():
                 self._send(ChallengeReply())
+            case StackOrder(number):
+                group = self._workers.group
+                if group is not None:
+                    self._stacks.report(number, group.assignment.node_rank, group.running)
+                else:
+                    self._stacks.report(number, -1, ())
             case LinkUp(again):
                 self._link_up(again)
             case LinkDown(reason):
@@ -404,6 +413,8 @@ class Agent:
         first = self._claim.first_rank
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
-    def _send(self, message: Report | Leave | ChallengeReply | Heard | CheckResult) -> None:
+    def _send(
+        self, message: Report | Leave | ChallengeReply | Heard | CheckResult | StackReport
+    ) -> None:
         assert self._link is not None
         self._link.send(message)

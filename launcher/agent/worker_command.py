@@ -84,6 +84,11 @@ class WorkerCommands:
         """Whether the store of a round is a process beside rank 0."""
         return self._options.separate_store
 
+    @property
+    def are_watched(self) -> bool:
+        """Whether the workers have the hook of ``training``."""
+        return self._options.watch_workers
+
     def store_argv(self, assignment: Assignment) -> tuple[str, ...]:
         """Return the command line of the store process of a round, for the node of rank 0."""
         python = worker_python(os.environ)

@@ -25,7 +25,9 @@ from ..logs.log_dir import (
 from ..logs.regular_file import tail_of_file
 from ..logs.relay_client import RelayClient
 from ..logs.relay_stream import StreamOrder
+from ..processes.worker_watch import WorkerWatch
 from ..spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
+from ..stacks.collect import AskedWorker
 from .worker_command import WorkerCommands
 
 
@@ -54,6 +56,7 @@ class _Worker:
     exit_code: int | None = None
     stderr_stream: int | None = None
     """The relay's number of its standard error, when it goes through the relay."""
+    watch: WorkerWatch | None = None
 
 
 class WorkerGroup:
@@ -91,6 +94,8 @@ class WorkerGroup:
         fds: list[int] = []
         try:
             for local_rank, logs in enumerate(self.logs.workers):
+                if commands.are_watched:
+                    self._workers[local_rank].watch = WorkerWatch()
                 requests.append(
                     WorkerCommand(
                         argv=commands.argv(local_rank),
@@ -98,6 +103,7 @@ class WorkerGroup:
                         stdout=self._open(local_rank, Stream.STDOUT, fds),
                         stderr=self._open(local_rank, Stream.STDERR, fds),
                         cpus=cpus[local_rank] if cpus else None,
+                        watch=self._workers[local_rank].watch,
                     )
                 )
             if commands.separate_store and self.assignment.node_rank == 0:
@@ -112,6 +118,15 @@ class WorkerGroup:
     def pids(self) -> tuple[int, ...]:
         """Process ids by local rank."""
         return tuple(worker.pid for worker in self._workers)
+
+    @property
+    def running(self) -> tuple[AskedWorker, ...]:
+        """The workers that have been started and have not exited."""
+        return tuple(
+            AskedWorker(self.assignment.rank_offset + local_rank, worker.pid, worker.watch)
+            for local_rank, worker in enumerate(self._workers)
+            if worker.pid and worker.exit_code is None
+        )
 
     @property
     def store_pid(self) -> int | None:
@@ -179,6 +194,10 @@ class WorkerGroup:
     def gone(self) -> None:
         """Record that nothing is left of the round."""
         self.state = WorkerGroupState.GONE
+        for worker in self._workers:
+            if worker.watch is not None:
+                worker.watch.close()
+                worker.watch = None
 
     async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
         """Return the last bytes of a worker's standard error, where they were captured."""

@@ -27,6 +27,7 @@ Examples:
 Commands:
   ft-run master --help        Run the master of a job by itself.
   ft-run status --help        Show the state of a job.
+  ft-run stacks --help        Show where every rank is.
   ft-run check --help         Check this node.
   ft-run policy --help        Explain how a failure would be answered.
 """
@@ -100,6 +101,13 @@ def _worker_flags() -> list[Flag]:
             metavar="MODE",
             read=values.one_of("node", "socket", "exclusive", "core-complex"),
             help="Bind workers to the CPUs near their GPU: node, socket, exclusive, core-complex.",
+        ),
+        Flag(
+            "--watch-workers",
+            group=_WORKERS,
+            ours=True,
+            help="Have Python workers write their stacks when ft-run stacks asks, and count their"
+            " steps.",
         ),
     ]
 

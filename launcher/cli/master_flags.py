@@ -1,7 +1,7 @@
-"""The flags of ``ft-run master``, and of ``ft-run status``, which asks it."""
+"""The flags of ``ft-run master``, and of ``ft-run status`` and ``stacks``, which ask it."""
 
 from ... import defaults
-from . import values
+from . import stream_values, values
 from .command_line import CommandLine, Flag, HelpText
 from .rendezvous_flags import CONF_KEYS
 
@@ -38,9 +38,49 @@ Example:
     return CommandLine("ft-run master", flags, HelpText(before, after))
 
 
+def stacks_command() -> CommandLine:
+    """Return the flags of ``ft-run stacks``."""
+    flags = [
+        *_question_flags(seconds=10),
+        Flag(
+            "--rank",
+            group="Options",
+            metavar="R,...",
+            read=stream_values.ranks,
+            help="Only these ranks, such as 0,17.",
+        ),
+    ]
+    before = """\
+Usage: ft-run stacks [OPTIONS] [HOST[:PORT]]
+
+Show where every rank of a job is now, ranks at the same place together, the
+largest group last. The job must have been started with --watch-workers; of
+other workers only the state of the process is shown. Nothing is disturbed.
+
+Example:
+  ft-run stacks node0:29400 --rank 0,17
+"""
+    after = "Every option can be set by PET_<NAME>, such as PET_RDZV_ENDPOINT=node0:29400.\n"
+    return CommandLine("ft-run stacks", flags, HelpText(before, after))
+
+
 def status_command() -> CommandLine:
     """Return the flags of ``ft-run status``."""
-    flags = [
+    flags = _question_flags(seconds=5)
+    before = """\
+Usage: ft-run status [OPTIONS] [HOST[:PORT]]
+
+Ask the master of a job for its state: the round, the nodes and the restarts.
+
+Example:
+  ft-run status node0:29400 --json
+"""
+    after = "Every option can be set by PET_<NAME>, such as PET_RDZV_ENDPOINT=node0:29400.\n"
+    return CommandLine("ft-run status", flags, HelpText(before, after))
+
+
+def _question_flags(seconds: int) -> list[Flag]:
+    return [
         Flag(
             "--rdzv-endpoint",
             group="Options",
@@ -55,16 +95,6 @@ def status_command() -> CommandLine:
             group="Options",
             metavar="SECONDS",
             read=values.seconds_above_zero,
-            help="How long to wait for the master's answer; default 5.",
+            help=f"How long to wait for the master's answer; default {seconds}.",
         ),
     ]
-    before = """\
-Usage: ft-run status [OPTIONS] [HOST[:PORT]]
-
-Ask the master of a job for its state: the round, the nodes and the restarts.
-
-Example:
-  ft-run status node0:29400 --json
-"""
-    after = "Every option can be set by PET_<NAME>, such as PET_RDZV_ENDPOINT=node0:29400.\n"
-    return CommandLine("ft-run status", flags, HelpText(before, after))

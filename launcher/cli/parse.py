@@ -19,11 +19,12 @@ from ..options import (
     PolicyOptions,
     RendezvousOptions,
     ScriptMode,
+    StacksOptions,
     StatusOptions,
     StreamSelection,
 )
 from . import launch_flags, master_flags
-from .command_line import Given
+from .command_line import CommandLine, Given
 from .network_check_flags import ladder_options
 from .policy_options import explained, launch_policy
 from .rdzv_conf import RendezvousConf, parse_conf
@@ -32,11 +33,12 @@ from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _STATUS_TIMEOUT_S = 5.0
+_STACKS_TIMEOUT_S = 10.0
 
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
-) -> LaunchOptions | MasterOptions | StatusOptions | CheckOptions | PolicyOptions:
+) -> LaunchOptions | MasterOptions | StatusOptions | StacksOptions | CheckOptions | PolicyOptions:
     """Return the options that ``argv`` (without the program's name) and ``environ`` mean.
 
     Raises:
@@ -46,7 +48,12 @@ def parse(
     if argv and argv[0] == "master":
         return _master(argv[1:], environ)
     if argv and argv[0] == "status":
-        return _status(argv[1:], environ)
+        where, given = _question(master_flags.status_command(), "status", argv[1:], environ)
+        return StatusOptions(where, given["json"], given.get("timeout", _STATUS_TIMEOUT_S))
+    if argv and argv[0] == "stacks":
+        where, given = _question(master_flags.stacks_command(), "stacks", argv[1:], environ)
+        timeout_s = given.get("timeout", _STACKS_TIMEOUT_S)
+        return StacksOptions(where, given.get("rank", ()), given["json"], timeout_s)
     if argv and argv[0] == "check":
         from .check_flags import read_check
 
@@ -72,8 +79,10 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
     )
 
 
-def _status(argv: Sequence[str], environ: Mapping[str, str]) -> StatusOptions:
-    command = master_flags.status_command()
+def _question(
+    command: CommandLine, name: str, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Endpoint, Given]:
+    """Return where the master is that is asked, and the flags."""
     given, rest = command.read(argv, environ)
     where = given["rdzv_endpoint"]
     if rest:
@@ -81,19 +90,15 @@ def _status(argv: Sequence[str], environ: Mapping[str, str]) -> StatusOptions:
         words, more = command.split(rest[1:])
         if more:
             raise UsageError(
-                "ft-run status takes one HOST[:PORT], but was given"
+                f"ft-run {name} takes one HOST[:PORT], but was given"
                 f" {shown(rest[0])} and {shown(more[0])}."
             )
         given, _ = command.read([*argv[: len(argv) - len(rest)], *words], environ)
         try:
             where = endpoint(rest[0])
         except BadValue as bad:
-            raise refuse("ft-run status", rest[0], bad) from None
-    return StatusOptions(
-        endpoint=where or Endpoint("localhost", defaults.ENDPOINT_PORT),
-        json=given["json"],
-        timeout_s=given.get("timeout", _STATUS_TIMEOUT_S),
-    )
+            raise refuse(f"ft-run {name}", rest[0], bad) from None
+    return where or Endpoint("localhost", defaults.ENDPOINT_PORT), given
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
@@ -122,6 +127,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         separate_store=given.get("store", defaults.STORE) == "separate",
         numa_binding=given["numa_binding"],
         preload=given.get("preload", ()),
+        watch_workers=given["watch_workers"],
         event_log_handler=given.get("event_log_handler", "null"),
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),

@@ -11,6 +11,7 @@ from ..options import Streams, StreamSelection
 from .values import BadValue, whole
 
 MAX_LOCAL_RANK: Final = 65535
+MAX_RANK: Final = 999_999_999
 
 _DIGIT = re.compile(r"[0-3]")
 
@@ -53,6 +54,19 @@ def local_ranks(text: str) -> frozenset[int] | None:
         return frozenset(read_rank(rank) for rank in text.split(","))
     except BadValue:
         raise BadValue("local ranks with commas, such as 0,1,2") from None
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Read a list of ranks.
+
+    Raises:
+        BadValue: the text is none.
+    """
+    read_rank = whole(0, MAX_RANK)
+    try:
+        return tuple(read_rank(rank) for rank in text.split(","))
+    except BadValue:
+        raise BadValue("ranks with commas, such as 0,17") from None
 
 
 def filters(text: str) -> tuple[str, ...]:

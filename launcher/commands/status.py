@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from ... import exit_codes
-from ...errors import RendezvousError
 from ...printable import printable
 from ..options import StatusOptions
 from ..reporting.standard_output import standard_output
+from .asking import ask_master
 
 _UNFOLDED = 10_000
 """Columns; more than any line has."""
@@ -37,34 +37,9 @@ def show_status(options: StatusOptions) -> int:
 
 
 async def _ask(options: StatusOptions) -> dict[str, Any]:
-    import grpc
-    import grpc.aio
-
     from ...protos import rendezvous_pb2 as pb
-    from ...rendezvous.transport.channel_options import SERVICE, client_options
-    from ...rendezvous.transport.client import in_words, is_foreign
 
-    async with grpc.aio.insecure_channel(
-        str(options.endpoint), options=client_options(options.timeout_s)
-    ) as channel:
-        ask: Any = channel.unary_unary(
-            f"/{SERVICE}/Status",
-            request_serializer=pb.StatusRequest.SerializeToString,
-            response_deserializer=pb.StatusReply.FromString,
-        )
-        try:
-            reply: pb.StatusReply = await ask(pb.StatusRequest(), timeout=options.timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if is_foreign(error):
-                raise RendezvousError(
-                    f"what listens at {options.endpoint} is not an ft-run master; right would be "
-                    "the job's --rdzv-endpoint."
-                ) from error
-            raise RendezvousError(
-                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); is the "
-                "endpoint right, and is the job still running?"
-            ) from error
-    return _as_dict(reply)
+    return _as_dict(await ask_master("Status", pb.StatusRequest(), pb.StatusReply, options))
 
 
 def _as_dict(reply: Any) -> dict[str, Any]:

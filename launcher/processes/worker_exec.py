@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from .prctl import die_with_parent
+from .worker_watch import starter_env
 
 NOT_EXECUTED = 127
 """The exit status of a worker whose program could not be executed, as of a shell."""
@@ -49,7 +50,8 @@ def start_workers(workers: Sequence[dict[str, Any]], fds: Sequence[int]) -> Star
 
     Args:
         workers: the request of ``SpawnerClient.spawn`` for each.
-        fds: their standard streams, in the order of the workers.
+        fds: their standard streams, in the order of the workers, each with its page and its file
+            for stacks, if it is watched.
     """
     pids: list[int] = []
     errors: list[tuple[int, int]] = []
@@ -80,7 +82,8 @@ def fork_worker(
 
     Args:
         worker: the request of ``SpawnerClient.spawn``.
-        fds: its standard streams, in the order of ``worker["targets"]``.
+        fds: its standard streams, in the order of ``worker["targets"]``; then its page and its file
+            for stacks, if it is watched.
         keep: file descriptors that its program has too, under the same numbers.
 
     Returns:
@@ -127,7 +130,8 @@ def set_up(worker: dict[str, Any], fds: Sequence[int]) -> None:
         NotBoundError: the kernel refused the CPUs.
         OSError: it refused something else.
     """
-    for fd, target in zip(fds, worker["targets"], strict=True):
+    targets = worker["targets"]
+    for fd, target in zip(fds[: len(targets)], targets, strict=True):
         os.dup2(fd, target)  # the copy is inheritable
     if worker["cpus"]:
         try:
@@ -174,6 +178,10 @@ def _become_worker(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])
         environment = {**os.environ, **worker["env"]}
+        if worker.get("is_watched"):
+            for fd in fds[-2:]:
+                os.set_inheritable(fd, True)
+            environment |= starter_env(environment, *fds[-2:])
         argv = worker["argv"]
         os.execvpe(argv[0], argv, environment)
     except OSError as error:

@@ -15,6 +15,7 @@ from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
 from ..processes.tree import descendants, is_zombie, kill_all
 from ..processes.worker_exec import explained
+from ..processes.worker_watch import WorkerWatch
 from .guard import guard_main
 
 
@@ -34,6 +35,8 @@ class WorkerCommand:
     """The CPUs it may run on; None: all of the agent's."""
     service: bool = False
     """It is not a worker but serves them: it gets no signals for workers and outlives them."""
+    watch: WorkerWatch | None = None
+    """The files by which it is watched; None: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +203,16 @@ class SpawnerClient:
         for index, worker in enumerate(workers):
             given = {0: worker.stdin, 1: worker.stdout, 2: worker.stderr}
             mine = {target: fd for target, fd in given.items() if fd is not None}
-            fds += mine.values()
+            watch = worker.watch
+            watched_by = () if watch is None else (watch.page_fd, watch.stacks_fd)
+            fds += (*mine.values(), *watched_by)
             requests.append(
                 {
                     "index": index,
                     "argv": worker.argv,
                     "env": dict(worker.env),
-                    "fds": len(mine),
+                    "fds": len(mine) + len(watched_by),
+                    "is_watched": watch is not None,
                     "targets": list(mine),
                     "service": worker.service,
                     "cpus": sorted(worker.cpus) if worker.cpus else None,

@@ -15,6 +15,7 @@ from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
+from ...training import hook
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
 from ..processes.worker_exec import set_up
@@ -137,6 +138,8 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     argv: list[str] = worker["argv"]
     die_with_parent(place.parent)
     set_up(worker, place.streams)
+    if worker["is_watched"]:
+        hook.install_or_say(*place.streams[-2:])
     for fd in place.close[2:]:
         os.close(fd)
     for name, value in worker["env"].items():

@@ -24,6 +24,7 @@ from .messages import (
     Stopped,
 )
 from .offer import Offer
+from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport
 
 COUNT_MAX = 999_999_999
 """As on the command line. A few steps more still fit any field of a message."""
@@ -77,6 +78,25 @@ def check(message: NodeMessage) -> None:
             _number("number", number)
             _text("report", report, REPORT_MAX_CHARS)
             _offer(offer)
+        case StackReport(number, stacks):
+            _number("number", number)
+            _length("stacks", len(stacks), LOCAL_WORLD_SIZE_MAX)
+            for stack in stacks:
+                _stack(stack)
+
+
+def _stack(stack: RankStack) -> None:
+    _number("rank", stack.rank)
+    _number("node_rank", stack.node_rank, least=-1)
+    _number("steps", stack.steps, least=-1)
+    _text("host", stack.host, NAME_MAX_CHARS)
+    _text("remark", stack.remark, TEXT_MAX)
+    _length("frames", len(stack.frames), FRAMES_MAX)
+    for frame in stack.frames:
+        _number("line", frame.line)
+        _text("file", frame.file, TEXT_MAX)
+        _text("function", frame.function, TEXT_MAX)
+        _text("source", frame.source, TEXT_MAX)
 
 
 def _attend(attend: Attend) -> None:

@@ -12,6 +12,7 @@ from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .failure import Failure
 from .offer import Offer
+from .stacks import StackOrder, StackReport
 
 PROTOCOL_VERSION = 1
 """Raised when a node and a master of the old and the new version could misunderstand."""
@@ -184,7 +185,9 @@ class Heard:
     """The verdict has arrived."""
 
 
-NodeMessage = Attend | Failed | Done | Stopped | Leave | ChallengeReply | Heard | CheckResult
+NodeMessage = (
+    Attend | Failed | Done | Stopped | Leave | ChallengeReply | Heard | CheckResult | StackReport
+)
 
 
 # --- master → node ---------------------------------------------------------------------------
@@ -328,4 +331,5 @@ MasterMessage = (
     | CheckVerdict
     | CheckProgress
     | Renamed
+    | StackOrder
 )

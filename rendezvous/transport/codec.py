@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from ...protos import rendezvous_pb2 as pb
 from ...values import is_value, names
 from ..protocol.messages import MasterMessage, NodeMessage
+from ..protocol.stacks import RankStack
 
 
 class WireError(Exception):
@@ -168,6 +169,17 @@ def decode_node(data: bytes) -> NodeMessage:
     """
     message: NodeMessage = _NODE.decode(data)
     return message
+
+
+def encode_stack(stack: RankStack) -> Any:
+    """Return a stack as the part of a message, to copy."""
+    return _codec(RankStack).encode(stack)
+
+
+def decode_stack(message: Any) -> RankStack:
+    """Return what ``encode_stack`` has made; raises as ``decode_node``."""
+    stack: RankStack = _codec(RankStack).decode(message)
+    return stack
 
 
 def encode_master(message: MasterMessage) -> bytes:

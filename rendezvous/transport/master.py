@@ -25,6 +25,8 @@ from ..group.examination import Examiner
 from ..group.group import Group
 from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
 from ..protocol.notes import MasterNote, NodeRefused
+from ..protocol.stacks import StackReport
+from .stack_calls import StackCalls, Whereabouts
 
 Deliver = Callable[[MasterMessage | None], None]
 """Takes the messages for one stream, in order; None: end the stream after them."""
@@ -60,6 +62,7 @@ class Master:
         self._streams: dict[int, Deliver] = {}
         self._names: dict[int, str] = {}
         """Which node attends on a stream, for people."""
+        self._stack_calls = StackCalls(self._say)
         self._reasons_told: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +78,9 @@ class Master:
 
     def receive(self, link: int, message: NodeMessage) -> None:
         """Take a message that came in on a stream."""
-        if link in self._streams:
+        if isinstance(message, StackReport):
+            self._stack_calls.take(link, message)
+        elif link in self._streams:
             if isinstance(message, Attend):
                 self._names[link] = f"node {message.node.node_id} at {message.node.address}"
             self._handle(Received(link, message))
@@ -83,8 +88,21 @@ class Master:
     def detach(self, link: int) -> None:
         """Take note that a stream is gone."""
         self._names.pop(link, None)
+        self._stack_calls.gone(link)
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
+
+    async def whereabouts(self) -> Whereabouts:
+        """Return where the workers of the round are now, as far as their nodes say it in time."""
+        nodes, away = {}, []
+        for node in self.group.roster:
+            if node.rank is not None and node.round == self.group.round:
+                name = f"node {node.rank} ({node.spec.host})"
+                if node.link is not None:
+                    nodes[node.link] = name
+                else:
+                    away.append(name)
+        return await self._stack_calls.ask(nodes, tuple(away))
 
     def refused(self, node: str, sentence: str) -> None:
         """Tell the user that a node was refused, once per reason."""
@@ -128,9 +146,7 @@ class Master:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Send(link, message):
-                deliver = self._streams.get(link)
-                if deliver is not None:
-                    deliver(message)
+                self._say(link, message)
                 if isinstance(message, Refused):
                     self.refused(self._names.get(link, "a node"), message.sentence)
             case Close(link):
@@ -144,6 +160,11 @@ class Master:
             case Finish(verdict):
                 if not self._finished.done():
                     self._finished.set_result(verdict)
+
+    def _say(self, link: int, message: MasterMessage) -> None:
+        deliver = self._streams.get(link)
+        if deliver is not None:
+            deliver(message)
 
     def _set_timer(self) -> None:
         deadline = self.group.deadline()

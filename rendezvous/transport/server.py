@@ -15,11 +15,12 @@ from google.protobuf.message import DecodeError
 
 from ...errors import PortInUseError, UsageError
 from ...protos import rendezvous_pb2 as pb
+from ..policy.hang import group_stacks
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint, join_host_port
 from ..protocol.messages import Attend, MasterMessage, Refused
 from .channel_options import MASTER_KEY, SERVICE, server_options
-from .codec import WireError, decode_node, encode_master
+from .codec import WireError, decode_node, encode_master, encode_stack
 from .master import Master
 from .silent_streams import SilentStreams
 
@@ -27,6 +28,9 @@ _STOP_GRACE_S = 0.5
 
 _UNREAD_MESSAGES = 1_000
 """What waits for a node that does not read; more is not kept for it, and its stream ends."""
+
+_WHOLE_STACKS, _FEW_FRAMES = 100, 8
+"""Of more groups than that, so few frames are told: the answer must fit into one message."""
 
 _LAST_WORDS_S = 10.0
 """For a node that has ended its side to read what was said to it."""
@@ -50,8 +54,13 @@ class MasterServer:
         self._version = version
         self._silent = SilentStreams()
         self._server = grpc.aio.server(options=server_options(silence_s))
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
+            "Stacks": grpc.unary_unary_rpc_method_handler(
+                self._stacks,
+                request_deserializer=pb.StacksRequest.FromString,
+                response_serializer=pb.StacksReply.SerializeToString,
+            ),
             "Status": grpc.unary_unary_rpc_method_handler(
                 self._status,
                 request_deserializer=pb.StatusRequest.FromString,
@@ -163,6 +172,22 @@ class MasterServer:
             outbox.put_nowait(None)
             # What does not read keeps its last words from being written.
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, let_go)
+
+    async def _stacks(
+        self,
+        request: pb.StacksRequest,
+        _context: "grpc.aio.ServicerContext[pb.StacksRequest, pb.StacksReply]",
+    ) -> pb.StacksReply:
+        found = await self._master.whereabouts()
+        wanted = set(request.ranks)
+        stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
+        reply = pb.StacksReply(round=self._master.group.round, silent=found.silent)
+        groups = group_stacks(stacks)
+        for group in groups:
+            added = reply.groups.add(ranks=group.ranks, stack=encode_stack(group.stack))
+            if len(groups) > _WHOLE_STACKS:
+                del added.stack.frames[_FEW_FRAMES:]
+        return reply
 
     async def _status(
         self,

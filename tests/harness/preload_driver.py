@@ -1,10 +1,11 @@
 """Starts the same workers the ordinary way and from a fork server, by real spawners.
 
-    preload_driver.py FOLDER < {"modules": […], "workers": [{"argv": […], "env": {…}}, …]}
+    preload_driver.py FOLDER < {"modules": […], "workers": [{"argv": […], "env": {…}}, …],
+                              "watched": bool}
 
-Writes {"cold": […], "warm": […], "fork_servers": […]} to standard output: exit code,
-output and errors of
-each worker in order. It is a program of its own because a spawner is forked from it.
+Writes {"cold": […], "warm": […], "fork_servers": […]} to standard output: exit code, output and
+errors of each worker in order, and its progress if it is watched. It is a program of its own
+because a spawner is forked from it.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.spawner.client import (
     Exited,
     ForkServerEvent,
@@ -32,6 +34,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
         client.preload(modules, workers[0]["argv"], {}, differing=["RANK"])
     results: list[dict[str, Any]] = [{} for _ in workers]
     fork_servers: list[list[str]] = []
+    watches = [WorkerWatch() for _ in workers] if order.get("watched") else []
 
     async def main() -> None:
         over = asyncio.Event()
@@ -59,6 +62,7 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
                 worker.get("env", {}),
                 stdout=out.fileno(),
                 stderr=err.fileno(),
+                watch=watches[index] if watches else None,
             )
             commands.append(command)
         client.spawn(0, commands)
@@ -68,6 +72,9 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
 
     asyncio.run(main())
     client.close()
+    for result, watch in zip(results, watches, strict=False):
+        progress = watch.progress()
+        result["progress"] = progress and [progress.steps, progress.ticks]
     for index, result in enumerate(results):
         result["out"] = (folder / f"{index}.out").read_text(errors="replace")
         result["err"] = (folder / f"{index}.err").read_text(errors="replace")

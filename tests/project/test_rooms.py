@@ -21,7 +21,7 @@ FLOORS = (
     ("launcher.agent",),
     ("launcher.preflight", "launcher.cli"),
     ("launcher.reporting",),
-    ("launcher.spawner", "launcher.logs"),
+    ("launcher.spawner", "launcher.logs", "launcher.stacks"),
     ("launcher.processes", "launcher.machine", "launcher.startup", "launcher.options"),
     ("launcher.version",),
     ("checks",),
@@ -32,7 +32,7 @@ FLOORS = (
     ("events",),
     ("rendezvous.protocol",),
     ("protos", "errors", "printable"),
-    ("defaults", "exit_codes", "values"),
+    ("defaults", "exit_codes", "values", "training"),
 )
 """From the top down. Rooms of one floor do not import each other."""
 
@@ -43,7 +43,7 @@ SEPARATE = ("launcher.processes.store_process",)
 def modules() -> dict[str, Path]:
     """Return the files of the package by module name, less ``ft_run``."""
     found = {}
-    for top in ("launcher", "checks", "rendezvous", "protos"):
+    for top in ("launcher", "checks", "rendezvous", "protos", "training"):
         for path in (ROOT / top).rglob("*.py"):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found[name.removesuffix(".__init__")] = path

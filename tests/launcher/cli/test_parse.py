@@ -15,6 +15,7 @@ from ft_run.launcher.options import (
     MasterOptions,
     RendezvousOptions,
     ScriptMode,
+    StacksOptions,
     StatusOptions,
     Streams,
     StreamSelection,
@@ -589,7 +590,24 @@ def test_status() -> None:
     assert sentence("status", "a:x").startswith("ft-run status was given 'a:x'; right would be")
 
 
-@pytest.mark.parametrize("name", ["master", "status"])
+def test_stacks() -> None:
+    assert parse.parse(["stacks"], {}) == StacksOptions(Endpoint("localhost", 29400))
+    assert parse.parse(
+        ["stacks", "node0", "--rank", "0,17", "--json", "--timeout=2"], {}
+    ) == StacksOptions(Endpoint("node0", 29400), (0, 17), True, 2.0)
+    assert "ranks with commas, such as 0,17" in sentence("stacks", "--rank=0-3")
+    assert sentence("stacks", "a:1", "b:2") == (
+        "ft-run stacks takes one HOST[:PORT], but was given 'a:1' and 'b:2'."
+    )
+
+
+def test_workers_are_watched_when_that_is_asked_for() -> None:
+    assert not launch("train.py").watch_workers
+    assert launch("--watch-workers", "train.py").watch_workers
+    assert launch("train.py", PET_WATCH_WORKERS="1").watch_workers
+
+
+@pytest.mark.parametrize("name", ["master", "status", "stacks"])
 def test_a_script_may_have_the_name_of_a_subcommand(folder: Path, name: str) -> None:
     (folder / name).touch()
     assert launch("--", name).script == name

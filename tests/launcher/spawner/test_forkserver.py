@@ -32,10 +32,16 @@ Ways = Callable[..., dict[str, Any]]
 def both_ways(tmp_path: Path) -> Ways:
     """Run workers cold and warm, in a folder of the test's own; return what came out."""
 
-    def run(modules: str, *workers: Sequence[str], env: Sequence[dict[str, str]] = ()) -> Any:
+    def run(
+        modules: str,
+        *workers: Sequence[str],
+        env: Sequence[dict[str, str]] = (),
+        watched: bool = False,
+    ) -> Any:
         variables = env or [{"PROBE": "1"}] * len(workers)
         order = {
             "modules": modules.split(","),
+            "watched": watched,
             "workers": [
                 {"argv": [*PYTHON, *worker], "env": extra}
                 for worker, extra in zip(workers, variables, strict=True)
@@ -72,8 +78,9 @@ def forms(script: str, *arguments: str) -> list[list[str]]:
 
 
 class TestAProgram:
+    @pytest.mark.parametrize("watched", [False, True])
     def test_finds_what_it_would_find_in_an_interpreter_of_its_own(
-        self, both_ways: Ways, tmp_path: Path
+        self, both_ways: Ways, tmp_path: Path, watched: bool
     ) -> None:
         (tmp_path / "start.py").write_text(probes.START)
         (tmp_path / "start-folder").mkdir()
@@ -81,7 +88,7 @@ class TestAProgram:
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / "link.py").symlink_to("../start.py")
         workers = [*forms("start", "--rank", "a b"), ["elsewhere/link.py"]]
-        came_out = both_ways("colorsys", *workers)
+        came_out = both_ways("colorsys", *workers, watched=watched)
         assert was_warm(came_out)
         for cold_run, warm_run, argv in zip(
             came_out["cold"], came_out["warm"], workers, strict=True
@@ -99,9 +106,14 @@ class TestAProgram:
                     fd: path.replace("/warm/", "/cold/") for fd, path in run["files"].items()
                 }
                 run["__main__ values"] = [without_addresses(v) for v in run["__main__ values"]]
+                # /proc shows what the program was executed with, also what it was led here by.
+                shown = run["shown variables"]
+                own = ("FT_RUN_HOOK=", "PYTHONPATH=") if watched else ()
+                run["shown variables"] = [line for line in shown if not line.startswith(own)]
             assert warm == cold, argv
 
-    def test_ends_as_it_would(self, both_ways: Ways, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("watched", [False, True])
+    def test_ends_as_it_would(self, both_ways: Ways, tmp_path: Path, watched: bool) -> None:
         (tmp_path / "ends.py").write_text(probes.ENDS)
         (tmp_path / "ends-folder").mkdir()
         (tmp_path / "ends-folder" / "__main__.py").write_text(probes.ENDS)
@@ -110,7 +122,7 @@ class TestAProgram:
             for form in (forms("ends")[0], *forms("ends")[2:])
             for how in probes.WAYS_TO_END
         ]
-        came_out = both_ways("colorsys", *workers)
+        came_out = both_ways("colorsys", *workers, watched=watched)
         assert was_warm(came_out)
         for cold, warm, argv in zip(came_out["cold"], came_out["warm"], workers, strict=True):
             ends = [
@@ -125,9 +137,12 @@ class TestAProgram:
             assert cold["code"] != 0
             assert (warm["code"], warm["err"]) == (cold["code"], cold["err"])
 
-    def test_has_processes_of_its_own(self, both_ways: Ways, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("watched", [False, True])
+    def test_has_processes_of_its_own(self, both_ways: Ways, tmp_path: Path, watched: bool) -> None:
         (tmp_path / "work.py").write_text(probes.PROCESSES)
-        came_out = both_ways("concurrent.futures,multiprocessing", ["work.py"], ["-m", "work"])
+        came_out = both_ways(
+            "concurrent.futures,multiprocessing", ["work.py"], ["-m", "work"], watched=watched
+        )
         assert was_warm(came_out)
         for cold, warm in zip(came_out["cold"], came_out["warm"], strict=True):
             assert (warm["code"], warm["out"], warm["err"]) == (0, cold["out"], "")

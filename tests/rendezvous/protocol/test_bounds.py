@@ -31,6 +31,7 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
@@ -58,6 +59,9 @@ MESSAGES: list[NodeMessage] = [
     Done(0),
     Stopped(0, OFFER),
     Leave("x"),
+    StackReport(
+        0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
+    ),
     CheckResult(0, "", OFFER),
 ]  # fmt: skip
 

@@ -26,6 +26,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.stacks import RankStack
 from ft_run.rendezvous.transport import codec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -37,8 +38,8 @@ MASTER_MESSAGES: tuple[type, ...] = typing.get_args(MasterMessage)
 UINT32 = st.integers(0, 2**32 - 1)
 SINT32 = st.integers(-(2**31), 2**31 - 1)
 
-SIGNED = {"rank", "local_rank", "node_rank", "exit_code"}
-"""Fields of a failure that may be negative: -1 stands for none, or a signal's number."""
+SIGNED = {"rank", "local_rank", "node_rank", "exit_code", "steps"}
+"""Fields that may be negative: -1 stands for none, or a signal's number."""
 
 
 def values_of(hint: Any, owner: type, name: str) -> st.SearchStrategy[Any]:
@@ -61,7 +62,7 @@ def values_of(hint: Any, owner: type, name: str) -> st.SearchStrategy[Any]:
     assert hint is int
     if name == "time_s":
         return st.integers(0, 2**64 - 1)
-    return SINT32 if owner is Failure and name in SIGNED else UINT32
+    return SINT32 if owner in (Failure, RankStack) and name in SIGNED else UINT32
 
 
 def instances(plain: type) -> st.SearchStrategy[Any]:
@@ -240,5 +241,6 @@ def test_everything_that_is_said_has_its_place(wrapper: str, plains: tuple[type,
 def test_nothing_in_the_proto_is_forgotten() -> None:
     known = {plain.__name__ for plain in plain_types()}
     envelopes = {"NodeMessage", "MasterMessage", "StatusRequest", "StatusReply", "NodeStatus"}
+    envelopes |= {"StacksRequest", "StacksReply", "StackGroup"}
     assert set(pb.DESCRIPTOR.message_types_by_name) == known | envelopes
     assert messages.PROTOCOL_VERSION == 1

@@ -1,0 +1,48 @@
+"""Asks a master one question: what ``ft-run status`` and ``ft-run stacks`` have in common."""
+
+from typing import Any
+
+from ...errors import RendezvousError
+from ..options import StacksOptions, StatusOptions
+
+
+async def ask_master(
+    method: str, request: Any, reply: Any, options: StatusOptions | StacksOptions
+) -> Any:
+    """Return the master's answer.
+
+    Args:
+        method: of the service.
+        request: the message for it.
+        reply: the class of the answer.
+        options: where the master is, and how long to wait for it.
+
+    Raises:
+        RendezvousError: no master answers at the endpoint.
+    """
+    import grpc
+    import grpc.aio
+
+    from ...rendezvous.transport.channel_options import SERVICE, client_options
+    from ...rendezvous.transport.client import in_words, is_foreign
+
+    async with grpc.aio.insecure_channel(
+        str(options.endpoint), options=client_options(options.timeout_s)
+    ) as channel:
+        ask: Any = channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        try:
+            return await ask(request, timeout=options.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if is_foreign(error):
+                raise RendezvousError(
+                    f"what listens at {options.endpoint} is not an ft-run master; right would be "
+                    "the job's --rdzv-endpoint."
+                ) from error
+            raise RendezvousError(
+                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); is the "
+                "endpoint right, and is the job still running?"
+            ) from error

@@ -1,0 +1,102 @@
+"""``ft-run stacks``: where every rank of a job is now, ranks at the same place together."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ... import exit_codes
+from ...printable import printable
+from ...rendezvous.protocol.stacks import RankStack, RankState
+from ..options import StacksOptions
+from ..reporting.standard_output import standard_output
+from .asking import ask_master
+
+_STATES = {
+    RankState.STOPPED: "stopped",
+    RankState.UNINTERRUPTIBLE: "in uninterruptible sleep",
+    RankState.SILENT: "no answer",
+    RankState.UNKNOWN: "not known",
+}
+
+
+def show_stacks(options: StacksOptions) -> int:
+    """Ask the master and print its answer; return the exit status.
+
+    Raises:
+        RendezvousError: no master answers at the endpoint.
+        UsageError: the answer cannot be written.
+    """
+    from ...protos import rendezvous_pb2 as pb
+    from ...rendezvous.transport.codec import decode_stack
+
+    request = pb.StacksRequest(ranks=options.ranks)
+    reply = asyncio.run(ask_master("Stacks", request, pb.StacksReply, options))
+    groups = [(tuple(group.ranks), decode_stack(group.stack)) for group in reply.groups]
+    with standard_output():
+        if options.json:
+            print(json.dumps(_as_dict(reply.round, groups, list(reply.silent)), indent=2))
+        else:
+            for line in _lines(groups, list(reply.silent)):
+                print(printable(line))
+    return exit_codes.SUCCESS
+
+
+def _as_dict(
+    round_number: int, groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]
+) -> dict[str, Any]:
+    return {
+        "round": round_number,
+        "groups": [
+            {
+                "ranks": list(ranks),
+                "node_rank": stack.node_rank,
+                "host": stack.host,
+                "state": stack.state.name.lower(),
+                "steps": stack.steps,
+                "remark": stack.remark,
+                "frames": [
+                    {
+                        "file": frame.file,
+                        "line": frame.line,
+                        "function": frame.function,
+                        "is_library": frame.is_library,
+                        "source": frame.source,
+                    }
+                    for frame in stack.frames
+                ],
+            }
+            for ranks, stack in groups
+        ],
+        "silent_nodes": silent,
+    }
+
+
+def _lines(groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]) -> Iterator[str]:
+    """Yield lines for people; the largest group is the last."""
+    for node in silent:
+        yield f"{node}: no answer"
+    if not groups:
+        yield "no worker runs that was asked for"
+    for ranks, stack in groups:
+        noun = "rank" if len(ranks) == 1 else "ranks"
+        where = f"node {stack.node_rank} ({stack.host})"
+        head = f"{noun} {_runs(ranks)} on {where}" if len(ranks) == 1 else f"{noun} {_runs(ranks)}"
+        steps = f" · step {stack.steps}" if stack.steps >= 0 else ""
+        state = "" if stack.state is RankState.ANSWERED else f" · {_STATES[stack.state]}"
+        remark = f" ({stack.remark})" if stack.remark else ""
+        yield f"{head}{steps}{state}{remark}"
+        for frame in stack.frames:
+            source = f"  {frame.source}" if frame.source else ""
+            yield f"  {frame.file}:{frame.line} {frame.function}{source}"
+
+
+def _runs(ranks: tuple[int, ...]) -> str:
+    """Return ranks in ascending order as text, runs folded: ``0-3,7``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

@@ -1,0 +1,4 @@
+"""Where the workers of this node are: their stacks, taken without disturbing them.
+
+Nothing here judges: ``rendezvous.policy.hang`` does.
+"""

@@ -1,0 +1,166 @@
+"""Where the workers of this node are now: each is asked to write its stacks, or is described.
+
+The hook of ``training`` has ``faulthandler`` write all stacks of a worker on a signal, also while
+its main thread is inside a C call. A process that has not that hook would die of the signal: it is
+sent only where the kernel says that it is caught, and that the descriptor is still ours.
+"""
+
+import asyncio
+import linecache
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ...rendezvous.protocol import stacks
+from ...rendezvous.protocol.stacks import Frame, RankStack, RankState
+from ...training.hook import STACKS_FILE, STACKS_SIGNAL
+from ...values import dataclass
+from ..processes.worker_watch import WorkerWatch
+from .dump import main_thread
+
+ANSWER_S = 2.0
+"""How long a worker has to write its stacks."""
+
+_LOOK_AGAIN_S = 0.01
+_DUMP_MAX_BYTES = 1 << 20
+_FRAME_BYTES = 24
+"""What a frame takes on the wire beside its texts."""
+_SIGNAL_BIT = 1 << (STACKS_SIGNAL - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWorker:
+    """A worker that has not exited."""
+
+    rank: int
+    pid: int
+    """The process that was started; another one may be watched (``--no-python``)."""
+    watch: WorkerWatch | None
+
+
+async def collect(
+    workers: Sequence[AskedWorker], node_rank: int, host: str, timeout_s: float = ANSWER_S
+) -> tuple[RankStack, ...]:
+    """Return where workers are, in their order.
+
+    Args:
+        workers: of one node.
+        node_rank: the node's.
+        host: its name, for people.
+        timeout_s: how long they have to answer, all at once.
+    """
+    linecache.checkcache()
+    answers = await asyncio.gather(*(_ask(worker, timeout_s) for worker in workers))
+    most = min(stacks.STACK_MAX_BYTES, stacks.REPORT_MAX_BYTES // max(1, len(workers)))
+    return tuple(
+        RankStack(worker.rank, node_rank, host, state, _short(frames, most), _steps(worker), remark)
+        for worker, (state, frames, remark) in zip(workers, answers, strict=True)
+    )
+
+
+_Answer = tuple[RankState, tuple[Frame, ...], str]
+
+
+async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
+    progress = worker.watch.progress() if worker.watch is not None else None
+    if progress is None or worker.watch is None:
+        return await _without_hook(worker.pid, "it is not watched", timeout_s)
+    pid, watch = progress.pid, worker.watch
+    if (letter := _state(pid)) in ("T", "t"):
+        return _described(pid, letter, RankState.SILENT, "")
+    if not _takes_signal(pid, watch.stacks_fd_there):
+        return await _without_hook(pid, "it has put away the hook", timeout_s)
+    os.ftruncate(watch.stacks_fd, 0)
+    os.lseek(watch.stacks_fd, 0, os.SEEK_SET)  # the position is common to both
+    try:
+        os.kill(pid, STACKS_SIGNAL)
+    except (ProcessLookupError, PermissionError) as error:
+        return RankState.UNKNOWN, (), error.strerror or ""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    while watch.is_closed or not _has_answered(pid, watch.stacks_fd):
+        if watch.is_closed or loop.time() >= until:
+            return _described(pid, _state(pid), RankState.SILENT, "")
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    dump = os.pread(watch.stacks_fd, _DUMP_MAX_BYTES, 0).decode(errors="replace")
+    frames = await asyncio.to_thread(main_thread, dump)  # it reads the lines of source files
+    return RankState.ANSWERED, frames, ""
+
+
+async def _without_hook(pid: int, remark: str, timeout_s: float) -> _Answer:
+    """Describe a process; one that only waits for a disk is not in that state for long."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    while (letter := _state(pid)) == "D":
+        if loop.time() >= until:
+            break
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    return _described(pid, letter, RankState.UNKNOWN, remark)
+
+
+def _has_answered(pid: int, stacks_fd: int) -> bool:
+    """Whether the stacks are complete: the signal is blocked while it is handled."""
+    if not os.fstat(stacks_fd).st_size:
+        return False
+    masks = _status(pid)
+    names = ("SigPnd", "ShdPnd", "SigBlk")
+    return not any(int(masks.get(name, "0"), 16) & _SIGNAL_BIT for name in names)
+
+
+def _takes_signal(pid: int, fd: int) -> bool:
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return False
+    caught = int(_status(pid).get("SigCgt", "0"), 16)
+    return target.startswith(STACKS_FILE) and bool(caught & _SIGNAL_BIT)
+
+
+def _described(pid: int, letter: str, otherwise: RankState, remark: str) -> _Answer:
+    """Say of a process that did not answer what the kernel says, given its state."""
+    if letter in ("T", "t"):
+        return RankState.STOPPED, (), "by a signal" if letter == "T" else "by a debugger"
+    if letter == "D":
+        return RankState.UNINTERRUPTIBLE, (), _in_kernel(pid)
+    words = {"": "it has ended", "Z": "it has ended"}.get(letter, remark)
+    return otherwise, (), words or _in_kernel(pid)
+
+
+def _in_kernel(pid: int) -> str:
+    """Return where a process waits in the kernel, as far as that may be known."""
+    words = []
+    for name in ("wchan", "syscall"):
+        with suppress(OSError), open(f"/proc/{pid}/{name}") as file:
+            value = file.read().split(maxsplit=1)
+            if value and value[0] not in ("0", "running"):
+                words.append(f"{name} {value[0]}")
+    return ", ".join(words)[: stacks.TEXT_MAX]
+
+
+def _state(pid: int) -> str:
+    """Return the letter of a process's state; empty: there is none."""
+    return _status(pid).get("State", "")[:1]
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            pairs = (line.partition(":") for line in file)
+            return {name: value.strip() for name, _, value in pairs}
+    except OSError:
+        return {}
+
+
+def _steps(worker: AskedWorker) -> int:
+    progress = worker.watch.progress() if worker.watch is not None else None
+    return -1 if progress is None else min(progress.steps, stacks.STEPS_MAX)
+
+
+def _short(frames: tuple[Frame, ...], most_bytes: int) -> tuple[Frame, ...]:
+    """Leave out the outermost frames of a stack that is too long to be sent."""
+    size = 0
+    for index, frame in enumerate(frames):
+        size += len(f"{frame.file}{frame.function}{frame.source}".encode()) + _FRAME_BYTES
+        if size > most_bytes:
+            return frames[:index]
+    return frames

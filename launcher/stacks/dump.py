@@ -1,0 +1,62 @@
+"""Reads what ``faulthandler`` has written of a process: the frames of its main thread.
+
+The format is that of CPython's ``Python/traceback.c``: a line for each thread (``Thread 0x… (most
+recent call first):`` or ``Current thread 0x…``), then one for each frame. The main thread is the
+last: threads are listed from the newest to the oldest.
+"""
+
+import linecache
+import os
+import re
+import sysconfig
+
+from ...rendezvous.protocol.stacks import FRAMES_MAX, TEXT_MAX, Frame
+
+_THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_FORK_SERVER = "forkserver_main.py"
+_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
+_STDLIB = tuple(
+    path + os.sep
+    for name in ("stdlib", "platstdlib")
+    if (path := os.path.realpath(sysconfig.get_path(name)))
+)
+
+
+def main_thread(dump: str) -> tuple[Frame, ...]:
+    """Return the frames of the main thread, the innermost first; none where there is no dump.
+
+    Args:
+        dump: what the process has written; of several dumps the last counts.
+    """
+    frames: list[Frame] = []
+    for line in dump.splitlines():
+        if _THREAD.match(line):
+            frames = []
+        elif (found := _FRAME.match(line)) and len(frames) < FRAMES_MAX:
+            frames.append(_frame(found["file"], int(found["line"]), found["function"]))
+    if frames and frames[-1].file == _FORK_SERVER:
+        del frames[-1]  # not the worker's own: it was forked there
+    return tuple(frames)
+
+
+def _frame(file: str, line: int, function: str) -> Frame:
+    name, is_library = short_name(file)
+    source = "" if is_library else linecache.getline(file, line).strip()
+    return Frame(name[-TEXT_MAX:], line, function[:TEXT_MAX], is_library, source[:TEXT_MAX])
+
+
+def short_name(file: str) -> tuple[str, bool]:
+    """Return a file's name as people know it, and whether it belongs to a library."""
+    package = _PACKAGES.sub("", file)
+    if package != file:
+        return package, True
+    # The workers' interpreter need not be this one: its library is known by its folder's name.
+    standard = re.sub(r"^.*/lib/python3\.\d+/", "", os.path.realpath(file))
+    if (
+        file.startswith("<frozen ")
+        or file.startswith(_STDLIB)
+        or standard != os.path.realpath(file)
+    ):
+        return standard, True
+    return os.path.basename(file) or file, False

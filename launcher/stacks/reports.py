@@ -1,0 +1,34 @@
+"""Answers the master when it asks where the workers of this node are."""
+
+import asyncio
+from collections.abc import Callable
+
+from ...rendezvous.protocol.stacks import RankStack, StackReport
+from .collect import AskedWorker, collect
+
+
+class StackReports:
+    """The reports of one node, one at a time."""
+
+    def __init__(self, host: str, send: Callable[[StackReport], None]) -> None:
+        self._host = host
+        self._send = send
+        self._task: asyncio.Task[None] | None = None
+
+    def report(self, number: int, node_rank: int, workers: tuple[AskedWorker, ...]) -> None:
+        """Ask the workers, and send what they say.
+
+        Args:
+            number: the order's.
+            node_rank: this node's.
+            workers: those that have not exited.
+        """
+        if self._task is not None and not self._task.done():
+            return  # the master asks one question at a time; this one was given up
+        self._task = asyncio.create_task(self._report(number, node_rank, workers))
+
+    async def _report(self, number: int, node_rank: int, workers: tuple[AskedWorker, ...]) -> None:
+        stacks: tuple[RankStack, ...] = ()
+        if workers:
+            stacks = await collect(workers, node_rank, self._host)
+        self._send(StackReport(number, stacks))

@@ -1,0 +1,211 @@
+"""Which rank hangs, and which wait for it: a verdict on the stacks of all ranks. Pure.
+
+The stacks are those of ranks of which none moves. They are judged in this order:
+
+1. a rank that is stopped, in uninterruptible sleep, or does not answer;
+2. ranks that wait for no other rank, while others do: the smallest group, the fewest steps first;
+3. ranks that wait for others at different places: a mismatch, both sides are named;
+4. all wait at the same place: the network or the library.
+
+A rank *waits for others* where its stack says so: a frame of ``torch.distributed`` or of a wrapper
+that communicates (DDP, FSDP), the engine of the backward pass, inside which gradients are reduced,
+or a line of the user's own that waits for work that was begun before (``work.wait()``, ``.item()``
+on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/policy/dumps`` has the recordings.
+"""
+
+import enum
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..protocol.stacks import Frame, RankStack, RankState
+
+_COMMUNICATES = ("torch/distributed/", "torch/nn/parallel/distributed.py")
+_PASSED_OVER = frozenset({"wrapper", "_fn", "decorate_context", "inner"})
+"""Functions around a collective that say nothing."""
+_BACKWARD = "_engine_run_backward"
+_WAITS = re.compile(r"\.(wait|synchronize|item|cpu|tolist|numpy)\(|store\w*(?:\(\))?\.(get)\(")
+"""In the source of a user's line: it may wait in C for work that other ranks take part in."""
+_SILENT_STATES = {
+    RankState.STOPPED: "is stopped",
+    RankState.UNINTERRUPTIBLE: "is in uninterruptible sleep",
+    RankState.SILENT: "does not answer",
+}
+_LINES_MAX = 4
+
+
+class HangKind(enum.Enum):
+    """What the stacks say of a hang."""
+
+    PROCESS = 1
+    """A process cannot run or answer."""
+    RANK = 2
+    """Ranks are held up by something of their own."""
+    MISMATCH = 3
+    """Ranks wait for each other in different collectives, or from different lines."""
+    ALL = 4
+    """All wait at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that are at the same place."""
+
+    ranks: tuple[int, ...]
+    stack: RankStack
+    """Of the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangVerdict:
+    """Which ranks hang, and why, in one clause."""
+
+    kind: HangKind
+    culprits: tuple[int, ...]
+    """The ranks that the others wait for; of a mismatch the smaller side; or all, in doubt."""
+    words: str
+    groups: tuple[Group, ...]
+    """All ranks by where they are, the smallest group first."""
+
+
+def group_stacks(stacks: Iterable[RankStack]) -> tuple[Group, ...]:
+    """Put ranks together that are at the same place: the smallest group first."""
+    found: dict[tuple[object, ...], list[RankStack]] = {}
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        found.setdefault((stack.state, _place(stack)), []).append(stack)
+    groups = [Group(tuple(s.rank for s in same), same[0]) for same in found.values()]
+    return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
+
+
+def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
+    """Say which ranks hang.
+
+    Args:
+        stacks: of all ranks of the round, none of which moves; not empty.
+        idle_s: how many seconds ago the last of them finished a step.
+    """
+    groups = group_stacks(stacks)
+    steps = max(stack.steps for stack in stacks)
+    since = f"no step for {idle_s:.0f} s" + (f" (step {steps})" if steps >= 0 else "")
+    silent = [group for group in groups if group.stack.state in _SILENT_STATES]
+    if silent:
+        return _verdict(HangKind.PROCESS, groups, silent[:1], _silent_words(silent[0]), since)
+    waiting = [group for group in groups if _wait_of(group.stack) is not None]
+    own = [group for group in groups if _wait_of(group.stack) is None]
+    if own and waiting:
+        own.sort(key=lambda group: (len(group.ranks), group.stack.steps, group.ranks))
+        words = f"{_named(own[0])} {_hangs(own[0])} {_where(own[0].stack)}"
+        return _verdict(HangKind.RANK, groups, own[:1], words, since)
+    if len(groups) > 1:
+        first, second = groups[0], groups[-1]
+        verb, other_verb = ("waits", "wait") if waiting else ("is", "are")
+        words = (
+            f"{_named(first)} {verb if len(first.ranks) == 1 else other_verb} "
+            f"{_where(first.stack)}, but {_named(second)} "
+            f"{verb if len(second.ranks) == 1 else other_verb} {_where(second.stack)}"
+        )
+        more = len(groups) - 2
+        words += f", and ranks are at {more} other place(s)" if more else ""
+        return HangVerdict(HangKind.MISMATCH, first.ranks, f"{words}; {since}", groups)
+    (only,) = groups
+    verb = "waits" if len(only.ranks) == 1 else "wait"
+    verb = verb if waiting else _hangs(only)
+    words = f"{_named(only)} {verb} {_where(only.stack)}; {since}"
+    kind = HangKind.ALL if waiting else HangKind.RANK
+    return HangVerdict(kind, only.ranks, words, groups)
+
+
+def has_moved(before: RankStack, after: RankStack) -> bool:
+    """Whether a rank was at another line of its own code, or had finished another step."""
+    return before.steps != after.steps or _place(before) != _place(after)
+
+
+def _verdict(
+    kind: HangKind, groups: tuple[Group, ...], culprits: list[Group], words: str, since: str
+) -> HangVerdict:
+    ranks = culprits[0].ranks
+    others = [group for group in groups if group.ranks != ranks]
+    waiting = [group for group in others if _wait_of(group.stack) is not None]
+    if waiting:
+        most = waiting[-1]
+        count = sum(len(group.ranks) for group in waiting)
+        noun = "other rank waits" if count == 1 else "other ranks wait"
+        words += f"; {count} {noun} for {'it' if len(ranks) == 1 else 'them'} "
+        words += _where(most.stack)
+    return HangVerdict(kind, ranks, f"{words}; {since}", groups)
+
+
+def _place(stack: RankStack) -> tuple[object, ...]:
+    """What two ranks at the same place have in common: the user's own frames, and the wait."""
+    frames = [frame for frame in stack.frames if not frame.is_library] or list(stack.frames[:1])
+    own = tuple((frame.file, frame.line, frame.function) for frame in frames)
+    return (own, _wait_of(stack), stack.remark)
+
+
+def _wait_of(stack: RankStack) -> str | None:
+    """Return in what a rank waits for others, by name; None where it does not."""
+    for frame in stack.frames:
+        if not frame.is_library:
+            if frame is stack.frames[0] and (found := _WAITS.search(frame.source)):
+                return found.group(1) or found.group(2)
+            return None
+        if frame.function == _BACKWARD:
+            return "backward"
+        if frame.file.startswith(_COMMUNICATES) and frame.function not in _PASSED_OVER:
+            return frame.function
+    return None
+
+
+def _own_frame(stack: RankStack) -> Frame | None:
+    return next((frame for frame in stack.frames if not frame.is_library), None)
+
+
+def _where(stack: RankStack) -> str:
+    """Return the place in words: ``in all_reduce at train.py:88``."""
+    own = _own_frame(stack)
+    wait = _wait_of(stack)
+    if not stack.frames:
+        return "at a place that is not known"
+    if own is None:
+        inner = stack.frames[0]
+        return f"in {inner.function}() at {inner.file}:{inner.line}"
+    if wait is not None:
+        return f"in {wait} at {own.file}:{own.line}"
+    inner = stack.frames[0]
+    called = "" if inner is own else f", inside {inner.function}() of {inner.file}"
+    return f"in {_function(own)} at {own.file}:{own.line}{called}"
+
+
+def _function(frame: Frame) -> str:
+    return frame.function if frame.function.startswith("<") else f"{frame.function}()"
+
+
+def _hangs(group: Group) -> str:
+    return "hangs" if len(group.ranks) == 1 else "hang"
+
+
+def _named(group: Group) -> str:
+    stack = group.stack
+    if len(group.ranks) == 1:
+        return f"rank {stack.rank} on node {stack.node_rank} ({stack.host})"
+    return f"ranks {ranks_text(group.ranks)}"
+
+
+def _silent_words(group: Group) -> str:
+    what = _SILENT_STATES[group.stack.state]
+    if len(group.ranks) > 1:
+        what = what.replace("is ", "are ").replace("does ", "do ")
+    remark = f" ({group.stack.remark})" if group.stack.remark else ""
+    return f"{_named(group)} {what}{remark}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks in ascending order as text, runs folded: ``0-3,7``, cut after a few."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return ",".join(texts[:_LINES_MAX]) + (",…" if len(texts) > _LINES_MAX else "")

@@ -1,0 +1,76 @@
+"""Where one rank is: its stack, short and without what differs from host to host. Values only."""
+
+import enum
+
+from ...values import dataclass
+
+FRAMES_MAX = 50
+TEXT_MAX = 200
+"""Characters of a file's name, a function's name, a source line, a remark."""
+STACK_MAX_BYTES = 8 * 1024
+"""Of one stack on the wire."""
+REPORT_MAX_BYTES = 2 * 1024 * 1024
+"""Of all stacks of one node: half of what a message may have."""
+STEPS_MAX = 999_999_999
+
+
+class RankState(enum.Enum):
+    """How the process of a rank answered when it was asked for its stack."""
+
+    ANSWERED = 1
+    """Its main thread's stack is known."""
+    STOPPED = 2
+    """By SIGSTOP or a debugger; it can answer nothing."""
+    UNINTERRUPTIBLE = 3
+    """In the kernel, where no signal reaches it (state D)."""
+    SILENT = 4
+    """It runs, but gave no stack in time: its main thread is in a state that handles no signal."""
+    UNKNOWN = 5
+    """It has no hook: not Python, or not started by ft-run's starter. Nothing is known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame."""
+
+    file: str
+    """As in a traceback; for a library from its package's folder on (``torch/nn/…``)."""
+    line: int
+    function: str
+    is_library: bool = False
+    """In the standard library or in ``site-packages``: not the user's own code."""
+    source: str = ""
+    """The text of the line, stripped; empty where the file cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStack:
+    """Where a rank is."""
+
+    rank: int
+    node_rank: int
+    host: str
+    state: RankState
+    frames: tuple[Frame, ...] = ()
+    """Of the main thread, the innermost first; at most ``FRAMES_MAX``."""
+    steps: int = -1
+    """Steps that it has finished in this round; -1 where none are counted."""
+    remark: str = ""
+    """What the kernel says of a process that did not answer: state, wchan, system call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackOrder:
+    """The master asks where the workers of a node are now."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackReport:
+    """Where they are."""
+
+    number: int
+    """The order's."""
+    stacks: tuple[RankStack, ...]
+    """Of all workers of the node that have not exited."""

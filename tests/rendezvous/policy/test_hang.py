@@ -1,0 +1,168 @@
+"""The verdict on a hang, from recorded dumps of two ranks (torch 2.13, gloo).
+
+Each was written by ``dumps/job.py.txt`` under two ranks, of which rank 1 is held up at the line
+that its name says; ``NAME.RANK.txt`` is what ``faulthandler`` wrote of the rank.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ft_run.launcher.stacks.dump import main_thread
+from ft_run.rendezvous.policy.hang import HangKind, group_stacks, has_moved, judge, ranks_text
+from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
+
+DUMPS = Path(__file__).with_name("dumps")
+
+
+def recorded(name: str, rank: int, source: Path) -> RankStack:
+    dump = (DUMPS / f"{name}.{rank}.txt").read_text().replace('"job.py"', f'"{source}"')
+    frames = main_thread(dump)
+    assert frames
+    return RankStack(rank, rank, f"gpu0{rank}", RankState.ANSWERED, frames, steps=12)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The source that the recorded processes ran, where its lines can be read."""
+    path = tmp_path / "job.py"
+    path.write_text((DUMPS / "job.py.txt").read_text())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "waits"),
+    [
+        ("sleep", "read_batch() at job.py:8", "all_reduce at job.py:13"),
+        ("ddp", "read_batch() at job.py:8", "_pre_forward at job.py:18"),
+        ("lock", "train() at job.py:28", "barrier at job.py:29"),
+        ("fifo", "train() at job.py:40", "all_reduce at job.py:41"),
+        ("async", "read_batch() at job.py:8", "wait at job.py:44"),
+        ("store", "read_batch() at job.py:8", "get at job.py:47"),
+        ("spin", "train() at job.py:57", "all_reduce at job.py:58"),
+        ("fsdp", "read_batch() at job.py:8", "all_gather_single at job.py:54"),
+        (
+            "loader",
+            "train() at job.py:37, inside select() of selectors.py",
+            "all_reduce at job.py:37",
+        ),
+    ],
+)
+def test_the_rank_that_holds_the_others_up_is_named(
+    name: str, own: str, waits: str, job: Path
+) -> None:
+    found = judge([recorded(name, 0, job), recorded(name, 1, job)], 61.4)
+    assert found.kind is HangKind.RANK
+    assert found.culprits == (1,)
+    assert found.words == (
+        f"rank 1 on node 1 (gpu01) hangs in {own}; "
+        f"1 other rank waits for it in {waits}; no step for 61 s (step 12)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "barrier",
+            "rank 0 on node 0 (gpu00) waits in barrier at job.py:21, "
+            "but rank 1 on node 1 (gpu01) waits in all_reduce at job.py:20",
+        ),
+        (
+            "skip",
+            "rank 0 on node 0 (gpu00) waits in all_reduce at job.py:23, "
+            "but rank 1 on node 1 (gpu01) waits in broadcast at job.py:24",
+        ),
+    ],
+)
+def test_ranks_in_different_collectives_are_a_mismatch(name: str, words: str, job: Path) -> None:
+    found = judge([recorded(name, 0, job), recorded(name, 1, job)], 61)
+    assert found.kind is HangKind.MISMATCH
+    assert found.words == f"{words}; no step for 61 s (step 12)"
+
+
+def world(job: Path, *culprits: RankStack, size: int = 64) -> list[RankStack]:
+    """A world in which all but the culprits wait in an all-reduce."""
+    waits = recorded("sleep", 0, job)
+    stacks = {rank: replace(waits, rank=rank, node_rank=rank // 8) for rank in range(size)}
+    return list((stacks | {stack.rank: stack for stack in culprits}).values())
+
+
+def test_one_of_many(job: Path) -> None:
+    culprit = replace(recorded("fifo", 1, job), rank=17, node_rank=2, host="gpu07")
+    found = judge(world(job, culprit), 61)
+    assert found.culprits == (17,)
+    assert found.words == (
+        "rank 17 on node 2 (gpu07) hangs in train() at job.py:40; "
+        "63 other ranks wait for it in all_reduce at job.py:13; no step for 61 s (step 12)"
+    )
+    assert [group.ranks for group in found.groups] == [
+        (17,),
+        tuple(rank for rank in range(64) if rank != 17),
+    ]
+
+
+def test_of_two_places_the_smaller_group_and_then_the_fewest_steps_are_named(job: Path) -> None:
+    reading = [replace(recorded("sleep", 1, job), rank=rank) for rank in (3, 4)]
+    locked = replace(recorded("lock", 1, job), rank=9)
+    assert judge(world(job, *reading, locked), 61).culprits == (9,)
+    behind = replace(reading[0], steps=11)
+    assert judge(world(job, behind, locked), 61).culprits == (3,)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (RankState.STOPPED, "is stopped"),
+        (RankState.UNINTERRUPTIBLE, "is in uninterruptible sleep"),
+        (RankState.SILENT, "does not answer"),
+    ],
+)
+def test_a_process_that_cannot_answer_comes_first(state: RankState, words: str, job: Path) -> None:
+    silent = RankStack(5, 0, "gpu00", state, remark="nfs_wait in read()")
+    reading = replace(recorded("sleep", 1, job), rank=3)
+    found = judge(world(job, silent, reading), 61)
+    assert found.kind is HangKind.PROCESS
+    assert found.culprits == (5,)
+    assert found.words.startswith(
+        f"rank 5 on node 0 (gpu00) {words} (nfs_wait in read()); "
+        "62 other ranks wait for it in all_reduce at job.py:13; "
+    )
+
+
+def test_where_all_wait_at_one_place_all_are_doubted(job: Path) -> None:
+    found = judge(world(job), 61)
+    assert found.kind is HangKind.ALL
+    assert found.culprits == tuple(range(64))
+    assert found.words == "ranks 0-63 wait in all_reduce at job.py:13; no step for 61 s (step 12)"
+
+
+def test_a_rank_of_which_nothing_is_known_is_not_taken_for_a_waiting_one() -> None:
+    unknown = [RankStack(rank, 0, "h", RankState.UNKNOWN) for rank in range(2)]
+    found = judge(unknown, 61)
+    assert found.kind is HangKind.RANK
+    assert found.words == "ranks 0-1 hang at a place that is not known; no step for 61 s"
+
+
+def test_a_rank_has_moved_when_its_own_line_or_its_steps_differ(job: Path) -> None:
+    before = recorded("sleep", 1, job)
+    assert not has_moved(before, before)
+    assert has_moved(before, replace(before, steps=13))
+    assert has_moved(before, recorded("lock", 1, job))
+    # Another line of a library under the same line of the user's is no movement: a poll.
+    polls = recorded("loader", 1, job)
+    other = (Frame("selectors.py", 416, "select", is_library=True), *polls.frames[1:])
+    assert not has_moved(polls, replace(polls, frames=other))
+
+
+def test_groups_are_told_the_smallest_first(job: Path) -> None:
+    groups = group_stacks(world(job, replace(recorded("sleep", 1, job), rank=63)))
+    assert [len(group.ranks) for group in groups] == [1, 63]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [((0,), "0"), ((0, 1, 2, 5), "0-2,5"), ((1, 3, 5, 7, 9), "1,3,5,7,…")],
+)
+def test_ranks_are_folded(ranks: tuple[int, ...], text: str) -> None:
+    assert ranks_text(ranks) == text

@@ -1,0 +1,266 @@
+"""What a watched worker's page says of it, executed and forked, and what it notices of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ft_run
+import pytest
+from ft_run.launcher.processes.worker_watch import starter_env
+from ft_run.training import hook, progress
+
+DRIVER = Path(__file__).parents[1] / "harness" / "preload_driver.py"
+
+STEPS = """
+import os, sys
+from multiprocessing import Process
+import torch
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+from ft_run.training import progress
+
+def parameter():
+    value = torch.nn.Parameter(torch.zeros(2))
+    value.grad = torch.ones(2)
+    return value
+
+def closure():
+    loss = (value - 3).square().sum()
+    loss.backward()
+    return loss
+
+class Own(Optimizer):
+    def __init__(self):
+        super().__init__([parameter()], {})
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+
+class Wrapper(Own):
+    def step(self, closure=None):
+        first.step(closure)
+        second.step(closure)
+
+def fail():
+    raise MemoryError
+
+def train():
+    for _ in range(5):
+        first.step()
+
+def show_progress():
+    for _ in range(5):
+        progress()
+
+value = parameter()
+first, second = SGD([parameter()], lr=0.1), Adam([parameter()], lr=0.1)
+match sys.argv[1]:
+    case "plain":
+        train()
+    case "closure":
+        optimizer = LBFGS([value], max_iter=4)
+        for _ in range(5):
+            optimizer.step(closure)
+    case "own":
+        optimizer = Own()
+        for _ in range(5):
+            optimizer.step()
+    case "two":
+        for _ in range(5):
+            second.step()
+            first.step()
+    case "two of which one steps more often":
+        for number in range(5):
+            first.step()
+            if number % 2:
+                second.step()
+    case "wrapper":
+        optimizer = Wrapper()
+        for _ in range(5):
+            optimizer.step()
+    case "one that fails":
+        for optimizer in (Wrapper(), Own()):
+            try:
+                optimizer.step(fail)
+            except MemoryError:
+                pass
+        train()
+    case "compiled":
+        step = torch.compile(first.step, backend="eager")
+        for _ in range(5):
+            step()
+    case "accumulation":
+        for number in range(10):
+            (first.param_groups[0]["params"][0] * 2).sum().backward()
+            if number % 2:
+                first.step()
+    case "children":
+        train()
+        for function in (train, show_progress):
+            child = Process(target=function)
+            child.start()
+            child.join()
+    case "progress":
+        show_progress()
+    case "progress with a number":
+        for number in range(1, 6):
+            first.step()
+            first.step()
+            progress(number)
+    case "none":
+        pass
+"""
+
+TICKS = {
+    "plain": [5, 5],
+    "closure": [5, 5],
+    "own": [5, 5],
+    "two": [5, 10],
+    "two of which one steps more often": [5, 7],
+    "wrapper": [5, 5],
+    "one that fails": [5, 5],
+    "compiled": [5, 5],
+    "accumulation": [5, 5],
+    "children": [5, 5],
+    "progress": [0, 5],
+    "progress with a number": [5, 15],
+    "none": [0, 0],
+}
+"""Steps and signs of progress of each case of ``STEPS``."""
+
+
+def test_every_step_is_counted_once(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(STEPS)
+    order = {
+        "modules": ["torch"],
+        "watched": True,
+        "workers": [{"argv": [sys.executable, "-u", "work.py", case]} for case in TICKS],
+    }
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), str(tmp_path / "out")],
+        input=json.dumps(order),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    came_out = json.loads(done.stdout)
+    assert [state for state, _ in came_out["fork_servers"]] == ["loading", "ready"]
+    for way in ("cold", "warm"):
+        errors = "".join(run["err"] for run in came_out[way]).splitlines()
+        # torch's own word on a compiled step, watched or not.
+        assert [line for line in errors if "Profiler record function" not in line] == []
+        found = {case: run["progress"] for case, run in zip(TICKS, came_out[way], strict=True)}
+        assert found == TICKS, way
+
+
+# --- what led the interpreter to the hook -------------------------------------------------------
+
+LOOKS = """
+import json, os, subprocess, sys
+look = "import json, os, sys; print(json.dumps([sys.path[1:], dict(os.environ)]))"
+children = [json.loads(subprocess.check_output([sys.executable, "-c", look]))]
+environ = {name: value for name, value in os.environ.items() if name != "LC_CTYPE"}
+children[0][1].pop("LC_CTYPE", None)
+print(json.dumps([sys.path, environ, children, sorted(sys.path_importer_cache),
+                  getattr(sys.modules.get("sitecustomize"), "WHOSE", None),
+                  "sitecustomize" in sys.modules]))
+"""
+
+
+def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[Any, str]:
+    """Run ``LOOKS``, executed; return what it found and its errors."""
+    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
+    os.ftruncate(files[0], hook.PAGE_BYTES)
+    more = starter_env(environ, *files) if watched else {}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS],
+        env={**environ, **more},
+        pass_fds=files,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    if watched:
+        page = memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")
+        assert page[hook.PID] > 0
+    for fd in files:
+        os.close(fd)
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("path", [None, "", "site", "other:site", "other:", ":site"])
+@pytest.mark.parametrize("source", [None, "WHOSE = 'the user'", "1 / 0", "import nowhere"])
+def test_an_executed_worker_finds_what_it_would_find(
+    tmp_path: Path, path: str | None, source: str | None
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "other").mkdir()
+    if source is not None:
+        (tmp_path / "site" / "sitecustomize.py").write_text(source)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if path is not None:
+        environ["PYTHONPATH"] = ":".join(
+            str(tmp_path / folder) if folder else "" for folder in path.split(":")
+        )
+        environ["PYTHONPATH"] = environ["PYTHONPATH"] if path else ""
+    assert look(tmp_path, environ, watched=True) == look(tmp_path, environ, watched=False)
+
+
+def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
+    """And the next one when that has ended; what they start is not."""
+    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
+    os.ftruncate(files[0], hook.PAGE_BYTES)
+    say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', '{say % 4}'])"
+    found = []
+    for script in (f'{sys.executable} -c "{say % 2}"', f'{sys.executable} -c "{child}"'):
+        subprocess.run(
+            ["sh", "-c", f"true; {script}; true"],
+            env={**os.environ, **starter_env(os.environ, *files)},
+            pass_fds=files,
+            cwd=tmp_path,
+            check=True,
+            timeout=60,
+        )
+        found.append(memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")[hook.TICKS])
+    for fd in files:
+        os.close(fd)
+    assert found == [2, 0]
+
+
+# --- a script without ft-run --------------------------------------------------------------------
+
+
+def plain(*lines: str) -> "subprocess.CompletedProcess[str]":
+    command: Sequence[str] = [sys.executable, "-c", "\n".join(lines)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_does_nothing_where_nothing_watches_and_imports_nothing_but_itself() -> None:
+    done = plain(
+        "import sys; before = set(sys.modules)",
+        "from ft_run.training import progress",
+        "progress(); progress(3)",
+        "print(sorted(n for n in set(sys.modules) - before if n.startswith(('ft_run', 'torch'))))",
+    )
+    assert done.stdout == "['ft_run', 'ft_run.training']\n"
+    assert ft_run.__doc__
+
+
+@pytest.mark.parametrize("step", [-1, 2**63])
+def test_a_number_of_steps_that_is_none_is_refused(step: int) -> None:
+    with pytest.raises(ValueError, match=f"was given step {step}; right would be"):
+        progress(step)
+
+
+@pytest.mark.parametrize("step", [1.0, "1"])
+def test_what_is_no_whole_number_is_refused(step: Any) -> None:
+    with pytest.raises(TypeError):
+        progress(step)

@@ -1,0 +1,192 @@
+"""Runs in a worker that is watched: says how far it is, and writes its stacks when it is asked.
+
+The worker shares a page of memory with the agent, which holds it as a file without a name. Each
+number there is written by one aligned store of 8 bytes, so that the agent reads no half of one.
+Only the worker's own process writes, none that it forks or starts.
+
+This file is also run by path, in interpreters that have no ft-run: it imports nothing of it.
+"""
+
+import os
+import sys
+import time
+from typing import Any
+
+NAME = "_ft_run_hook"
+"""The module by which ``ft_run.training`` finds it."""
+
+PAGE_BYTES = 4096
+STACKS_SIGNAL = 62
+"""A real-time signal (``SIGRTMAX - 2``): all stacks are written on it."""
+
+PID, STEPS, LAST_NS, LONGEST_NS, TICKS, STACKS_FD = range(6)
+"""Where in the page, in words of 8 bytes: the process that is watched, 0 while there is none; the
+steps that are done; the time of the last sign of progress (CLOCK_MONOTONIC, 0: none yet); the
+longest time between two of them; how many there were; the descriptor that stacks are written to."""
+
+PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
+"""What links to them in /proc say."""
+_OPTIMIZERS = "torch.optim.optimizer"
+_FD_MIN = 100
+"""Far from what programs take for the next free descriptor."""
+
+
+class Hook:
+    """The worker's side of the page."""
+
+    def __init__(self, page: Any) -> None:
+        """Watch this process.
+
+        Args:
+            page: a ``memoryview`` of words of 8 bytes.
+        """
+        self._page = page
+        self._pid = os.getpid()
+        self._says_steps = False
+        self._outermost: tuple[object, Any] | None = None
+        """The optimizer that is stepping, and the frame in which it does."""
+        self._stepped: set[int] = set()
+        """The optimizers that have stepped since the last step was counted."""
+        page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
+        page[PID] = self._pid
+
+    def progress(self, step: int) -> None:
+        """Take note that the script gets on; of its own number of steps unless that is -1."""
+        if os.getpid() != self._pid:
+            return
+        if step >= 0:
+            self._says_steps = True
+            self._page[STEPS] = step
+        self._tick()
+
+    def before_step(self, optimizer: object, *_: object) -> None:
+        """An optimizer begins a step; it may be inside the step of another, which wraps it."""
+        frame = sys._getframe(1)
+        outermost = self._outermost
+        # One that raised an exception in its step has never ended it.
+        if outermost is None or outermost[0] is optimizer or not _is_running(outermost[1], frame):
+            self._outermost = optimizer, frame
+
+    def after_step(self, optimizer: object, *_: object) -> None:
+        """An optimizer has done a step."""
+        if self._outermost is None or self._outermost[0] is not optimizer:
+            return
+        self._outermost = None
+        if os.getpid() != self._pid:
+            return
+        # Optimizers that take turns count as the one of them that steps most.
+        number = id(optimizer)
+        if number in self._stepped or not self._stepped:
+            self._stepped = {number}
+            if not self._says_steps:
+                self._page[STEPS] += 1
+        else:
+            self._stepped.add(number)
+        self._tick()
+
+    def _tick(self) -> None:
+        page = self._page
+        now = time.monotonic_ns()
+        last = page[LAST_NS]
+        if last and now - last > page[LONGEST_NS]:
+            page[LONGEST_NS] = now - last
+        page[LAST_NS] = now
+        page[TICKS] += 1
+
+
+# A compiled step breaks its graph here and calls these as they are (what torch.compiler.disable
+# sets, without its import).
+for _function in (Hook.before_step, Hook.after_step):
+    _function._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
+    _function._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
+
+
+class _Finder:
+    """Waits on ``sys.meta_path`` for the import of torch's optimizers, and is gone after it."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find the module as it would be found, and have the hook registered when it is loaded."""
+        if name != _OPTIMIZERS:
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                _after_loading(spec.loader, self._hook)
+                return spec
+        return None
+
+
+def _after_loading(loader: Any, hook: Hook) -> None:
+    execute = loader.exec_module
+
+    def execute_and_register(module: Any) -> None:
+        del loader.exec_module  # what the class has is seen again
+        execute(module)
+        _register(module, hook)
+
+    loader.exec_module = execute_and_register
+
+
+def _register(optimizers: Any, hook: Hook) -> None:
+    register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
+    if register is not None:  # since torch 2.0
+        register(hook.before_step)
+        optimizers.register_optimizer_step_post_hook(hook.after_step)
+
+
+def _is_running(frame: Any, inner: Any) -> bool:
+    while inner is not None and inner is not frame:
+        inner = inner.f_back
+    return inner is not None
+
+
+def install_or_say(page_fd: int, stacks_fd: int) -> None:
+    """Begin to watch, or say why not: a worker that is not watched is better than none."""
+    try:
+        install(page_fd, stacks_fd)
+    except Exception as error:
+        os.write(2, f"ft-run: this worker is not watched: {error!r}\n".encode())
+
+
+def install(page_fd: int, stacks_fd: int) -> None:
+    """Begin to watch this process, unless another one that lives is watched on the same page.
+
+    Args:
+        page_fd: the page; the caller may close it.
+        stacks_fd: the file for stacks; the same, as it is kept under another number.
+
+    Raises:
+        OSError: the descriptors are not what they should be, or the kernel refuses.
+    """
+    import faulthandler
+    import fcntl
+    import mmap
+
+    # The variable may have come to a process that has not inherited the descriptors.
+    if not os.readlink(f"/proc/self/fd/{page_fd}").startswith(PAGE_FILE):
+        raise OSError(f"descriptor {page_fd} is not the page that is shared with ft-run")
+    # A map keeps a duplicate of its descriptor, with the lowest number that is free.
+    fillers = [os.dup(page_fd)]
+    while fillers[-1] < _FD_MIN:
+        fillers.append(os.dup(page_fd))
+    page = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
+    for fd in fillers:
+        os.close(fd)
+    if page[PID] and page[PID] != os.getpid() and os.path.exists(f"/proc/{page[PID]}"):
+        return
+    file = fcntl.fcntl(stacks_fd, fcntl.F_DUPFD_CLOEXEC, _FD_MIN)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    page[STACKS_FD] = file
+    hook = Hook(page)
+    module: Any = type(sys)(NAME)
+    module.progress = hook.progress
+    sys.modules[NAME] = module
+    optimizers = sys.modules.get(_OPTIMIZERS)
+    if optimizers is not None:
+        _register(optimizers, hook)
+    else:
+        sys.meta_path.insert(0, _Finder(hook))
