@@ -64,6 +64,14 @@ def asked_until(ft, port, pattern, *more):
         assert time.monotonic() < deadline, asked.stdout
 
 
+def start_two(ft, *args):
+    """Start two agents; return them when the master is there and has formed the round."""
+    agents = ft.start_two(*args)
+    for agent in agents:
+        agent.expect("started ranks")
+    return agents
+
+
 def end(*agents):
     for agent in agents:
         agent.send(signal.SIGTERM)
@@ -73,7 +81,7 @@ def end(*agents):
 
 def test_a_hang_of_two_nodes_is_seen_in_one_look(ft, free_port):
     os.mkfifo(ft.folder / "fifo")
-    agents = ft.start_two(*job(free_port, "--watch-workers"), ft.script(COLLECTIVE))
+    agents = start_two(ft, *job(free_port, "--watch-workers"), ft.script(COLLECTIVE))
     waits = (
         r"(?s)rank 1 on node 0 \(\S+\) · step 3\n  script.py:6 read_sample.*ranks 0,2-3 · step 3"
     )
@@ -94,7 +102,7 @@ def test_a_hang_of_two_nodes_is_seen_in_one_look(ft, free_port):
 
 @pytest.mark.parametrize("preload", [(), ("--preload", "colorsys")], ids=["executed", "forked"])
 def test_each_rank_is_described_by_what_holds_it(ft, free_port, preload):
-    agents = ft.start_two(*job(free_port, "--watch-workers", *preload), ft.script(ALONE))
+    agents = start_two(ft, *job(free_port, "--watch-workers", *preload), ft.script(ALONE))
     said = asked_until(ft, free_port, r"(?s)stopped.*deadlock.*ranks 2-3")
     assert re.sub(r"on node 0 \(\S+\)", "on node 0 (host)", said).splitlines() == [
         "rank 0 on node 0 (host) · step 0 · stopped (by a signal)",
@@ -111,7 +119,7 @@ def test_each_rank_is_described_by_what_holds_it(ft, free_port, preload):
 
 @pytest.mark.parametrize("watch", [(), ("--watch-workers",)])
 def test_programs_without_the_hook_run_on(ft, free_port, watch):
-    agents = ft.start_two(*job(free_port, *watch, "--no-python"), "sleep", 1000)
+    agents = start_two(ft, *job(free_port, *watch, "--no-python"), "sleep", 1000)
     for agent in agents:
         agent.expect("started ranks")
     for _ in range(2):
