@@ -112,6 +112,13 @@ def names(kind: type) -> tuple[str, ...]:
     return found
 
 
+def prepare(kind: type) -> None:
+    """Compile ``__init__`` of a class now, where the first instance must not wait for it."""
+    made: Any = kind
+    if made.__init__ is _first_init:
+        made.__init__ = _init(kind)
+
+
 def _parts(kind: type) -> dict[str, _Part]:
     parts: dict[str, _Part] = cast(Any, kind)._dataclass_parts
     return parts

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ...protos import rendezvous_pb2 as pb
-from ...values import is_value, names
+from ...values import is_value, names, prepare
 from ..protocol.messages import MasterMessage, NodeMessage
 from ..protocol.stacks import RankStack
 
@@ -97,6 +97,7 @@ def _codec(plain: type) -> _Codec:
     codec = _CODECS.get(plain)
     if codec is None:
         codec = _CODECS[plain] = _Codec(plain)
+        prepare(plain)  # while nodes gather: a restart does not wait for it
     return codec
 
 

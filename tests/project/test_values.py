@@ -167,3 +167,17 @@ def test_a_class_costs_no_compilation_until_it_has_an_instance() -> None:
         "assert messages.Heard.__init__ is not before\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_class_is_prepared_once_and_makes_the_same() -> None:
+    @values.dataclass(frozen=True, slots=True)
+    class Point:
+        x: int
+        y: int = 2
+
+    values.prepare(Point)
+    made = Point.__init__
+    assert made is not values._first_init
+    assert Point(1) == Point(1, 2)
+    values.prepare(Point)
+    assert Point.__init__ is made
