@@ -457,7 +457,10 @@ def _attend(job_id: str, node_id: str, **changes: Any) -> pb.Attend:
         protocol=1,
         version="0",
         job=pb.JobSpec(job_id=job_id, min_nodes=2, max_nodes=2, node_unit=1, max_restarts=2),
-        node=pb.NodeSpec(node_id=node_id, incarnation="ab", host="h", local_world_size=1),
+        # At the address of the node whose identity it claims: elsewhere it would get another one.
+        node=pb.NodeSpec(
+            node_id=node_id, incarnation="ab", host="h", address="127.0.0.1", local_world_size=1
+        ),
         offer=pb.Offer(address="127.0.0.1", port=1),
     )
     message.MergeFrom(pb.Attend(**changes))

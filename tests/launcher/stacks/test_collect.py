@@ -155,7 +155,10 @@ def test_a_process_that_blocks_the_signal_does_not_answer(start: Start, tmp_path
     ("program", "watched"),
     [
         (("sh", "-c", "echo there; sleep 1000"), True),
-        ((sys.executable, "-c", "print('there', flush=True); input()"), False),
+        (
+            (sys.executable, "-c", "print('there', flush=True); import time; time.sleep(1000)"),
+            False,
+        ),
         (
             # It puts another program in its place, which would die of the signal.
             (
