@@ -32,6 +32,7 @@ SCENARIOS = (
     "group/test_checking",
     "policy/test_bounded_regex",
     "policy/test_rules",
+    "policy/test_blame",
     "policy/test_budget",
     "protocol/test_failure",
 )
