@@ -57,7 +57,7 @@ def guard_main(channel: socket.socket) -> NoReturn:
 
 
 def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
-    """Return when the spawner is dead. It is not reaped, so its number stays its own."""
+    """Return when the spawner is dead, or should be. It is not reaped: its number stays its own."""
     poll = select.poll()
     for fd in (channel, spawner_lives):
         poll.register(fd, 0)  # what is waited for is the other end's close
@@ -66,8 +66,7 @@ def _wait(channel: int, spawner_lives: int, spawner: int) -> None:
     # The agent is gone. The spawner sees that too, but not while it is stopped.
     os.kill(spawner, signal.SIGCONT)
     poll.unregister(channel)
-    if not poll.poll(_SPAWNER_S * 1000):
-        os.kill(spawner, signal.SIGKILL)
+    poll.poll(_SPAWNER_S * 1000)
 
 
 def _close_all_but(*kept: int) -> None:

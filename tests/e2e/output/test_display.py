@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ft_run.tests.harness import family
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher
@@ -349,11 +350,14 @@ def test_ctrl_c_gives_the_terminal_back(stage: Stage) -> None:
     assert terminal.screen.region == (0, 15)
 
 
-def test_a_killed_agent_gives_the_terminal_back(stage: Stage) -> None:
+@pytest.mark.parametrize("spawner", ["runs", "was stopped"])
+def test_a_killed_agent_gives_the_terminal_back(stage: Stage, spawner: str) -> None:
     terminal = stage.open()
     terminal.expect_live(LIVE)
     terminal.resize(12, 100)
     terminal.expect_live(LIVE)
+    if spawner == "was stopped":  # the guard lets it go on: the words for the end are its own
+        os.kill(family.spawner_of(terminal.agent), signal.SIGSTOP)
     os.kill(terminal.agent, signal.SIGKILL)
     terminal.expect_text("status=137")
     terminal.expect(lambda s: s.region == (0, 11) and no_live_line(s.lines), "a free terminal")
