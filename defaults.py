@@ -27,6 +27,9 @@ STORE: Final = "worker"
 # Failure policy (docs/policy.md).
 MAX_NODE_FAILURES: Final = 3
 
+# Hangs (docs/hangs.md).
+HANG_TIMEOUT_START_S: Final = 1800.0
+
 # The first connection of an agent to its master: how long a name that does not resolve or a
 # port that refuses may be a master that is still starting.
 CONNECT_TIMEOUT_S: Final = 60.0

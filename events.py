@@ -198,12 +198,31 @@ class WorkersStopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkersKilled:
-    """Workers did not end within ``--shutdown-timeout``."""
+    """Workers did not end within ``--shutdown-timeout``, or soon enough where they hang."""
 
     round: int
     node_rank: int
     workers: int
     timeout_s: float
+    is_hung: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HangDismissed:
+    """Workers show no progress, but are not taken to hang; the sentence is the master's."""
+
+    round: int
+    node_rank: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class StacksKept:
+    """Where all ranks were when the workers hung has been written to a file."""
+
+    round: int
+    node_rank: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +419,8 @@ Event = (
     | WorkerFailed
     | WorkersStopped
     | WorkersKilled
+    | HangDismissed
+    | StacksKept
     | TimerExpired
     | WorkersSucceeded
     | LeftoversEnded

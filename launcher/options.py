@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
-from ..rendezvous.protocol.messages import JobSpec, PolicySpec
+from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
 from ..rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ..values import dataclass, field
 
@@ -136,7 +136,9 @@ class LaunchOptions:
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports once; workers are forked from it."""
     watch_workers: bool = False
-    """Workers have the hook of ``training``."""
+    """Workers have the hook of ``training``; so they do with ``hang``."""
+    hang: HangSpec | None = None
+    """When workers are suspected to hang; None: never."""
     event_log_handler: str = "null"
     checks: LadderOptions | None = None
     """None: nodes are not checked."""
@@ -162,6 +164,7 @@ class LaunchOptions:
             checks=self.checks.spec if self.checks is not None else None,
             separate_store=self.separate_store,
             rescale_delay_s=self.rendezvous.rescale_delay_s,
+            hang=self.hang,
         )
 
 

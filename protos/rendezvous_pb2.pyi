@@ -15,6 +15,7 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_START: _ClassVar[FailureKind]
     FAILURE_KIND_PREEMPTED: _ClassVar[FailureKind]
     FAILURE_KIND_STORE: _ClassVar[FailureKind]
+    FAILURE_KIND_HANG: _ClassVar[FailureKind]
 
 class ClaimState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +48,7 @@ FAILURE_KIND_STUCK: FailureKind
 FAILURE_KIND_START: FailureKind
 FAILURE_KIND_PREEMPTED: FailureKind
 FAILURE_KIND_STORE: FailureKind
+FAILURE_KIND_HANG: FailureKind
 CLAIM_STATE_UNSPECIFIED: ClaimState
 CLAIM_STATE_RUNNING: ClaimState
 CLAIM_STATE_DONE: ClaimState
@@ -104,8 +106,16 @@ class CheckSpec(_message.Message):
     compute_threshold: float
     def __init__(self, level: _Optional[str] = ..., timeout_s: _Optional[float] = ..., on_restart: _Optional[str] = ..., is_binding: bool = ..., straggler_threshold: _Optional[float] = ..., exclude_straggler: bool = ..., only: bool = ..., is_strict: bool = ..., floors: _Optional[_Iterable[str]] = ..., compute_threshold: _Optional[float] = ...) -> None: ...
 
+class HangSpec(_message.Message):
+    __slots__ = ("timeout_s", "start_s")
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    start_s: float
+    def __init__(self, timeout_s: _Optional[float] = ..., start_s: _Optional[float] = ...) -> None: ...
+
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy", "checks", "separate_store", "rescale_delay_s")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy", "checks", "separate_store", "rescale_delay_s", "hang")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +125,7 @@ class JobSpec(_message.Message):
     CHECKS_FIELD_NUMBER: _ClassVar[int]
     SEPARATE_STORE_FIELD_NUMBER: _ClassVar[int]
     RESCALE_DELAY_S_FIELD_NUMBER: _ClassVar[int]
+    HANG_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
@@ -124,7 +135,8 @@ class JobSpec(_message.Message):
     checks: CheckSpec
     separate_store: bool
     rescale_delay_s: float
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ..., separate_store: bool = ..., rescale_delay_s: _Optional[float] = ...) -> None: ...
+    hang: HangSpec
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ..., separate_store: bool = ..., rescale_delay_s: _Optional[float] = ..., hang: _Optional[_Union[HangSpec, _Mapping]] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank")
@@ -311,7 +323,7 @@ class Frame(_message.Message):
     def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., is_library: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class RankStack(_message.Message):
-    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark")
+    __slots__ = ("rank", "node_rank", "host", "state", "frames", "steps", "remark", "ticks")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +331,7 @@ class RankStack(_message.Message):
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     REMARK_FIELD_NUMBER: _ClassVar[int]
+    TICKS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node_rank: int
     host: str
@@ -326,7 +339,18 @@ class RankStack(_message.Message):
     frames: _containers.RepeatedCompositeFieldContainer[Frame]
     steps: int
     remark: str
-    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ...) -> None: ...
+    ticks: int
+    def __init__(self, rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., state: _Optional[_Union[RankState, str]] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., steps: _Optional[int] = ..., remark: _Optional[str] = ..., ticks: _Optional[int] = ...) -> None: ...
+
+class Suspicion(_message.Message):
+    __slots__ = ("round", "ranks", "idle_s")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    idle_s: float
+    def __init__(self, round: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., idle_s: _Optional[float] = ...) -> None: ...
 
 class StackReport(_message.Message):
     __slots__ = ("number", "stacks")
@@ -337,7 +361,7 @@ class StackReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., stacks: _Optional[_Iterable[_Union[RankStack, _Mapping]]] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +371,7 @@ class NodeMessage(_message.Message):
     HEARD_FIELD_NUMBER: _ClassVar[int]
     CHECKRESULT_FIELD_NUMBER: _ClassVar[int]
     STACKREPORT_FIELD_NUMBER: _ClassVar[int]
+    SUSPICION_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -356,7 +381,8 @@ class NodeMessage(_message.Message):
     heard: Heard
     checkresult: CheckResult
     stackreport: StackReport
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ...) -> None: ...
+    suspicion: Suspicion
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -423,16 +449,28 @@ class Start(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("round", "reason", "lets_settle", "is_stale")
+    __slots__ = ("round", "reason", "lets_settle", "is_stale", "is_hung", "stacks")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LETS_SETTLE_FIELD_NUMBER: _ClassVar[int]
     IS_STALE_FIELD_NUMBER: _ClassVar[int]
+    IS_HUNG_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
     round: int
     reason: str
     lets_settle: bool
     is_stale: bool
-    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., lets_settle: bool = ..., is_stale: bool = ...) -> None: ...
+    is_hung: bool
+    stacks: str
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., lets_settle: bool = ..., is_stale: bool = ..., is_hung: bool = ..., stacks: _Optional[str] = ...) -> None: ...
+
+class NoHang(_message.Message):
+    __slots__ = ("round", "sentence")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    sentence: str
+    def __init__(self, round: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ()
@@ -525,7 +563,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -538,6 +576,7 @@ class MasterMessage(_message.Message):
     CHECKPROGRESS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     STACKORDER_FIELD_NUMBER: _ClassVar[int]
+    NOHANG_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -550,7 +589,8 @@ class MasterMessage(_message.Message):
     checkprogress: CheckProgress
     renamed: Renamed
     stackorder: StackOrder
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ...) -> None: ...
+    nohang: NoHang
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -579,7 +619,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version")
+    __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -592,6 +632,7 @@ class StatusReply(_message.Message):
     ROUND_UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_STOP_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     phase: str
     round: int
@@ -604,7 +645,8 @@ class StatusReply(_message.Message):
     round_uptime_s: float
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     version: str
-    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
+    last_stop: str
+    def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
     __slots__ = ("ranks",)

@@ -36,7 +36,7 @@ from ...rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ...rendezvous.protocol.stacks import StackOrder, StackReport
+from ...rendezvous.protocol.stacks import NoHang, StackOrder, StackReport, Suspicion
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
@@ -52,11 +52,11 @@ from ..spawner.client import (
     SpawnerEvent,
     SpawnerGone,
 )
-from ..stacks.reports import StackReports
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
 from .ending import NodeEnd, show_verdict
+from .hangs import Hangs
 from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
@@ -132,7 +132,7 @@ class Agent:
             self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
         )
         self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
-        self._stacks = StackReports(self._node.host, self._send)
+        self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
@@ -182,6 +182,7 @@ class Agent:
         while not self._is_over():
             await self._handle(await self._events.get())
         self._workers.close()
+        self._hangs.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -263,11 +264,9 @@ class Agent:
             case Challenge():
                 self._send(ChallengeReply())
             case StackOrder(number):
-                group = self._workers.group
-                if group is not None:
-                    self._stacks.report(number, group.assignment.node_rank, group.running)
-                else:
-                    self._stacks.report(number, -1, ())
+                self._hangs.report(number, self._workers.group)
+            case NoHang():
+                self._hangs.answered(event)
             case LinkUp(again):
                 self._link_up(again)
             case LinkDown(reason):
@@ -276,6 +275,7 @@ class Agent:
                 self._give_up(RendezvousError(sentence))
             case Spawned():
                 await self._workers.spawned(event)
+                self._hangs.begin(self._workers.group)
             case Exited():
                 await self._workers.exited(event)
             case Empty():
@@ -325,6 +325,7 @@ class Agent:
     def _link_up(self, again: bool) -> None:
         self.status.connected = True
         self._checks.connected()
+        self._hangs.repeat()
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
         if again or self._told_down:
@@ -368,7 +369,9 @@ class Agent:
             self._workers.kill()
         elif not group.state.is_ending:
             self._event(told.stopped(group.assignment, group.alive, stop))
-            self._workers.stop(lets_settle=stop.lets_settle)
+            if self._parts.log_dir.keeps_files:
+                self._hangs.keep(stop, group)
+            self._workers.stop(lets_settle=stop.lets_settle, is_hung=stop.is_hung)
 
     def _take_verdict(self, verdict: Verdict) -> None:
         self._send(Heard())
@@ -414,7 +417,8 @@ class Agent:
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
     def _send(
-        self, message: Report | Leave | ChallengeReply | Heard | CheckResult | StackReport
+        self,
+        message: Report | Leave | ChallengeReply | Heard | CheckResult | StackReport | Suspicion,
     ) -> None:
         assert self._link is not None
         self._link.send(message)

@@ -46,6 +46,9 @@ SETTLE_S = 0.2
 """How long SIGTERM is held back where the known failure may follow from one of a worker that is
 just ending: SIGTERM would hide how that one ends."""
 
+HUNG_S = 2.0
+"""From SIGTERM to SIGKILL for workers that hang, or wait for one that does: they save nothing."""
+
 _SCOPE_MAX_CHARS = 200
 
 _LEFTOVERS_S = 5.0
@@ -114,6 +117,8 @@ class Supervisor:
         """Local ranks whose program could not be executed; their exits are not reported again."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_settling = False
+        self._is_hung = False
+        """The workers are being stopped because they hang."""
         self._oom = OomWatch()
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
@@ -161,12 +166,15 @@ class Supervisor:
         if self._spawner.preloading:
             self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
-    def stop(self, number: int = signal.SIGTERM, *, lets_settle: bool = False) -> None:
+    def stop(
+        self, number: int = signal.SIGTERM, *, lets_settle: bool = False, is_hung: bool = False
+    ) -> None:
         """Signal the workers to end; kill those that are left when their time is over.
 
         Args:
             number: the signal.
             lets_settle: first give workers that are ending by themselves a moment.
+            is_hung: they hang, and are not given the time to save anything.
         """
         if (group := self.group) is None:
             return
@@ -181,7 +189,8 @@ class Supervisor:
         if group.state is before:
             return  # it is being stopped already, and its time runs
         if group.state is WorkerGroupState.STOPPING:
-            self._arm(group, self._shutdown_timeout_s)
+            self._is_hung = is_hung
+            self._arm(group, self._patience_s)
         else:
             self._arm(group, SURVIVES_KILL_S)
 
@@ -301,8 +310,11 @@ class Supervisor:
             self.empty()
             return
         if event.state is WorkerGroupState.STOPPING:
-            at, limit_s = group.assignment, self._shutdown_timeout_s
-            self._note(ev.WorkersKilled(at.round, at.node_rank, group.alive, limit_s))
+            at, alive = group.assignment, group.alive
+            killed = ev.WorkersKilled(
+                at.round, at.node_rank, alive, self._patience_s, is_hung=self._is_hung
+            )
+            self._note(killed)
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
 
@@ -387,6 +399,11 @@ class Supervisor:
         if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
             # The whole group stops anyway: the workers here need not wait for the order.
             self.stop(lets_settle=evidence(failure) is not Evidence.OWN)
+
+    @property
+    def _patience_s(self) -> float:
+        """How long workers have to end after SIGTERM."""
+        return min(HUNG_S, self._shutdown_timeout_s) if self._is_hung else self._shutdown_timeout_s
 
     def _arm(self, group: WorkerGroup, seconds: float) -> None:
         """Limit the time that a group spends in its present state."""

@@ -87,7 +87,7 @@ class WorkerCommands:
     @property
     def are_watched(self) -> bool:
         """Whether the workers have the hook of ``training``."""
-        return self._options.watch_workers
+        return self._options.watch_workers or self._options.hang is not None
 
     def store_argv(self, assignment: Assignment) -> tuple[str, ...]:
         """Return the command line of the store process of a round, for the node of rank 0."""

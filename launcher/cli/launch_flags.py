@@ -112,6 +112,29 @@ def _worker_flags() -> list[Flag]:
     ]
 
 
+def _hang_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--hang-timeout",
+            group=_FAILURE,
+            metavar="SECONDS|auto|never",
+            read=values.hang_timeout,
+            ours=True,
+            help="Look for a hang when a worker has done no step for so long, and restart if there"
+            " is one; default never. auto: ten times the longest step, at least 60.",
+        ),
+        Flag(
+            "--hang-timeout-start",
+            group=_FAILURE,
+            metavar="SECONDS",
+            read=values.seconds_above_zero,
+            ours=True,
+            help="The same until the first step, and while a checkpoint is saved or loaded or a"
+            f" model compiled; default {defaults.HANG_TIMEOUT_START_S:g}.",
+        ),
+    ]
+
+
 def _failure_flags() -> list[Flag]:
     return [
         Flag(
@@ -122,6 +145,7 @@ def _failure_flags() -> list[Flag]:
             help="Restarts before the job fails, counted over all nodes; default 0.",
         ),
         *policy_flags(),
+        *_hang_flags(),
         propagate_flag(),
         Flag(
             "--shutdown-timeout",

@@ -4,6 +4,7 @@ This module prints nothing except ``--help`` and ``--version``. It looks at noth
 except whether the script exists.
 """
 
+import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.protocol.messages import HangSpec
 from ..options import (
     CheckOptions,
     LaunchOptions,
@@ -26,7 +28,7 @@ from ..options import (
 from . import launch_flags, master_flags
 from .command_line import CommandLine, Given
 from .network_check_flags import ladder_options
-from .policy_options import explained, launch_policy
+from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
@@ -107,6 +109,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     remarks: list[str] = []
     rendezvous = _rendezvous(given, remarks)
     policy = launch_policy(given, rendezvous, remarks)
+    hang = _hang(given)
+    refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
@@ -128,6 +132,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         numa_binding=given["numa_binding"],
         preload=given.get("preload", ()),
         watch_workers=given["watch_workers"],
+        hang=hang,
         event_log_handler=given.get("event_log_handler", "null"),
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
@@ -145,6 +150,18 @@ def _mode(given: Given) -> ScriptMode:
     if given["no_python"]:
         return ScriptMode.COMMAND
     return ScriptMode.MODULE if given["module"] else ScriptMode.SCRIPT
+
+
+def _hang(given: Given) -> HangSpec | None:
+    timeout_s = given.get("hang_timeout", math.inf)
+    if timeout_s < math.inf:
+        return HangSpec(timeout_s, given.get("hang_timeout_start", defaults.HANG_TIMEOUT_START_S))
+    if given["hang_timeout_start"] is not None:
+        raise UsageError(
+            f"{given.origin('hang_timeout_start')} is of no use, because --hang-timeout is never;"
+            " right would be --hang-timeout SECONDS or --hang-timeout auto as well."
+        )
+    return None
 
 
 def _conf(given: Given) -> RendezvousConf:

@@ -69,7 +69,7 @@ def policy_flags(group: str = _FAILURE) -> list[Flag]:
             multiple=True,
             ours=True,
             help="How a failure is answered; may be repeated, the first that matches decides."
-            " MATCH: exit:N, exit:A-B, signal:NAME, oom, error:REGEX, node-lost, preempted."
+            " MATCH: exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost, preempted."
             " ACTION: restart (default), restart-free (not counted), fail (the job ends with 3),"
             " replace-node. Such as exit:3=fail or oom=replace-node.",
         ),
@@ -138,7 +138,7 @@ def policy_command() -> CommandLine:
             group="Options",
             metavar="FAILURE",
             read=string,
-            help="What has failed: exit:N, signal:NAME, oom, node-lost, preempted, error:TEXT"
+            help="What has failed: exit:N, signal:NAME, oom, hang, node-lost, preempted, error:TEXT"
             " (last), such as 'exit:137 oom'.",
         ),
         Flag(

@@ -231,6 +231,22 @@ def refuse_useless(
         )
 
 
+def refuse_hang_rule(spec: PolicySpec | None, *, can_hang: bool) -> None:
+    """Refuse a rule for hangs where none is looked for.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for text in spec.rules if spec is not None and not can_hang else ():
+        if text.startswith("hang="):
+            raise _useless(
+                f"the rule {text} could never be used",
+                "no --hang-timeout was given",
+                "only with it hangs are found",
+                right="--hang-timeout SECONDS or --hang-timeout auto as well",
+            )
+
+
 def _useless(wrong: str, missing: str, depends: str, *, right: str = "") -> UsageError:
     right = right or "--max-restarts N with N above 0 as well"
     return UsageError(f"{wrong}, because {missing}: {depends}; right would be {right}.")

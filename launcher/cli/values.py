@@ -121,6 +121,17 @@ def _seconds(text: str, right: str) -> float:
     return value + 0.0  # -0.0 becomes 0.0
 
 
+def hang_timeout(text: str) -> float:
+    """Return a time in seconds; 0 for ``auto``, infinity for ``never``."""
+    word = text.strip().lower()
+    if word in ("auto", "never"):
+        return math.inf if word == "never" else 0.0
+    try:
+        return seconds_above_zero(text)
+    except BadValue as bad:
+        raise BadValue("a number of seconds above 0, auto or never", bad.why) from None
+
+
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9.]{1,18})\s*([a-z]*)")
 

@@ -8,16 +8,16 @@ from ... import exit_codes
 from ...errors import UsageError
 from ...rendezvous.policy.matches import BadMatch, EndedBySignal, ExitStatus, parse_match
 from ...rendezvous.policy.rules import SLIP_S, Context, Decision, Rule, decide
-from ...rendezvous.protocol.failure import Failure, FailureKind, node_lost, preempted
+from ...rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost, preempted
 from ..cli.values import shown
 from ..options import PolicyOptions
 from ..reporting.standard_output import standard_output
 
 _RIGHT = (
-    "words such as exit:137, signal:SIGSEGV, oom, error:TEXT (last), node-lost or preempted, as in"
-    " 'exit:1 error:ValueError: no data'"
+    "words such as exit:137, signal:SIGSEGV, oom, error:TEXT (last), hang, node-lost or preempted,"
+    " as in 'exit:1 error:ValueError: no data'"
 )
-_OF_NODES = {"node-lost": node_lost, "preempted": preempted}
+_OF_NODES = {"node-lost": node_lost, "preempted": preempted, "hang": hung}
 
 
 def explain_policy(options: PolicyOptions) -> int:

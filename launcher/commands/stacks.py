@@ -7,17 +7,11 @@ from typing import Any
 
 from ... import exit_codes
 from ...printable import printable
-from ...rendezvous.protocol.stacks import RankStack, RankState
+from ...rendezvous.policy.hang import stack_lines
+from ...rendezvous.protocol.stacks import RankStack
 from ..options import StacksOptions
 from ..reporting.standard_output import standard_output
 from .asking import ask_master
-
-_STATES = {
-    RankState.STOPPED: "stopped",
-    RankState.UNINTERRUPTIBLE: "in uninterruptible sleep",
-    RankState.SILENT: "no answer",
-    RankState.UNKNOWN: "not known",
-}
 
 
 def show_stacks(options: StacksOptions) -> int:
@@ -79,24 +73,4 @@ def _lines(groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]) -
     if not groups:
         yield "no worker runs that was asked for"
     for ranks, stack in groups:
-        noun = "rank" if len(ranks) == 1 else "ranks"
-        where = f"node {stack.node_rank} ({stack.host})"
-        head = f"{noun} {_runs(ranks)} on {where}" if len(ranks) == 1 else f"{noun} {_runs(ranks)}"
-        steps = f" · step {stack.steps}" if stack.steps >= 0 else ""
-        state = "" if stack.state is RankState.ANSWERED else f" · {_STATES[stack.state]}"
-        remark = f" ({stack.remark})" if stack.remark else ""
-        yield f"{head}{steps}{state}{remark}"
-        for frame in stack.frames:
-            source = f"  {frame.source}" if frame.source else ""
-            yield f"  {frame.file}:{frame.line} {frame.function}{source}"
-
-
-def _runs(ranks: tuple[int, ...]) -> str:
-    """Return ranks in ascending order as text, runs folded: ``0-3,7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+        yield from stack_lines(ranks, stack)

@@ -81,6 +81,8 @@ def _print_table(status: dict[str, Any]) -> None:
             f"restarts {status['restarts']}/{status['max_restarts']}",
         ]
     lines[-1] += f" · master up {duration(status['uptime_s'])}"
+    if status["last_stop"]:
+        lines.append(f"last stop: {status['last_stop']}")
     for line in lines:
         console.print(printable(line), markup=False)
     if not status["nodes"]:

@@ -59,6 +59,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.NodeSignalled: logging.WARNING,
     ev.KilledOnRequest: logging.WARNING,
     ev.WorkersKilled: logging.WARNING,
+    ev.HangDismissed: logging.WARNING,
     ev.TimerExpired: logging.WARNING,
     ev.RestartBegun: logging.WARNING,
     ev.LogFileEnded: logging.WARNING,
@@ -125,9 +126,10 @@ def _stopped(event: ev.WorkersStopped) -> str:
 
 
 def _killed(event: ev.WorkersKilled) -> str:
+    option = "" if event.is_hung else "--shutdown-timeout "
     return (
         f"{_at(event)} {event.workers} worker(s) still alive "
-        f"after --shutdown-timeout {event.timeout_s:g} s: sending SIGKILL"
+        f"after {option}{event.timeout_s:g} s: sending SIGKILL"
     )
 
 
@@ -257,6 +259,8 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.WorkerFailed: lambda e: f"{_at(e)} {e.failure.summary()}",
     ev.WorkersStopped: _stopped,
     ev.WorkersKilled: _killed,
+    ev.HangDismissed: lambda e: f"{_at(e)} {e.sentence}",
+    ev.StacksKept: lambda e: f"{_at(e)} where all ranks were: {e.path}",
     ev.TimerExpired: lambda e: f"{_at(e)} ending process {e.pid}: its timer {e.scope!r} expired",
     ev.WorkersSucceeded: _succeeded,
     ev.LeftoversEnded: lambda e: (

@@ -60,6 +60,10 @@ def _entry(index: int, failure: Failure) -> str:
             f"  node      : {number}\n"
             f"  reason    : {_OF_NODE[failure.kind]}, {failure.message}"
         )
+    if failure.kind is FailureKind.HANG:
+        return f"[{index}]:\n  reason    : {failure.message}\n  stacks    : " + _joined(
+            failure.stderr_tail.splitlines()
+        )
     if failure.kind is FailureKind.STORE:
         return (
             f"[{index}]:\n"
@@ -129,7 +133,7 @@ def _recorded_traceback(error: Mapping[str, Any]) -> str:
 
 
 def _stderr_lines(failure: Failure) -> str:
-    if failure.error_json or not failure.stderr_tail.strip():
+    if failure.kind is FailureKind.HANG or failure.error_json or not failure.stderr_tail.strip():
         return ""
     return "\n  stderr    : " + _joined(failure.stderr_tail.strip().splitlines()[-20:])
 

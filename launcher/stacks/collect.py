@@ -53,7 +53,7 @@ async def collect(
     answers = await asyncio.gather(*(_ask(worker, timeout_s) for worker in workers))
     most = min(stacks.STACK_MAX_BYTES, stacks.REPORT_MAX_BYTES // max(1, len(workers)))
     return tuple(
-        RankStack(worker.rank, node_rank, host, state, _short(frames, most), _steps(worker), remark)
+        _stack(worker, node_rank, host, state, _short(frames, most), remark)
         for worker, (state, frames, remark) in zip(workers, answers, strict=True)
     )
 
@@ -151,9 +151,18 @@ def _status(pid: int) -> dict[str, str]:
         return {}
 
 
-def _steps(worker: AskedWorker) -> int:
+def _stack(
+    worker: AskedWorker,
+    node_rank: int,
+    host: str,
+    state: RankState,
+    frames: tuple[Frame, ...],
+    remark: str,
+) -> RankStack:
     progress = worker.watch.progress() if worker.watch is not None else None
-    return -1 if progress is None else min(progress.steps, stacks.STEPS_MAX)
+    steps = -1 if progress is None else min(progress.steps, stacks.STEPS_MAX)
+    ticks = 0 if progress is None else progress.ticks % stacks.STEPS_MAX
+    return RankStack(worker.rank, node_rank, host, state, frames, steps, remark, ticks)
 
 
 def _short(frames: tuple[Frame, ...], most_bytes: int) -> tuple[Frame, ...]:

@@ -3,7 +3,7 @@
 import math
 
 from ..policy.rules import BadRule, Rule
-from ..protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, NodeSpec, PolicySpec
+from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec
 
 _OPTIONS = (
     ("min_nodes", "the minimum of --nnodes"),
@@ -37,6 +37,12 @@ _POLICY_OPTIONS = (
     ("rank0_decides", "--success-policy rank0"),
 )
 _DEFAULT_POLICY = PolicySpec()
+
+_HANG_OPTIONS = (
+    ("timeout_s", "--hang-timeout in seconds (0 is auto)"),
+    ("start_s", "--hang-timeout-start in seconds"),
+)
+_NO_HANGS = HangSpec(timeout_s=math.inf, start_s=math.inf)
 
 _RULES_MAX = 100
 """To read the longest expression takes 0.04 s."""
@@ -106,6 +112,11 @@ def _bad_number(job: JobSpec) -> str | None:
             ("--straggler-threshold", job.checks.straggler_threshold),
             ("--compute-straggler-threshold", job.checks.compute_threshold),
         ]
+    if job.hang is not None:
+        numbers += [
+            ("--hang-timeout", job.hang.timeout_s),
+            ("--hang-timeout-start", job.hang.start_s),
+        ]
     for flag, value in numbers:
         if not 0 <= value < math.inf:
             return f"{flag} {value:g} makes no sense; right would be a number, 0 or more."
@@ -146,6 +157,7 @@ def difference(given: JobSpec, agreed: JobSpec) -> str | None:
     differences = _differing(given, agreed, _OPTIONS) + _differing(
         given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS
     )
+    differences += _differing(given.hang or _NO_HANGS, agreed.hang or _NO_HANGS, _HANG_OPTIONS)
     if given.checks is not None and agreed.checks is not None:
         differences += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
     elif given.checks != agreed.checks:

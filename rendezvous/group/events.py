@@ -2,6 +2,7 @@
 
 from ... import defaults
 from ...values import dataclass
+from ..protocol.failure import Failure
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
 from ..protocol.notes import MasterNote
 
@@ -44,7 +45,19 @@ class Tick:
     """Time has passed."""
 
 
-Event = Received | Detached | Tick
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """Workers of a round hang, as the stacks of all ranks have said twice."""
+
+    round: int
+    failure: Failure
+    stacks: str
+    """Where all ranks were, for people; bounded."""
+    is_alone: bool = False
+    """Other ranks get on: they may save something when they are stopped."""
+
+
+Event = Received | Detached | Tick | Hung
 
 
 # --- commands --------------------------------------------------------------------------------

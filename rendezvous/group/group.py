@@ -31,7 +31,7 @@ from ..protocol.messages import (
     Verdict,
 )
 from .checks import Checks
-from .events import Command, Detached, Event, GroupSettings, Received
+from .events import Command, Detached, Event, GroupSettings, Hung, Received
 from .examination import Examiner
 from .formation import Formation
 from .joining import Joining
@@ -116,6 +116,11 @@ class Group:
         """How the job ended; None while it has not."""
         return self._rounds.ending.verdict if self._rounds.ending is not None else None
 
+    @property
+    def last_stop(self) -> str:
+        """Why the last round ended, or is being ended, in words; empty: none has."""
+        return self._rounds.postmortem.reason or self._rounds.reason_before
+
     # --- the interface -----------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -135,6 +140,8 @@ class Group:
             self._received(event.link, event.message, now)
         elif isinstance(event, Detached):
             self._link_gone(event.link, now)
+        elif isinstance(event, Hung):
+            self._rounds.hung(event)
         self._timers(now)
         self._advance(now)
         if self.state.phase is not GroupPhase.CHECKING:

@@ -7,6 +7,7 @@ How nodes come is decided in ``joining``, when and of which nodes a round is for
 import math
 from collections.abc import Callable
 
+from ...values import replace
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol import notes
@@ -15,6 +16,7 @@ from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, S
 from ..protocol.offer import Offer
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
+from .events import Hung
 from .gate import Gate, OpenGate
 from .lobby import Lobby
 from .outbox import Outbox
@@ -61,6 +63,8 @@ class Rounds:
         self._ran_s: float | None = None
         """How long the round ran until it was stopped; None where that is not known."""
         self.rank0_is_done = False
+        self.reason_before = ""
+        """Why the round before the present one ended, in words."""
 
     def agree(self, job: JobSpec | None) -> None:
         """From now on these are the options of the job; None: no node is left of it."""
@@ -71,6 +75,7 @@ class Rounds:
     def begin(self, now: float) -> Postmortem:
         """A round begins; return what is known of the end of the one before."""
         ended, self.postmortem = self.postmortem, Postmortem()
+        self.reason_before = ended.reason
         self._formed_at, self.rank0_is_done = now, False
         return ended
 
@@ -85,6 +90,12 @@ class Rounds:
             if self._state.phase is GroupPhase.RUNNING:
                 is_certain = evidence(failure) is Evidence.OWN
                 self.stop_round(failure.summary(), counted=True, lets_settle=not is_certain)
+
+    def hung(self, event: Hung) -> None:
+        """The workers of the round hang."""
+        if event.round == self._state.round and self._state.phase is GroupPhase.RUNNING:
+            self.postmortem.remember(event.failure)
+            self.stop_round(event.failure.summary(), counted=True, hung=event)
 
     def done(self, node: Node, round_number: int) -> None:
         """All workers of a node, or rank 0 where it decides, have succeeded."""
@@ -161,6 +172,7 @@ class Rounds:
         counted: bool,
         departure: Failure | None = None,
         lets_settle: bool = False,
+        hung: Hung | None = None,
     ) -> None:
         """End the round on every member: the lockstep stop."""
         assert self._state.phase is GroupPhase.RUNNING
@@ -169,6 +181,8 @@ class Rounds:
         self._ran_s = None if self._formed_at is None else self._state.now - self._formed_at
         self.rescale_at = None
         stop = Stop(self._state.round, reason, lets_settle)  # one for all: it is encoded once
+        if hung is not None:
+            stop = replace(stop, is_hung=not hung.is_alone, stacks=hung.stacks)
         for node in self._roster.in_phase(NodePhase.RUNNING, NodePhase.DONE):
             self._roster.move(node, NodePhase.STOPPING)
             self._out.send(node, stop)

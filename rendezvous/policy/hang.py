@@ -15,7 +15,7 @@ on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/policy/dumps`` ha
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..protocol.stacks import Frame, RankStack, RankState
@@ -31,7 +31,13 @@ _SILENT_STATES = {
     RankState.UNINTERRUPTIBLE: "is in uninterruptible sleep",
     RankState.SILENT: "does not answer",
 }
-_LINES_MAX = 4
+_STATES = {
+    RankState.STOPPED: "stopped",
+    RankState.UNINTERRUPTIBLE: "in uninterruptible sleep",
+    RankState.SILENT: "no answer",
+    RankState.UNKNOWN: "not known",
+}
+_RUNS_MAX = 4
 
 
 class HangKind(enum.Enum):
@@ -90,8 +96,8 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
     silent = [group for group in groups if group.stack.state in _SILENT_STATES]
     if silent:
         return _verdict(HangKind.PROCESS, groups, silent[:1], _silent_words(silent[0]), since)
-    waiting = [group for group in groups if _wait_of(group.stack) is not None]
-    own = [group for group in groups if _wait_of(group.stack) is None]
+    waiting = [group for group in groups if wait_of(group.stack) is not None]
+    own = [group for group in groups if wait_of(group.stack) is None]
     if own and waiting:
         own.sort(key=lambda group: (len(group.ranks), group.stack.steps, group.ranks))
         words = f"{_named(own[0])} {_hangs(own[0])} {_where(own[0].stack)}"
@@ -116,8 +122,12 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
 
 
 def has_moved(before: RankStack, after: RankStack) -> bool:
-    """Whether a rank was at another line of its own code, or had finished another step."""
-    return before.steps != after.steps or _place(before) != _place(after)
+    """Whether a rank was at another line of its own code, or had shown progress."""
+    if (before.steps, before.ticks) != (after.steps, after.ticks):
+        return True
+    if before.state is after.state and after.state is not RankState.ANSWERED:
+        return False  # where in the kernel a process is that does not answer says nothing
+    return _place(before) != _place(after)
 
 
 def _verdict(
@@ -125,7 +135,7 @@ def _verdict(
 ) -> HangVerdict:
     ranks = culprits[0].ranks
     others = [group for group in groups if group.ranks != ranks]
-    waiting = [group for group in others if _wait_of(group.stack) is not None]
+    waiting = [group for group in others if wait_of(group.stack) is not None]
     if waiting:
         most = waiting[-1]
         count = sum(len(group.ranks) for group in waiting)
@@ -139,10 +149,10 @@ def _place(stack: RankStack) -> tuple[object, ...]:
     """What two ranks at the same place have in common: the user's own frames, and the wait."""
     frames = [frame for frame in stack.frames if not frame.is_library] or list(stack.frames[:1])
     own = tuple((frame.file, frame.line, frame.function) for frame in frames)
-    return (own, _wait_of(stack), stack.remark)
+    return (own, wait_of(stack), stack.remark)
 
 
-def _wait_of(stack: RankStack) -> str | None:
+def wait_of(stack: RankStack) -> str | None:
     """Return in what a rank waits for others, by name; None where it does not."""
     for frame in stack.frames:
         if not frame.is_library:
@@ -156,14 +166,15 @@ def _wait_of(stack: RankStack) -> str | None:
     return None
 
 
-def _own_frame(stack: RankStack) -> Frame | None:
+def own_frame(stack: RankStack) -> Frame | None:
+    """Return the innermost frame of the user's own code."""
     return next((frame for frame in stack.frames if not frame.is_library), None)
 
 
 def _where(stack: RankStack) -> str:
     """Return the place in words: ``in all_reduce at train.py:88``."""
-    own = _own_frame(stack)
-    wait = _wait_of(stack)
+    own = own_frame(stack)
+    wait = wait_of(stack)
     if not stack.frames:
         return "at a place that is not known"
     if own is None:
@@ -199,8 +210,23 @@ def _silent_words(group: Group) -> str:
     return f"{_named(group)} {what}{remark}"
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks in ascending order as text, runs folded: ``0-3,7``, cut after a few."""
+def stack_lines(ranks: Sequence[int], stack: RankStack) -> Iterator[str]:
+    """Yield the lines that say where ranks are, the innermost frame first."""
+    named = ranks_text(ranks, len(ranks))
+    head = f"ranks {named}"
+    if len(ranks) == 1:
+        head = f"rank {named} on node {stack.node_rank} ({stack.host})"
+    steps = f" · step {stack.steps}" if stack.steps >= 0 else ""
+    state = "" if stack.state is RankState.ANSWERED else f" · {_STATES[stack.state]}"
+    remark = f" ({stack.remark})" if stack.remark else ""
+    yield f"{head}{steps}{state}{remark}"
+    for frame in stack.frames:
+        source = f"  {frame.source}" if frame.source else ""
+        yield f"  {frame.file}:{frame.line} {frame.function}{source}"
+
+
+def ranks_text(ranks: Sequence[int], most: int = _RUNS_MAX) -> str:
+    """Return ranks in ascending order as text, runs folded: ``0-3,7``, cut after so many."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -208,4 +234,4 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ",".join(texts[:_LINES_MAX]) + (",…" if len(texts) > _LINES_MAX else "")
+    return ",".join(texts[:most]) + (",…" if len(texts) > most else "")

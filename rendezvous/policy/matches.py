@@ -21,7 +21,7 @@ _REGEX_MAX = 500
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
 
 RIGHT = (
-    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, node-lost or preempted, "
+    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost or preempted, "
     "such as exit:3 or error:CUDA.*memory"
 )
 
@@ -136,27 +136,29 @@ class ErrorWords:
 
 @dataclass(frozen=True, slots=True)
 class OfKind:
-    """``node-lost``, ``preempted``."""
+    """``node-lost``, ``preempted``, ``hang``."""
 
     text: str
     kind: FailureKind
     event: str
+    """What has happened, and what has not, in words."""
+    no_event: str
 
     def look(self, failure: Failure) -> Look:
         """Return whether the failure is of this kind, and why."""
         matches = failure.kind is self.kind
-        return Look(matches, f"a node was {self.event}" if matches else f"no node was {self.event}")
+        return Look(matches, self.event if matches else self.no_event)
 
 
 _KINDS = (
-    OfKind("node-lost", FailureKind.NODE_LOST, "lost"),
-    OfKind("preempted", FailureKind.PREEMPTED, "preempted"),
+    OfKind("node-lost", FailureKind.NODE_LOST, "a node was lost", "no node was lost"),
+    OfKind("preempted", FailureKind.PREEMPTED, "a node was preempted", "no node was preempted"),
+    OfKind("hang", FailureKind.HANG, "the workers hung", "no worker hung"),
 )
 
 _NOT_YET = {
     "check": "it is no failure of a round: a node that the checks condemn leaves with exit status"
     " 30 before workers start, and where too few are left the job ends with 20",
-    "hang": "nothing produces it yet: hangs are not detected",
 }
 
 

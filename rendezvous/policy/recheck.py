@@ -35,6 +35,8 @@ def may_be_the_machine(failure: Failure) -> bool:
     """Return whether a failure casts doubt on the node where it struck."""
     if failure.kind in (FailureKind.NODE_LOST, FailureKind.STUCK):
         return True
+    if failure.kind is FailureKind.HANG:
+        return failure.node_rank >= 0 or casts_doubt_on_all(failure)
     if failure.kind is not FailureKind.WORKER or failure.out_of_memory:
         return False
     if failure.exit_code < 0:
@@ -45,6 +47,8 @@ def may_be_the_machine(failure: Failure) -> bool:
 
 def casts_doubt_on_all(failure: Failure) -> bool:
     """Return whether a root cause is a broken collective: no node is known to have caused it."""
+    if failure.kind is FailureKind.HANG:
+        return failure.rank < 0  # all wait at the same place
     is_broken = failure.kind is FailureKind.WORKER and is_collateral(failure)
     return is_broken and bool(re.search(_COLLECTIVE, _said(failure)))
 

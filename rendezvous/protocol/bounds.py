@@ -24,7 +24,7 @@ from .messages import (
     Stopped,
 )
 from .offer import Offer
-from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport
+from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport, Suspicion
 
 COUNT_MAX = 999_999_999
 """As on the command line. A few steps more still fit any field of a message."""
@@ -83,12 +83,20 @@ def check(message: NodeMessage) -> None:
             _length("stacks", len(stacks), LOCAL_WORLD_SIZE_MAX)
             for stack in stacks:
                 _stack(stack)
+        case Suspicion(round_number, ranks, idle_s):
+            _number("round", round_number)
+            _length("ranks", len(ranks), LOCAL_WORLD_SIZE_MAX)
+            for rank in ranks:
+                _number("rank", rank)
+            if not 0 <= idle_s <= SECONDS_MAX:  # also what is no number
+                raise OutOfBounds(f"idle_s was given {idle_s:g}; right would be 0 to 1e9.")
 
 
 def _stack(stack: RankStack) -> None:
     _number("rank", stack.rank)
     _number("node_rank", stack.node_rank, least=-1)
     _number("steps", stack.steps, least=-1)
+    _number("ticks", stack.ticks)
     _text("host", stack.host, NAME_MAX_CHARS)
     _text("remark", stack.remark, TEXT_MAX)
     _length("frames", len(stack.frames), FRAMES_MAX)
@@ -125,6 +133,9 @@ def _job(job: JobSpec) -> None:
         _seconds("compute_threshold", job.checks.compute_threshold)
         _name("on_restart", job.checks.on_restart)
         _texts("floors", job.checks.floors, RULES_MAX, TEXT_MAX_CHARS)
+    if job.hang is not None:
+        _seconds("hang.timeout_s", job.hang.timeout_s)
+        _seconds("hang.start_s", job.hang.start_s)
     if job.rescale_delay_s is not None:
         _seconds("rescale_delay_s", job.rescale_delay_s)
 

@@ -23,6 +23,8 @@ class FailureKind(enum.Enum):
     """A node was asked to go away (SIGTERM)."""
     STORE = 6
     """The store process of ``--store separate`` ended while workers needed it."""
+    HANG = 7
+    """Workers do not get on, as the stacks of all ranks say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,9 @@ class Failure:
     """One failure, as its node reported it; bounded in size, so that it fits any message.
 
     For a lost node ``rank``, ``local_rank``, ``pid`` and ``exit_code`` are -1, -1, 0 and 0; for
-    the store process the ranks are -1.
+    the store process the ranks are -1. A hang is as a lost node, but for the rank of the worker
+    that hangs, which is -1 where all are in doubt; its node is -1 where no single one is to blame,
+    and ``stderr_tail`` says where all ranks were.
     """
 
     kind: FailureKind
@@ -62,6 +66,8 @@ class Failure:
         if self.kind is FailureKind.NODE_LOST:
             number = "" if self.node_rank < 0 else f" {self.node_rank}"
             return f"node{number} ({self.host}) was lost: {self.message}"
+        if self.kind is FailureKind.HANG:
+            return self.message
         if self.kind is FailureKind.PREEMPTED:
             return f"node {self.node_rank} ({self.host}) leaves: {self.message}"
         what = "the store process" if self.kind is FailureKind.STORE else f"rank {self.rank}"
@@ -192,6 +198,11 @@ def node_lost(node_rank: int | None, host: str, role: str, why: str) -> Failure:
 def preempted(node_rank: int | None, host: str, role: str, why: str) -> Failure:
     """Return the failure record of a node that was asked to go away."""
     return _of_node(FailureKind.PREEMPTED, node_rank, host, role, why)
+
+
+def hung(node_rank: int | None, host: str, role: str, why: str) -> Failure:
+    """Return the failure record of workers that hang; its rank is not said."""
+    return _of_node(FailureKind.HANG, node_rank, host, role, why)
 
 
 def _of_node(kind: FailureKind, node_rank: int | None, host: str, role: str, why: str) -> Failure:

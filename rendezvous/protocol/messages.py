@@ -12,7 +12,7 @@ from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .failure import Failure
 from .offer import Offer
-from .stacks import StackOrder, StackReport
+from .stacks import NoHang, StackOrder, StackReport, Suspicion
 
 PROTOCOL_VERSION = 1
 """Raised when a node and a master of the old and the new version could misunderstand."""
@@ -36,6 +36,16 @@ class PolicySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HangSpec:
+    """When workers are suspected to hang (docs/hangs.md). Times in seconds."""
+
+    timeout_s: float
+    """Without a step; 0: by the longest step so far."""
+    start_s: float
+    """Until the first step, and in calls that are known to take long."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What must be the same on every node of a job."""
 
@@ -52,6 +62,8 @@ class JobSpec:
     """``--store separate``: of all nodes, since any may get rank 0 and the workers are told."""
     rescale_delay_s: float | None = None
     """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
+    hang: HangSpec | None = None
+    """None: no worker is suspected to hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +198,16 @@ class Heard:
 
 
 NodeMessage = (
-    Attend | Failed | Done | Stopped | Leave | ChallengeReply | Heard | CheckResult | StackReport
+    Attend
+    | Failed
+    | Done
+    | Stopped
+    | Leave
+    | ChallengeReply
+    | Heard
+    | CheckResult
+    | StackReport
+    | Suspicion
 )
 
 
@@ -261,6 +282,10 @@ class Stop:
     is_stale: bool = False
     """The others went on without this node: its workers are killed at once, since what they would
     do on SIGTERM (write a checkpoint) could undo what the newer round has done."""
+    is_hung: bool = False
+    """The workers hang: they get SIGKILL soon after SIGTERM, since they will not save anything."""
+    stacks: str = ""
+    """Of a hang: where all ranks were, for people; bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,4 +357,5 @@ MasterMessage = (
     | CheckProgress
     | Renamed
     | StackOrder
+    | NoHang
 )

@@ -57,6 +57,8 @@ class RankStack:
     """Steps that it has finished in this round; -1 where none are counted."""
     remark: str = ""
     """What the kernel says of a process that did not answer: state, wchan, system call."""
+    ticks: int = 0
+    """How often it has shown progress in this round, by a step or by saying so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +76,22 @@ class StackReport:
     """The order's."""
     stacks: tuple[RankStack, ...]
     """Of all workers of the node that have not exited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Workers of a node are late: they have not shown progress for as long as the job allows."""
+
+    round: int
+    ranks: tuple[int, ...]
+    idle_s: float
+    """How long ago the last of them did."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoHang:
+    """The master has looked, and the workers are not taken to hang: their time starts again."""
+
+    round: int
+    sentence: str
+    """Why; empty where there is nothing to say, since they go on."""

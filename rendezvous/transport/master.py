@@ -25,7 +25,8 @@ from ..group.examination import Examiner
 from ..group.group import Group
 from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
 from ..protocol.notes import MasterNote, NodeRefused
-from ..protocol.stacks import StackReport
+from ..protocol.stacks import StackReport, Suspicion
+from .hang_inquiry import HangInquiry
 from .stack_calls import StackCalls, Whereabouts
 
 Deliver = Callable[[MasterMessage | None], None]
@@ -63,6 +64,7 @@ class Master:
         self._names: dict[int, str] = {}
         """Which node attends on a stream, for people."""
         self._stack_calls = StackCalls(self._say)
+        self._hangs = HangInquiry(self.group, self.whereabouts, self._say, self._handle)
         self._reasons_told: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -80,6 +82,8 @@ class Master:
         """Take a message that came in on a stream."""
         if isinstance(message, StackReport):
             self._stack_calls.take(link, message)
+        elif isinstance(message, Suspicion):
+            self._hangs.suspect(link, message)
         elif link in self._streams:
             if isinstance(message, Attend):
                 self._names[link] = f"node {message.node.node_id} at {message.node.address}"
@@ -123,6 +127,7 @@ class Master:
 
     def close(self) -> None:
         """Stop the clock and end all streams."""
+        self._hangs.close()
         if self._timer is not None:
             self._timer.cancel()
         for deliver in self._streams.values():

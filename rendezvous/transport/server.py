@@ -204,6 +204,7 @@ class MasterServer:
             uptime_s=uptime_s,
             round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
             version=self._version,
+            last_stop=group.last_stop,
         )
         if group.job is not None:
             reply.job_id = group.job.job_id

@@ -53,7 +53,8 @@ class Attack:
         self._hostile = Hostile(
             7,
             protocol=(1,), job_id=(job_id,), min_nodes=(3,), max_nodes=(3,), node_unit=(1,),
-            max_restarts=(2,), policy=(), checks=(), separate_store=(False,), rescale_delay_s=(),
+            max_restarts=(2,), policy=(), checks=(), hang=(), separate_store=(False,),
+            rescale_delay_s=(),
             node_id=(*nodes, "x/0", "y/0", "z/0"), incarnation=("1", "2", "3"),
             local_world_size=(1, 2), round=(0, 1, 999_999_999), nodes=(0, 3),
         )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any, cast
 from unittest import mock
 
 from ft_run.launcher.agent.parts import NodeParts
-from ft_run.launcher.agent.supervisor import Listener, Supervisor, TimeOver
+from ft_run.launcher.agent.supervisor import HUNG_S, Listener, Supervisor, TimeOver
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.agent.worker_group import WorkerGroupState
 from ft_run.launcher.logs.log_dir import LogDir
@@ -80,9 +80,9 @@ class Node:
         while self.over:
             self._do(self.supervisor.time_over(self.over.pop(0)))
 
-    def stop(self) -> None:
+    def stop(self, *, is_hung: bool = False) -> None:
         async def stop() -> None:
-            self.supervisor.stop()
+            self.supervisor.stop(is_hung=is_hung)
 
         self._do(stop())
 
@@ -142,6 +142,23 @@ def test_a_second_stop_gives_them_no_more_time(capfd) -> None:
         node.clock.pass_to(SHUTDOWN_S + 1)
         node.take_what_is_over()
         assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+
+    with_node(test)
+
+
+def test_hung_workers_are_killed_soon_and_those_of_the_next_stop_are_not(capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop(is_hung=True)
+        node.clock.pass_to(HUNG_S + 0.1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+        assert "still alive after 2 s: sending SIGKILL" in capfd.readouterr().err
+        node.end(-9, -9)
+        node.start()
+        node.stop()
+        node.clock.pass_to(node.clock.now + HUNG_S + 0.1)
+        node.take_what_is_over()
+        assert node.spawner.asked[3:] == ["spawn 2", "stop 15"]
 
     with_node(test)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ft_run import defaults, exit_codes
 from ft_run.errors import UsageError
+from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli import launch_flags, parse
 from ft_run.launcher.options import (
     LaunchOptions,
@@ -21,6 +22,7 @@ from ft_run.launcher.options import (
     StreamSelection,
 )
 from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.messages import HangSpec
 from ft_run.rendezvous.protocol.timeouts import Timeouts
 
 MULTI = ("--nnodes=2", "--rdzv-id=j", "--rdzv-backend=grpc", "--rdzv-endpoint=node0")
@@ -444,6 +446,36 @@ def test_times_and_remarks_of_the_conf() -> None:
 def test_rescale_delay(argv: list[str], expected: float | None) -> None:
     assert rendezvous(*argv).rescale_delay_s == expected
     assert launch(*argv, "train.py").job_spec().rescale_delay_s == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "expected"),
+    [
+        ([], {}, None),
+        (["--hang-timeout=never"], {"PET_HANG_TIMEOUT": "60"}, None),
+        (["--hang-timeout=90"], {}, HangSpec(90.0, 1800.0)),
+        ([], {"PET_HANG_TIMEOUT": "auto"}, HangSpec(0.0, 1800.0)),
+        (["--hang-timeout=auto", "--hang-timeout-start=5"], {}, HangSpec(0.0, 5.0)),
+    ],
+)
+def test_hang_timeouts(argv: list[str], environ: dict[str, str], expected: HangSpec | None) -> None:
+    found = launch(*argv, "--on-failure=oom=fail", "train.py", **environ)
+    assert found.hang == found.job_spec().hang == expected
+    assert WorkerCommands(found, 1, {}).are_watched is (expected is not None)
+
+
+def test_hang_timeouts_that_make_no_sense() -> None:
+    for text in ("0", "-1", "soon", "1e99"):
+        assert "right would be a number of seconds above 0, auto or never." in sentence(
+            f"--hang-timeout={text}", "train.py"
+        )
+    assert "--hang-timeout-start was given '0'; right would be a number of seconds above 0" in (
+        sentence("--hang-timeout=9", "--hang-timeout-start=0", "train.py")
+    )
+    assert sentence("--hang-timeout-start=9", "train.py") == (
+        "--hang-timeout-start is of no use, because --hang-timeout is never; right would be"
+        " --hang-timeout SECONDS or --hang-timeout auto as well."
+    )
 
 
 def test_addresses_and_ports() -> None:

@@ -86,7 +86,9 @@ def test_times(text: str, seconds: float) -> None:
     [
         (("--on-failure", "exit:3"), "--on-failure was given 'exit:3', it is not MATCH=ACTION"),
         (("--on-failure", "exit:3=die"), "there is no action 'die'; right would be restart"),
-        (("--on-failure", "hang=fail"), "hang cannot be matched, since nothing produces it yet"),
+        (("--on-failure", "hang=fail", "--max-restarts=1"),
+         "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
+         " it hangs are found; right would be --hang-timeout SECONDS or --hang-timeout auto"),
         (("--on-failure", "error:(=fail"), "is no regular expression"),
         (("--restart-window", "0"), "right would be a time above 0, such as 24h"),
         (("--restart-window", "1w"), "right would be a time such as 90s, 30m, 24h or 7d"),

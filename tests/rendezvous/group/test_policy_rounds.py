@@ -1,13 +1,14 @@
 """The failure policy in the life of rounds: actions, window, delays, exclusion, rank 0."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ft_run import exit_codes
 from ft_run.protos import rendezvous_pb2 as pb
-from ft_run.rendezvous.group.events import Received
+from ft_run.rendezvous.group.events import Hung, Received
 from ft_run.rendezvous.group.group import GroupPhase
-from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.failure import Failure, FailureKind, hung
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
@@ -619,3 +620,56 @@ def test_a_job_without_rules_pays_nothing_on_the_wire() -> None:
         parts = [body, body.assignment] if isinstance(body, pb.Start) else [body]
         said = {field.name for part in parts for field, _ in part.ListFields()}
         assert not said & ours, message
+
+
+# --- hangs -----------------------------------------------------------------------------------
+
+
+def hang(scene: Scene, failure: Failure, *, is_alone: bool = False, number: int = 0) -> None:
+    scene.handle(Hung(number, failure, "rank 1 …", is_alone))
+
+
+def of_node(rank: int | None) -> Failure:
+    return replace(hung(rank, "h", "", "rank 1 on node 1 (h) hangs"), rank=1)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_hang_stops_the_round_and_costs_a_restart(is_alone: bool) -> None:
+    scene = running(2)
+    hang(scene, of_node(1), is_alone=is_alone)
+    stop = scene.last("a", Stop)
+    assert (stop.reason, stop.is_hung, stop.stacks) == (
+        "rank 1 on node 1 (h) hangs", not is_alone, "rank 1 …",
+    )  # fmt: skip
+    assert scene.group.last_stop == "rank 1 on node 1 (h) hangs"
+    scene.stopped("a", "b")
+    place = scene.assignment("b")
+    assert (place.round, place.restarts, place.cause) == (1, 1, of_node(1))
+    assert scene.group.last_stop == "rank 1 on node 1 (h) hangs"
+
+
+def test_a_hang_that_is_found_too_late_changes_nothing() -> None:
+    scene = running(2)
+    scene.fail("a")
+    hang(scene, of_node(1))
+    scene.stopped("a", "b")
+    hang(scene, of_node(1))
+    assert scene.stops("a") == [0]
+    cause = scene.assignment("a").cause
+    assert cause is not None
+    assert cause.kind is FailureKind.WORKER
+
+
+def test_a_hang_may_end_the_job_or_cost_the_node() -> None:
+    scene = running(2, policy=rules("hang=fail"))
+    hang(scene, of_node(1))
+    scene.stopped("a", "b")
+    assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
+    scene = running(2, policy=rules("hang=replace-node"))
+    hang(scene, of_node(1))
+    scene.stopped("a", "b")
+    assert scene.all_told("b", Excluded)
+    scene = running(2, policy=rules("hang=replace-node"))
+    hang(scene, of_node(None))  # no single one is to blame
+    scene.stopped("a", "b")
+    assert scene.rounds("b") == [0, 1]

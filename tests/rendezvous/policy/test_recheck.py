@@ -28,6 +28,9 @@ BROKEN_COLLECTIVE = (
         (worker_failure(0, kind=FailureKind.STUCK), True),
         (worker_failure(0, kind=FailureKind.START), False),
         (worker_failure(0, kind=FailureKind.PREEMPTED), False),
+        (worker_failure(0, kind=FailureKind.HANG), True),
+        (worker_failure(0, kind=FailureKind.HANG, node_rank=-1), False),  # a mismatch
+        (worker_failure(-1, kind=FailureKind.HANG), True),
     ],
 )
 def test_which_failures_cast_doubt(failure: Failure, doubtful: bool):
@@ -53,6 +56,11 @@ def test_no_node_is_known_to_have_broken_a_collective(words: str, where: str):
     said: dict[str, Any] = {where: words}
     assert casts_doubt_on_all(worker_failure(0, **said))
     assert may_be_the_machine(worker_failure(0, **said))
+
+
+def test_where_all_wait_at_the_same_place_every_node_is_doubted():
+    assert casts_doubt_on_all(worker_failure(-1, kind=FailureKind.HANG))
+    assert not casts_doubt_on_all(worker_failure(0, kind=FailureKind.HANG, node_rank=-1))
 
 
 @pytest.mark.parametrize("rank", ["", "[rank0]: "])

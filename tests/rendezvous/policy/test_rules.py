@@ -85,7 +85,6 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
         ("exit:1-256=fail", "no range of exit statuses", "from 1 to 255"),
         ("signal:SIGNONE=fail", "there is no signal 'SIGNONE'", "signal:SIGKILL"),
         ("oops=fail", "there is no match 'oops'", "exit:N, exit:A-B, signal:NAME"),
-        ("hang=restart", "hang cannot be matched, since nothing produces it yet", "exit:N"),
         ("check=fail", "check cannot be matched, since it is no failure of a round", "exit:N"),
         ("error:=fail", "the regular expression is empty", "error:CUDA"),
         ("error:(=fail", "is no regular expression", "of Python"),

@@ -21,6 +21,7 @@ from ft_run.rendezvous.protocol.messages import (
     ClaimState,
     Done,
     Failed,
+    HangSpec,
     JobSpec,
     Leave,
     NodeFailures,
@@ -31,7 +32,7 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport
+from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
@@ -46,7 +47,10 @@ MESSAGES: list[NodeMessage] = [
     Attend(
         protocol=1,
         version="1",
-        job=JobSpec("j", 1, 1, 1, 0, PolicySpec(("a",)), CheckSpec("light", 1.0, floors=("a",))),
+        job=JobSpec(
+            "j", 1, 1, 1, 0, PolicySpec(("a",)), CheckSpec("light", 1.0, floors=("a",)),
+            hang=HangSpec(1.0, 1.0),
+        ),
         node=NodeSpec("n", "i", "h", "::1", "r", 1, 0),
         offer=OFFER,
         claim=Claim(
@@ -62,6 +66,7 @@ MESSAGES: list[NodeMessage] = [
     StackReport(
         0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
     ),
+    Suspicion(0, (0,), 1.0),
     CheckResult(0, "", OFFER),
 ]  # fmt: skip
 
@@ -134,7 +139,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
     hostile = Hostile(
         seed,
         protocol=(1,), job_id=("j",), min_nodes=(2,), max_nodes=(3,), node_unit=(1,),
-        max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(),
+        max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(), hang=(),
         node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
         separate_store=(False,), leaving=("", "", "x"),

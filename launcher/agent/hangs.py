@@ -1,0 +1,112 @@
+"""This node's part in finding hangs: it tells of late workers, and where its workers are."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from ... import events as ev
+from ...rendezvous.protocol.messages import HangSpec, Stop
+from ...rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
+from ..stacks.lateness import Lateness
+from ..stacks.reports import StackReports
+from .worker_group import WorkerGroup, WorkerGroupState
+
+STACKS_FILE = "hang.txt"
+"""In the folder of the attempt."""
+
+
+class Hangs:
+    """Sleeps until a worker could be late, and tells the master once of each that is."""
+
+    def __init__(
+        self,
+        spec: HangSpec | None,
+        host: str,
+        send: Callable[[StackReport | Suspicion], None],
+        note: Callable[[ev.Event], None],
+    ) -> None:
+        """Create it.
+
+        Args:
+            spec: when a worker is late; None: never.
+            host: this node's name, for people.
+            send: says something to the master.
+            note: takes events.
+        """
+        self._reports = StackReports(host, send)
+        self._lateness = Lateness(spec.timeout_s, spec.start_s) if spec is not None else None
+        self._send = send
+        self._note = note
+        self._group: WorkerGroup | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def report(self, number: int, group: WorkerGroup | None) -> None:
+        """Answer the master, which asks where the workers are."""
+        if group is not None:
+            self._reports.report(number, group.assignment.node_rank, group.running)
+        else:
+            self._reports.report(number, -1, ())
+
+    def begin(self, group: WorkerGroup | None) -> None:
+        """The workers of a round have been started."""
+        self._group = group
+        if self._lateness is not None and group is not None:
+            self._lateness.begin(time.monotonic())
+            self._look()
+
+    def answered(self, answer: NoHang) -> None:
+        """The master has looked: late workers do not hang."""
+        if self._lateness is None or (group := self._running) is None:
+            return
+        at = group.assignment
+        if answer.round == at.round:
+            self._lateness.excuse(time.monotonic())
+            if answer.sentence:
+                self._note(ev.HangDismissed(at.round, at.node_rank, answer.sentence))
+            self._look()
+
+    def repeat(self) -> None:
+        """The master may be another one, which has heard of nothing."""
+        if self._lateness is not None:
+            self._lateness.repeat()
+            self._look()
+
+    def keep(self, stop: Stop, group: WorkerGroup) -> None:
+        """Write where all ranks were when the workers hung, where log files are kept."""
+        directory = group.logs.directory
+        if not stop.stacks or directory is None:
+            return
+        path = os.path.join(directory, STACKS_FILE)
+        with contextlib.suppress(OSError):  # a full disk: the report has the beginning of it
+            with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{stop.reason}\n\n{stop.stacks}\n")
+            at = group.assignment
+            self._note(ev.StacksKept(at.round, at.node_rank, path))
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def _running(self) -> WorkerGroup | None:
+        group = self._group
+        return group if group is not None and group.state is WorkerGroupState.RUNNING else None
+
+    def _look(self) -> None:
+        self.close()
+        if self._lateness is None or (group := self._running) is None:
+            return
+        now = time.monotonic()
+        workers = {
+            worker.rank: worker.watch.progress() if worker.watch is not None else None
+            for worker in group.running
+        }
+        look = self._lateness.look(workers, now)
+        if look.late:
+            self._send(Suspicion(group.assignment.round, look.late, look.idle_s))
+        if workers:
+            delay_s = max(0.0, look.again_at - now)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)

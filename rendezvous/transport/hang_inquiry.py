@@ -1,0 +1,102 @@
+"""Finds out whether workers hang that their nodes suspect: looks twice where all of them are."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from ..group.events import Hung
+from ..group.group import Group, GroupPhase
+from ..policy.suspicion import Finding, compare, failure_of, stacks_text
+from ..protocol.messages import MasterMessage
+from ..protocol.stacks import NoHang, RankStack, Suspicion
+from .stack_calls import Whereabouts
+
+LOOK_AGAIN_S = 10.0
+"""Between two looks: what gets on is seen to."""
+
+
+class HangInquiry:
+    """One at a time; what is suspected meanwhile is looked into with it."""
+
+    def __init__(
+        self,
+        group: Group,
+        ask: Callable[[], Awaitable[Whereabouts]],
+        say: Callable[[int, MasterMessage], None],
+        hung: Callable[[Hung], None],
+        look_again_s: float = LOOK_AGAIN_S,
+    ) -> None:
+        """Create it.
+
+        Args:
+            group: whose rounds they are.
+            ask: asks where all workers of the round are.
+            say: says something on a stream, if it is there.
+            hung: takes a hang that is confirmed.
+            look_again_s: seconds between two looks.
+        """
+        self._group, self._ask, self._say, self._hung = group, ask, say, hung
+        self._look_again_s = look_again_s
+        self._seen_at: dict[int, float] = {}
+        """When each rank that is suspected got on last, by this host's clock."""
+        self._task: asyncio.Task[None] | None = None
+
+    def suspect(self, link: int, suspicion: Suspicion) -> None:
+        """Take the suspicion of the node on a stream."""
+        node = self._group.roster.by_link(link)
+        if node is None or node.round != suspicion.round or not self._is_running(suspicion.round):
+            return
+        mine = range(node.rank_offset, node.rank_offset + node.spec.local_world_size)
+        at = time.monotonic() - suspicion.idle_s
+        self._seen_at.update((rank, at) for rank in suspicion.ranks if rank in mine)
+        if self._task is None:
+            self._task = asyncio.create_task(self._inquire(suspicion.round))
+            self._task.add_done_callback(self._done)
+
+    def close(self) -> None:
+        """Give up."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._task = None
+        self._seen_at.clear()
+        if not task.cancelled():
+            task.result()  # the loop shows what is a bug of ours
+
+    def _is_running(self, number: int) -> bool:
+        return self._group.round == number and self._group.phase is GroupPhase.RUNNING
+
+    async def _inquire(self, number: int) -> None:
+        before: Whereabouts | None = None
+        while self._is_running(number):
+            after = await self._ask()
+            # Of a node that does not answer it is known soon whether it is lost.
+            if before is not None and not before.silent and not after.silent:
+                if self._is_running(number):
+                    self._conclude(number, before.stacks, after.stacks)
+                return
+            before = after
+            await asyncio.sleep(self._look_again_s)
+
+    def _conclude(
+        self, number: int, before: tuple[RankStack, ...], after: tuple[RankStack, ...]
+    ) -> None:
+        job = self._group.job
+        now = time.monotonic()
+        idle_s = {rank: now - at for rank, at in self._seen_at.items()}
+        start_s = job.hang.start_s if job is not None and job.hang is not None else 0.0
+        found = compare(before, after, idle_s, start_s)
+        if found.verdict is None:
+            self._tell(number, found)
+            return
+        failure = failure_of(found.verdict, after)
+        stacks = stacks_text(found.verdict, after)
+        self._hung(Hung(number, failure, stacks, found.is_alone))
+
+    def _tell(self, number: int, found: Finding) -> None:
+        """Tell all nodes of the round that no worker is taken to hang."""
+        answer = NoHang(number, found.words)  # one for all: it is encoded once
+        for node in self._group.roster:
+            if node.round == number and node.rank is not None and node.link is not None:
+                self._say(node.link, answer)

@@ -1,0 +1,153 @@
+"""The master looks twice where the workers are before it takes them to hang."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ft_run.rendezvous.group.events import Hung
+from ft_run.rendezvous.protocol.messages import MasterMessage
+from ft_run.rendezvous.protocol.stacks import Frame, NoHang, RankStack, RankState, Suspicion
+from ft_run.rendezvous.transport.hang_inquiry import HangInquiry
+from ft_run.rendezvous.transport.stack_calls import Whereabouts
+from ft_run.tests.harness.scene import Scene, running
+
+
+def at(rank: int, line: int) -> RankStack:
+    return RankStack(
+        rank, rank, "h", RankState.ANSWERED, (Frame("train.py", line, "main"),), ticks=3
+    )
+
+
+def both(line: int, *silent: str) -> Whereabouts:
+    return Whereabouts((at(0, line), at(1, 7)), silent)
+
+
+class Inquiry:
+    """A group of two nodes, of which the answers are given, and what the master did."""
+
+    def __init__(self, scene: Scene, answers: Iterator[Whereabouts]) -> None:
+        self.scene, self.asked = scene, 0
+        self.said: list[tuple[int, MasterMessage]] = []
+        self.hung: list[Hung] = []
+        self._answers = answers
+        self.inquiry = HangInquiry(
+            scene.group, self._ask, lambda *said: self.said.append(said), self.hung.append, 0.0
+        )
+
+    async def _ask(self) -> Whereabouts:
+        self.asked += 1
+        return next(self._answers)
+
+    def suspect(self, name: str, *ranks: int, number: int | None = None) -> None:
+        number = self.scene.group.round if number is None else number
+        self.inquiry.suspect(self.scene.links[name], Suspicion(number, ranks, 61.0))
+
+    async def over(self) -> None:
+        if self.inquiry._task is not None:
+            await asyncio.wait([self.inquiry._task])
+            await asyncio.sleep(0)  # what is to be done when it is over is done
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+def test_what_does_not_move_between_two_looks_is_a_hang() -> None:
+    async def test() -> None:
+        node = Inquiry(running(2), iter([both(5), both(5)]))
+        node.suspect("a", 0)
+        node.suspect("b", 1)
+        await node.over()
+        (hung,) = node.hung
+        assert (node.asked, hung.round, hung.is_alone, node.said) == (2, 0, False, [])
+        assert "no step for 61 s" in hung.failure.summary()
+        assert hung.stacks.startswith("rank 0 on node 0 (h)\n  train.py:5 main")
+        node.inquiry.close()
+
+    run(test)
+
+
+def test_of_what_moves_all_nodes_of_the_round_are_told() -> None:
+    async def test() -> None:
+        scene = running(2)
+        scene.attend("c")  # a spare
+        node = Inquiry(scene, iter([both(5), both(6)]))
+        node.suspect("a", 0)
+        await node.over()
+        answer = NoHang(0, "no step for 61 s, but rank 0 is moving: train.py:6")
+        assert node.said == [(scene.links["a"], answer), (scene.links["b"], answer)]
+        assert not node.hung
+
+    run(test)
+
+
+def test_two_looks_count_only_if_all_nodes_have_answered() -> None:
+    async def test() -> None:
+        looks = [both(5), both(6, "node 1"), both(7), both(8, "node 1"), both(9), both(9)]
+        node = Inquiry(running(2), iter(looks))
+        node.suspect("a", 0)
+        await node.over()
+        assert (node.asked, len(node.hung)) == (6, 1)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "suspect",
+    [
+        pytest.param(lambda node: node.suspect("a", 0, number=7), id="of another round"),
+        pytest.param(lambda node: node.inquiry.suspect(99, Suspicion(0, (0,), 1.0)), id="stranger"),
+    ],
+)
+def test_what_is_not_of_the_round_is_not_looked_into(suspect: Callable[[Inquiry], None]) -> None:
+    async def test() -> None:
+        node = Inquiry(running(2), iter([]))
+        suspect(node)
+        await node.over()
+        assert node.asked == 0
+
+    run(test)
+
+
+def test_a_node_suspects_its_own_workers_only() -> None:
+    async def test() -> None:
+        node = Inquiry(running(2), iter([both(5), both(5)]))
+        node.suspect("a", 1)  # of node b
+        await node.over()
+        assert not node.hung
+        assert {message for _, message in node.said} == {NoHang(0, "")}
+
+    run(test)
+
+
+def test_it_is_given_up_when_the_round_ends() -> None:
+    async def test() -> None:
+        scene = running(2)
+
+        def looks() -> Iterator[Whereabouts]:
+            yield both(5)
+            scene.fail("a")
+            yield both(5)
+
+        node = Inquiry(scene, looks())
+        node.suspect("a", 0)
+        await node.over()
+        assert (node.asked, node.hung, node.said) == (2, [], [])
+
+    run(test)
+
+
+def test_a_later_suspicion_is_looked_into_anew() -> None:
+    async def test() -> None:
+        moved = replace(at(0, 5), ticks=4)
+        looks = [both(5), Whereabouts((moved, at(1, 7)), ()), both(5), both(5)]
+        node = Inquiry(running(2), iter(looks))
+        for _ in range(2):
+            node.suspect("a", 0)
+            await node.over()
+        assert [message for _, message in node.said] == [NoHang(0, "")] * 2
+        assert len(node.hung) == 1
+
+    run(test)
