@@ -4,6 +4,7 @@ from ... import defaults
 from . import stream_values, values
 from .command_line import CommandLine, Flag, HelpText
 from .rendezvous_flags import CONF_KEYS
+from .trust_flags import trust_flags
 
 
 def master_command() -> CommandLine:
@@ -24,6 +25,7 @@ def master_command() -> CommandLine:
             read=values.string,
             help=f"Times: {CONF_KEYS}, master_timeout.",
         ),
+        *trust_flags(),
     ]
     before = """\
 Usage: ft-run master [OPTIONS]
@@ -79,6 +81,22 @@ Example:
     return CommandLine("ft-run status", flags, HelpText(before, after))
 
 
+def token_command() -> CommandLine:
+    """Return the flags of ``ft-run token``: none of its own."""
+    before = """\
+Usage: ft-run token [FILE]
+
+Make a secret for a job, of 256 bits: into a new file that only this user can
+read, or, without FILE, onto standard output. Give every node of the job, and
+ft-run master, status and stacks, the same by --token-file.
+
+Example:
+  ft-run token job.token
+  ft-run --token-file job.token --nnodes 2 --rdzv-endpoint node0 train.py
+"""
+    return CommandLine("ft-run token", [], HelpText(before, ""))
+
+
 def _question_flags(seconds: int) -> list[Flag]:
     return [
         Flag(
@@ -97,4 +115,5 @@ def _question_flags(seconds: int) -> list[Flag]:
             read=values.seconds_above_zero,
             help=f"How long to wait for the master's answer; default {seconds}.",
         ),
+        *trust_flags(),
     ]
