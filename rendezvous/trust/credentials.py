@@ -51,10 +51,11 @@ class FileTrust:
         """Read the files once.
 
         Raises:
-            UsageError: one cannot be read.
+            UsageError: one cannot be read, or they do not belong together.
         """
         self._cert, self._key, self._ca = cert, key, ca
-        self._shown = self._read()
+        self._shown = self._served = self._read()
+        self._check()
 
     def for_channel(self) -> "grpc.ChannelCredentials":
         """Return what opens a channel, of the files as they are now."""
@@ -67,14 +68,19 @@ class FileTrust:
         """Return what a port is listened at with; it looks at the files for each connection."""
         import grpc
 
+        self._served = self._current()
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(self._current()), self._if_changed, True
+            self._configuration(self._served),
+            self._if_changed,  # type: ignore[arg-type]  # None: unchanged, says its documentation
+            True,
         )
 
     def _if_changed(self) -> "grpc.ServerCertificateConfiguration | None":
-        shown = self._shown
         now = self._current()
-        return None if now == shown else self._configuration(now)
+        if now == self._served:
+            return None
+        self._served = now
+        return self._configuration(now)
 
     def _configuration(self, mine: Papers) -> "grpc.ServerCertificateConfiguration":
         import grpc
@@ -82,6 +88,26 @@ class FileTrust:
         return grpc.ssl_server_certificate_configuration(
             [(mine.key, mine.certificate)], mine.authority
         )
+
+    def _check(self) -> None:
+        """Refuse what gRPC would refuse without a word."""
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(self._ca)
+        except (ssl.SSLError, OSError):
+            raise UsageError(
+                f"{self._ca} (--tls-ca) has no certificate; right would be a PEM file."
+            ) from None
+        try:
+            context.load_cert_chain(self._cert, self._key, password="")
+        except (ssl.SSLError, OSError):
+            raise UsageError(
+                f"{self._cert} (--tls-cert) and {self._key} (--tls-key) are not a certificate and"
+                " its key; right would be PEM files that belong together, the key without a"
+                " password."
+            ) from None
 
     def _current(self) -> Papers:
         """Return what the files have; what they had while one cannot be read."""

@@ -43,7 +43,9 @@ _SENTENCES = {
 }
 
 _CLOSED = re.compile(r"Socket closed|connection reset", re.IGNORECASE)
-_NOT_TRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED|Peer name .* is not in peer certificate")
+_NOT_TRUSTED = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed|is not in peer certificate"
+)
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|UNKNOWN_PROTOCOL")
 
 
