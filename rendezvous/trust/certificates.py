@@ -19,8 +19,9 @@ token."""
 
 _AUTHORITY_NAME = "ft-run authority"
 _SALT = b"ft-run authority 1"
-_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**14, 8, 1
-"""16 MiB and some 30 ms for each guess; tokens are long as well."""
+_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**12, 8, 1
+"""4 MiB and some 10 ms for each guess. A token has 128 bits or more, so that this is for those that
+are not random; it is part of the start of every agent."""
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Of the group of P-256."""
 
