@@ -81,22 +81,6 @@ Example:
     return CommandLine("ft-run status", flags, HelpText(before, after))
 
 
-def token_command() -> CommandLine:
-    """Return the flags of ``ft-run token``: none of its own."""
-    before = """\
-Usage: ft-run token [FILE]
-
-Make a secret for a job, of 256 bits: into a new file that only this user can
-read, or, without FILE, onto standard output. Give every node of the job, and
-ft-run master, status and stacks, the same by --token-file.
-
-Example:
-  ft-run token job.token
-  ft-run --token-file job.token --nnodes 2 --rdzv-endpoint node0 train.py
-"""
-    return CommandLine("ft-run token", [], HelpText(before, ""))
-
-
 def _question_flags(seconds: int) -> list[Flag]:
     return [
         Flag(

@@ -33,7 +33,7 @@ from .network_check_flags import ladder_options
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
-from .trust_flags import trust_options
+from .trust_flags import token_options, trust_options
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -76,7 +76,7 @@ def parse(
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
     if argv and argv[0] == "token":
-        return _token(argv[1:], environ)
+        return token_options(argv[1:], environ)
     return _launch(argv, environ)
 
 
@@ -95,15 +95,6 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
         remarks=conf.remarks,
         trust=trust_options(given, environ),
     )
-
-
-def _token(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptions:
-    _, rest = master_flags.token_command().read(argv, environ)
-    if len(rest) > 1:
-        raise UsageError(
-            f"ft-run token takes one FILE, but was given {shown(rest[0])} and {shown(rest[1])}."
-        )
-    return TokenOptions(rest[0] if rest else None)
 
 
 def _question(

@@ -1,12 +1,14 @@
 """The flags that close the wire: a token, or certificates of the user's own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TrustOptions
 from ...rendezvous.trust.token import Token
+from ..options import TokenOptions
 from . import values
-from .command_line import Flag, Given
+from .command_line import CommandLine, Flag, Given, HelpText
+from .values import shown
 
 _FILES = ("tls_cert", "tls_key", "tls_ca")
 
@@ -78,6 +80,36 @@ def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | No
     return TrustOptions(
         tls_cert=given["tls_cert"], tls_key=given["tls_key"], tls_ca=given["tls_ca"]
     )
+
+
+def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptions:
+    """Return what the arguments after ``ft-run token`` mean.
+
+    Raises:
+        UsageError: they cannot work.
+        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+    """
+    _, rest = _token_command().read(argv, environ)
+    if len(rest) > 1:
+        raise UsageError(
+            f"ft-run token takes one FILE, but was given {shown(rest[0])} and {shown(rest[1])}."
+        )
+    return TokenOptions(rest[0] if rest else None)
+
+
+def _token_command() -> CommandLine:
+    before = """\
+Usage: ft-run token [FILE]
+
+Make a secret for a job, of 256 bits: into a new file that only this user can
+read, or, without FILE, onto standard output. Give every node of the job, and
+ft-run master, status and stacks, the same by --token-file.
+
+Example:
+  ft-run token job.token
+  ft-run --token-file job.token --nnodes 2 --rdzv-endpoint node0 train.py
+"""
+    return CommandLine("ft-run token", [], HelpText(before, ""))
 
 
 def _token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
