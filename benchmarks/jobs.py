@@ -51,6 +51,8 @@ class Shape:
     rdzv_conf: str = ""
     imports: str = ""
     """A module that every worker imports before it writes its line; ft-run preloads it."""
+    token: str = ""
+    """The secret of the job (ft-run only); empty: the wire is plain text."""
 
     @property
     def world_size(self) -> int:
@@ -162,6 +164,8 @@ class Job:
         if shape.lone_master:
             commands.append([str(launcher.path), "master", "--bind", f"127.0.0.1:{port}"])
         environ = environment() | {MARK: self.mark, "TMPDIR": str(folder / "tmp")}
+        if shape.token:
+            environ["FT_RUN_TOKEN"] = shape.token
         with self._output.open("ab") as output, self._errors.open("ab") as errors:
             self.result = JobResult(time.time_ns())
             self.agents = [

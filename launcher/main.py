@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .. import exit_codes
 from ..errors import FtRunError
-from .startup import import_asyncio, loading, open_standard_streams, quiet_grpc
+from .startup import forget_token, import_asyncio, loading, open_standard_streams, quiet_grpc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,13 +45,19 @@ def _main(argv: Sequence[str]) -> int:
             MasterOptions,
             PolicyOptions,
             StacksOptions,
+            TokenOptions,
         )
 
         options = parse(argv, os.environ)
+    forget_token()
     if isinstance(options, PolicyOptions):
         from .commands.policy import explain_policy
 
         return explain_policy(options)
+    if isinstance(options, TokenOptions):
+        from .commands.token import make_token
+
+        return make_token(options)
     with loading():
         import_asyncio()
     if isinstance(options, LaunchOptions):

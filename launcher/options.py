@@ -12,6 +12,7 @@ from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
 from ..rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
+from ..rendezvous.trust.source import TrustOptions
 from ..values import dataclass, field
 
 
@@ -91,6 +92,8 @@ class RendezvousOptions:
     rescale_delay_s: float | None = None
     """Infinity: never, late-comers enter at the next restart; None: not given, the master's value
     applies."""
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,8 @@ class MasterOptions:
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes were given none; infinity: never."""
     remarks: tuple[str, ...] = ()
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,8 @@ class StatusOptions:
     json: bool = False
     timeout_s: float = 5.0
     """How long to wait for the master's answer."""
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +251,13 @@ class StacksOptions:
     json: bool = False
     timeout_s: float = 10.0
     """How long to wait for the master's answer."""
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """What ``ft-run token`` was asked to do."""
+
+    file: str | None = None
+    """The new file for the token; None: it is printed."""

@@ -21,13 +21,14 @@ from ...rendezvous.transport.link import (
     MasterLink,
 )
 from ...rendezvous.transport.master import Master
-from ..machine.network import any_address, listen_address
+from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
 
 if TYPE_CHECKING:
     from ...checks.results import Known
     from ...rendezvous.transport.server import MasterServer
+    from ...rendezvous.trust.wire import Trust
     from .agent import Agent
 
 Note = Callable[[ev.Event], None]
@@ -36,8 +37,11 @@ Note = Callable[[ev.Event], None]
 class Hosting:
     """The master of this process, if it has one, and how its agent reaches the job's master."""
 
-    def __init__(self, options: RendezvousOptions, note: Note) -> None:
+    def __init__(
+        self, options: RendezvousOptions, note: Note, trust: "Trust | None" = None
+    ) -> None:
         self._options = options
+        self._trust = trust
         self._note = note
         self._address: Endpoint | None = None
         """Where the master would listen, if it belongs in this process; None if it does not."""
@@ -88,6 +92,7 @@ class Hosting:
             connect_timeout_s=self._options.timeouts.connect_timeout_s,
             master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
+            trust=self._trust,
         )
 
     @property
@@ -133,7 +138,7 @@ class Hosting:
         from ...rendezvous.transport.server import MasterServer
 
         master = self._new_master()
-        server = MasterServer(master, VERSION, self._silence_s)
+        server = MasterServer(master, VERSION, self._silence_s, self._trust)
         try:
             await server.start(address)
         except PortInUseError:
@@ -144,6 +149,8 @@ class Hosting:
             return
         self.master, self._server = master, server
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
+        if self._trust is None and not is_loopback(address.host):
+            self._note(ev.WireOpen(str(address)))
 
     def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
         """Take over the port if it becomes free before a master there has answered.

@@ -6,6 +6,7 @@ from .command_line import CommandLine, Flag, HelpText
 from .network_check_flags import ladder_flags
 from .policy_flags import policy_flags, propagate_flag
 from .rendezvous_flags import address_flags, rendezvous_flags
+from .trust_flags import trust_flags
 
 _WORKERS = "Workers"
 _FAILURE = "Failure"
@@ -30,6 +31,7 @@ Commands:
   ft-run stacks --help        Show where every rank is.
   ft-run check --help         Check this node.
   ft-run policy --help        Explain how a failure would be answered.
+  ft-run token --help         Make a secret that closes the wire of a job.
 """
 
 _AFTER = f"""\
@@ -56,6 +58,7 @@ def launch_command() -> CommandLine:
         *_worker_flags(),
         *rendezvous_flags(),
         *address_flags(),
+        *trust_flags(),
         *_failure_flags(),
         *ladder_flags(),
         *_log_flags(),

@@ -13,6 +13,7 @@ from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import HangSpec
+from ...values import replace
 from ..options import (
     CheckOptions,
     LaunchOptions,
@@ -24,6 +25,7 @@ from ..options import (
     StacksOptions,
     StatusOptions,
     StreamSelection,
+    TokenOptions,
 )
 from . import launch_flags, master_flags
 from .command_line import CommandLine, Given
@@ -31,6 +33,7 @@ from .network_check_flags import ladder_options
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
+from .trust_flags import token_options, trust_options
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -40,7 +43,15 @@ _STACKS_TIMEOUT_S = 10.0
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
-) -> LaunchOptions | MasterOptions | StatusOptions | StacksOptions | CheckOptions | PolicyOptions:
+) -> (
+    LaunchOptions
+    | MasterOptions
+    | StatusOptions
+    | StacksOptions
+    | CheckOptions
+    | PolicyOptions
+    | TokenOptions
+):
     """Return the options that ``argv`` (without the program's name) and ``environ`` mean.
 
     Raises:
@@ -51,17 +62,21 @@ def parse(
         return _master(argv[1:], environ)
     if argv and argv[0] == "status":
         where, given = _question(master_flags.status_command(), "status", argv[1:], environ)
-        return StatusOptions(where, given["json"], given.get("timeout", _STATUS_TIMEOUT_S))
+        timeout_s = given.get("timeout", _STATUS_TIMEOUT_S)
+        return StatusOptions(where, given["json"], timeout_s, trust_options(given, environ))
     if argv and argv[0] == "stacks":
         where, given = _question(master_flags.stacks_command(), "stacks", argv[1:], environ)
         timeout_s = given.get("timeout", _STACKS_TIMEOUT_S)
-        return StacksOptions(where, given.get("rank", ()), given["json"], timeout_s)
+        trust = trust_options(given, environ)
+        return StacksOptions(where, given.get("rank", ()), given["json"], timeout_s, trust)
     if argv and argv[0] == "check":
         from .check_flags import read_check
 
         return read_check(argv[1:], environ, _rendezvous)
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
+    if argv and argv[0] == "token":
+        return token_options(argv[1:], environ)
     return _launch(argv, environ)
 
 
@@ -78,6 +93,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
         timeouts=conf.timeouts,
         **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,
+        trust=trust_options(given, environ),
     )
 
 
@@ -107,7 +123,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     given, rest = launch_flags.launch_command().read(argv, environ)
     mode = _mode(given)
     remarks: list[str] = []
-    rendezvous = _rendezvous(given, remarks)
+    rendezvous = replace(_rendezvous(given, remarks), trust=trust_options(given, environ))
     policy = launch_policy(given, rendezvous, remarks)
     hang = _hang(given)
     refuse_hang_rule(policy, can_hang=hang is not None)

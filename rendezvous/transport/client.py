@@ -12,14 +12,20 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ... import defaults
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
+from ..trust.doubt import Doubt, doubt
+from ..trust.wire import Trust, open_channel
 from .channel_options import MASTER_KEY, SERVICE, client_options
 from .codec import WireError, decode_master, encode_node
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 
 _FIRST_ANSWER_S = 5.0
 _CLOSE_S = 2.0
+_DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
+"""How long a node that finds another token tries again: a master stays that long after a job."""
+
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
 _ENDED = "the master ended the stream"
@@ -62,6 +68,7 @@ class GrpcLink:
         connect_timeout_s: float,
         master_timeout_s: float,
         port_is_taken: bool = False,
+        trust: Trust | None = None,
     ) -> None:
         """Start to connect, on the running event loop.
 
@@ -73,14 +80,17 @@ class GrpcLink:
             connect_timeout_s: how long the first connection may take.
             master_timeout_s: how long the master may be away later.
             port_is_taken: the endpoint is on this host, and another process has its port.
+            trust: what the master wants to see; None: plain text.
         """
         self._endpoint = endpoint
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
         self._connect_timeout_s = connect_timeout_s
+        self._distrust_s = min(_DISTRUST_S, connect_timeout_s)
         self._master_timeout_s = master_timeout_s
         self._port_is_taken = port_is_taken
+        self._trust = trust
         self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
         self._has_heard = False
@@ -131,6 +141,12 @@ class GrpcLink:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
                 reason = "something else answers there"  # a proxy in front of it, say
+            except _DistrustError as error:
+                # For a while it may be the master of the job before, which had another token.
+                if not self._was_up and time.monotonic() - away_since >= self._distrust_s:
+                    self._on_event(Refused(error.doubt.sentence(self._endpoint)))
+                    return
+                reason = error.doubt.value
             except _UnreachableError as error:
                 reason = str(error)
             if self._over:
@@ -145,7 +161,7 @@ class GrpcLink:
 
     async def _attend_once(self) -> str:
         """Attend until the stream ends; return why it ended."""
-        async with grpc.aio.insecure_channel(str(self._endpoint), options=self._options) as channel:
+        async with open_channel(self._endpoint, self._options, self._trust) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -157,7 +173,7 @@ class GrpcLink:
                 raise _UnreachableError("no answer") from None
             except grpc.aio.AioRpcError as error:
                 self._outbox = None
-                raise _cannot_open(error) from None
+                raise await self._cannot_open(error) from None
             self._on_event(LinkUp(again=self._was_up))
             self._was_up = True
             writer = asyncio.create_task(self._write(call, outbox))
@@ -201,6 +217,11 @@ class GrpcLink:
                 await call.write(data)
             await call.done_writing()
 
+    async def _cannot_open(self, error: grpc.aio.AioRpcError) -> Exception:
+        if (why := await doubt(error.details() or "", self._endpoint, self._trust)) is not None:
+            return _DistrustError(why)
+        return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
+
     def _not_a_master(self) -> str:
         return (
             f"what listens at {self._endpoint} is not an ft-run master; check the endpoint "
@@ -225,6 +246,14 @@ class GrpcLink:
         )
 
 
+class _DistrustError(Exception):
+    """The two ends do not trust each other."""
+
+    def __init__(self, doubt: Doubt) -> None:
+        super().__init__(doubt.value)
+        self.doubt = doubt
+
+
 class _UnreachableError(Exception):
     """The master cannot be reached now."""
 
@@ -246,10 +275,6 @@ def _backoff_s(attempts: int) -> float:
         return 0.0
     step = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2.0 ** min(attempts - 1, 10))
     return step * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
-
-
-def _cannot_open(error: grpc.aio.AioRpcError) -> Exception:
-    return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 
 
 def is_foreign(error: grpc.aio.AioRpcError) -> bool:

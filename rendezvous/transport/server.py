@@ -17,8 +17,9 @@ from ...errors import PortInUseError, UsageError
 from ...protos import rendezvous_pb2 as pb
 from ..policy.hang import group_stacks
 from ..protocol import bounds
-from ..protocol.endpoint import Endpoint, join_host_port
+from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
+from ..trust.wire import Trust, listen
 from .channel_options import MASTER_KEY, SERVICE, server_options
 from .codec import WireError, decode_node, encode_master, encode_stack
 from .master import Master
@@ -49,8 +50,11 @@ _NOT_AN_AGENT = (
 class MasterServer:
     """Serves one master on one port."""
 
-    def __init__(self, master: Master, version: str, silence_s: float) -> None:
+    def __init__(
+        self, master: Master, version: str, silence_s: float, trust: Trust | None = None
+    ) -> None:
         self._master = master
+        self._trust = trust
         self._version = version
         self._silent = SilentStreams()
         self._server = grpc.aio.server(options=server_options(silence_s))
@@ -85,7 +89,7 @@ class MasterServer:
         _collect_garbage_rarely()
         check_can_bind(address)
         try:
-            port = self._server.add_insecure_port(join_host_port(address.host, address.port))
+            port = listen(self._server, address, self._trust)
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen at {address}: {error}") from error
         await self._server.start()

@@ -27,7 +27,7 @@ FLOORS = (
     ("checks",),
     ("checks.devices",),
     ("rendezvous.transport",),
-    ("rendezvous.group",),
+    ("rendezvous.group", "rendezvous.trust"),
     ("rendezvous.policy",),
     ("events",),
     ("rendezvous.protocol",),

@@ -22,6 +22,7 @@ PLACES = (
     "rendezvous/policy",
     "rendezvous/protocol",
     "rendezvous/transport",
+    "rendezvous/trust",
     "examples",
     ".ci",
     "pyproject.toml",
@@ -33,6 +34,7 @@ PLACES = (
     "docs/faults.md",
     "docs/migrating.md",
     "docs/policy.md",
+    "docs/security.md",
     "docs/warm-start.md",
 )
 PERSONS = re.compile(
