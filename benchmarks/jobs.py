@@ -51,6 +51,8 @@ class Shape:
     rdzv_conf: str = ""
     imports: str = ""
     """A module that every worker imports before it writes its line; ft-run preloads it."""
+    is_watched: bool = False
+    """The workers are (ft-run only)."""
 
     @property
     def world_size(self) -> int:
@@ -62,6 +64,8 @@ class Shape:
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
             given += ["--preload", self.imports]
+        if self.is_watched and launcher is Launcher.FT_RUN:
+            given += ["--watch-workers"]
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]
