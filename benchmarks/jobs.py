@@ -53,6 +53,8 @@ class Shape:
     """A module that every worker imports before it writes its line; ft-run preloads it."""
     token: str = ""
     """The secret of the job (ft-run only); empty: the wire is plain text."""
+    is_watched: bool = False
+    """The workers are (ft-run only)."""
 
     @property
     def world_size(self) -> int:
@@ -64,6 +66,8 @@ class Shape:
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
             given += ["--preload", self.imports]
+        if self.is_watched and launcher is Launcher.FT_RUN:
+            given += ["--watch-workers"]
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]

@@ -67,20 +67,22 @@ OUTCOME_POLICY_ENDED: Outcome
 OUTCOME_CHECKS_FAILED: Outcome
 
 class PolicySpec(_message.Message):
-    __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides")
+    __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides", "max_no_progress")
     RULES_FIELD_NUMBER: _ClassVar[int]
     RESTART_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_FIRST_S_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_MAX_S_FIELD_NUMBER: _ClassVar[int]
     MAX_NODE_FAILURES_FIELD_NUMBER: _ClassVar[int]
     RANK0_DECIDES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     rules: _containers.RepeatedScalarFieldContainer[str]
     restart_window_s: float
     backoff_first_s: float
     backoff_max_s: float
     max_node_failures: int
     rank0_decides: bool
-    def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ...) -> None: ...
+    max_no_progress: int
+    def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ..., max_no_progress: _Optional[int] = ...) -> None: ...
 
 class CheckSpec(_message.Message):
     __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "floors", "compute_threshold")
@@ -139,7 +141,7 @@ class JobSpec(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ..., separate_store: bool = ..., rescale_delay_s: _Optional[float] = ..., hang: _Optional[_Union[HangSpec, _Mapping]] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank")
+    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +149,7 @@ class NodeSpec(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WANTED_RANK_FIELD_NUMBER: _ClassVar[int]
+    IS_WATCHED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     host: str
@@ -154,7 +157,8 @@ class NodeSpec(_message.Message):
     role: str
     local_world_size: int
     wanted_rank: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ...) -> None: ...
+    is_watched: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("address", "port")
@@ -199,16 +203,34 @@ class Failure(_message.Message):
     def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ...) -> None: ...
 
 class Past(_message.Message):
-    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures")
+    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress")
     RESTART_AGES_S_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     restart_ages_s: _containers.RepeatedScalarFieldContainer[int]
     excluded: _containers.RepeatedScalarFieldContainer[str]
     since_s: int
     failures: _containers.RepeatedCompositeFieldContainer[NodeFailures]
-    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ...) -> None: ...
+    progress: PastProgress
+    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ..., progress: _Optional[_Union[PastProgress, _Mapping]] = ...) -> None: ...
+
+class PastProgress(_message.Message):
+    __slots__ = ("furthest", "idle_restarts")
+    FURTHEST_FIELD_NUMBER: _ClassVar[int]
+    IDLE_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    furthest: int
+    idle_restarts: int
+    def __init__(self, furthest: _Optional[int] = ..., idle_restarts: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("furthest", "has_stepped")
+    FURTHEST_FIELD_NUMBER: _ClassVar[int]
+    HAS_STEPPED_FIELD_NUMBER: _ClassVar[int]
+    furthest: int
+    has_stepped: bool
+    def __init__(self, furthest: _Optional[int] = ..., has_stepped: bool = ...) -> None: ...
 
 class NodeFailures(_message.Message):
     __slots__ = ("node_id", "ages_s")
@@ -277,12 +299,14 @@ class Done(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Stopped(_message.Message):
-    __slots__ = ("round", "offer")
+    __slots__ = ("round", "offer", "progress")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     round: int
     offer: Offer
-    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason",)
@@ -360,8 +384,28 @@ class StackReport(_message.Message):
     stacks: _containers.RepeatedCompositeFieldContainer[RankStack]
     def __init__(self, number: _Optional[int] = ..., stacks: _Optional[_Iterable[_Union[RankStack, _Mapping]]] = ...) -> None: ...
 
+class RankSteps(_message.Message):
+    __slots__ = ("rank", "steps", "steps_per_s", "idle_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    steps: int
+    steps_per_s: float
+    idle_s: float
+    def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class StepsReport(_message.Message):
+    __slots__ = ("number", "workers")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    workers: _containers.RepeatedCompositeFieldContainer[RankSteps]
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
+
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +416,7 @@ class NodeMessage(_message.Message):
     CHECKRESULT_FIELD_NUMBER: _ClassVar[int]
     STACKREPORT_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
+    STEPSREPORT_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -382,7 +427,8 @@ class NodeMessage(_message.Message):
     checkresult: CheckResult
     stackreport: StackReport
     suspicion: Suspicion
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ...) -> None: ...
+    stepsreport: StepsReport
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -510,6 +556,12 @@ class StackOrder(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
+class StepsOrder(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class CheckVerdict(_message.Message):
     __slots__ = ("exit_code", "sentence", "conclusion", "report")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -563,7 +615,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -577,6 +629,7 @@ class MasterMessage(_message.Message):
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     STACKORDER_FIELD_NUMBER: _ClassVar[int]
     NOHANG_FIELD_NUMBER: _ClassVar[int]
+    STEPSORDER_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -590,14 +643,15 @@ class MasterMessage(_message.Message):
     renamed: Renamed
     stackorder: StackOrder
     nohang: NoHang
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ...) -> None: ...
+    stepsorder: StepsOrder
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached")
+    __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached", "workers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -607,6 +661,7 @@ class NodeStatus(_message.Message):
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     host: str
     address: str
@@ -616,7 +671,8 @@ class NodeStatus(_message.Message):
     rank_offset: int
     local_world_size: int
     attached: bool
-    def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[RankSteps]
+    def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop")

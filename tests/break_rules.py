@@ -34,6 +34,7 @@ SCENARIOS = (
     "policy/test_rules",
     "policy/test_blame",
     "policy/test_budget",
+    "policy/test_no_progress",
     "protocol/test_failure",
 )
 
@@ -744,14 +745,68 @@ BREAKS = (
     Break(
         "assignments tell which nodes are excluded",
         "policy/decision",
-        "return Past(ages, excluded, failures=failures)",
-        "return Past(ages, (), failures=failures)",
+        "return Past(ages, excluded, failures=failures, progress=progress)",
+        "return Past(ages, (), failures=failures, progress=progress)",
     ),
     Break(
         "assignments tell which nodes have failed",
         "policy/decision",
+        "return Past(ages, excluded, failures=failures, progress=progress)",
+        "return Past(ages, excluded, progress=progress)",
+    ),
+    Break(
+        "assignments tell how far the job is",
+        "policy/decision",
+        "return Past(ages, excluded, failures=failures, progress=progress)",
         "return Past(ages, excluded, failures=failures)",
-        "return Past(ages, excluded)",
+    ),
+    Break(
+        "a later master learns how far the job is",
+        "group/joining",
+        "self._state.aftermath.progress.learn(past.progress)",
+        "pass",
+    ),
+    Break(
+        "restarts without a step end the job",
+        "policy/no_progress",
+        "self._past.idle_restarts < limit:",
+        "self._past.idle_restarts <= limit:",
+    ),
+    Break(
+        "the first round is no restart without a step",
+        "policy/no_progress",
+        "idle = 0 if self._past is None",
+        "idle = 1 if self._past is None",
+    ),
+    Break(
+        "a step that was done before is no progress",
+        "policy/no_progress",
+        "self._past = PastProgress(max(furthest, before), 0)",
+        "self._past = PastProgress(furthest, 0)",
+    ),
+    Break(
+        "any step of a script that has resumed may be a new one",
+        "policy/no_progress",
+        "or (has_stepped and furthest < 0):",
+        "or False:",
+    ),
+    Break(
+        "a node that has not said how far it came may have done a step",
+        "policy/no_progress",
+        "elif is_complete and has_failed:",
+        "elif has_failed:",
+    ),
+    Break(
+        "a regroup is no restart without a step",
+        "policy/no_progress",
+        "elif is_complete and has_failed:",
+        "elif is_complete:",
+    ),
+    Break(
+        "what nodes say of their steps counts",
+        "group/rounds",
+        "if progress is not None and not was_stale:",
+        "if progress is not None and was_stale:",
     ),
     Break(
         "a later master learns which nodes have failed",

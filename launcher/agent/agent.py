@@ -37,6 +37,7 @@ from ...rendezvous.protocol.messages import (
     Waiting,
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder, StackReport, Suspicion
+from ...rendezvous.protocol.steps import StepsOrder, StepsReport
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
@@ -52,6 +53,7 @@ from ..spawner.client import (
     SpawnerEvent,
     SpawnerGone,
 )
+from ..stacks.steps import rank_steps
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
@@ -113,6 +115,7 @@ class Agent:
             role=options.role,
             local_world_size=parts.count.count,
             wanted_rank=options.rendezvous.node_rank,
+            is_watched=parts.commands.are_watched,
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
@@ -137,7 +140,7 @@ class Agent:
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
         """The reasons printed for the lost connection; cleared when it is back."""
-        self.status = LiveStatus(options)
+        self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
     # --- what the launcher calls -------------------------------------------------------------
 
@@ -267,6 +270,8 @@ class Agent:
                 self._hangs.report(number, self._workers.group)
             case NoHang():
                 self._hangs.answered(event)
+            case StepsOrder(number):
+                self._send(StepsReport(number, tuple(rank_steps(self._workers.running))))
             case LinkUp(again):
                 self._link_up(again)
             case LinkDown(reason):
@@ -418,7 +423,14 @@ class Agent:
 
     def _send(
         self,
-        message: Report | Leave | ChallengeReply | Heard | CheckResult | StackReport | Suspicion,
+        message: Report
+        | Leave
+        | ChallengeReply
+        | Heard
+        | CheckResult
+        | StackReport
+        | Suspicion
+        | StepsReport,
     ) -> None:
         assert self._link is not None
         self._link.send(message)

@@ -3,7 +3,14 @@
 from collections.abc import Callable
 
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...rendezvous.protocol.messages import Assignment, ClaimState, Done, Failed, Stopped
+from ...rendezvous.protocol.messages import (
+    Assignment,
+    ClaimState,
+    Done,
+    Failed,
+    Progress,
+    Stopped,
+)
 from ..machine.network import PortReservation
 from .claim import OwnClaim
 from .ending import NodeEnd
@@ -75,13 +82,13 @@ class NodeReports:
             self._claim.done()
             self._send(Done(assignment.round))
 
-    def workers_gone(self, assignment: Assignment) -> None:
-        """Tell the master that nothing of the round is left here."""
+    def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
+        """Tell the master that nothing of the round is left here, and how far the workers came."""
         if self._has_won() and self._told_to_stop != assignment.round and self._end.signal is None:
             return  # the verdict is on its way, from this master or a new one
         self._claim.stopped(assignment.round)
         if self._end.verdict is None:
-            self._send(Stopped(assignment.round, self._port.renew()))
+            self._send(Stopped(assignment.round, self._port.renew(), progress))
         self._left()
 
     def _has_won(self) -> bool:

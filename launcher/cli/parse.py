@@ -124,8 +124,9 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     mode = _mode(given)
     remarks: list[str] = []
     rendezvous = replace(_rendezvous(given, remarks), trust=trust_options(given, environ))
-    policy = launch_policy(given, rendezvous, remarks)
     hang = _hang(given)
+    is_watched = given["watch_workers"] or hang is not None
+    policy = launch_policy(given, rendezvous, remarks, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")

@@ -21,10 +21,12 @@ from .messages import (
     NodeMessage,
     NodeSpec,
     Past,
+    Progress,
     Stopped,
 )
 from .offer import Offer
 from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport, Suspicion
+from .steps import RATE_MAX, STEPS_MAX, StepsReport
 
 COUNT_MAX = 999_999_999
 """As on the command line. A few steps more still fit any field of a message."""
@@ -67,9 +69,11 @@ def check(message: NodeMessage) -> None:
         case Failed(round_number, failure):
             _number("round", round_number)
             _failure(failure)
-        case Stopped(round_number, offer):
+        case Stopped(round_number, offer, progress):
             _number("round", round_number)
             _offer(offer)
+            if progress is not None:
+                _progress(progress)
         case Done(round_number):
             _number("round", round_number)
         case Leave(reason):
@@ -88,8 +92,15 @@ def check(message: NodeMessage) -> None:
             _length("ranks", len(ranks), LOCAL_WORLD_SIZE_MAX)
             for rank in ranks:
                 _number("rank", rank)
-            if not 0 <= idle_s <= SECONDS_MAX:  # also what is no number
-                raise OutOfBounds(f"idle_s was given {idle_s:g}; right would be 0 to 1e9.")
+            _span("idle_s", idle_s, SECONDS_MAX)
+        case StepsReport(number, workers):
+            _number("number", number)
+            _length("workers", len(workers), LOCAL_WORLD_SIZE_MAX)
+            for worker in workers:
+                _number("rank", worker.rank)
+                _number("steps", worker.steps, 0, STEPS_MAX)
+                _span("steps_per_s", worker.steps_per_s, RATE_MAX)
+                _span("idle_s", worker.idle_s, SECONDS_MAX)
 
 
 def _stack(stack: RankStack) -> None:
@@ -123,6 +134,7 @@ def _job(job: JobSpec) -> None:
         _number(name, getattr(job, name))
     if job.policy is not None:
         _number("max_node_failures", job.policy.max_node_failures)
+        _number("max_no_progress", job.policy.max_no_progress)
         for name in ("restart_window_s", "backoff_first_s", "backoff_max_s"):
             _seconds(name, getattr(job.policy, name))
         _texts("rules", job.policy.rules, RULES_MAX, TEXT_MAX_CHARS)
@@ -176,6 +188,13 @@ def _past(past: Past) -> None:
     for node in past.failures:
         _name("node_id", node.node_id)
         _ages("ages_s", node.ages_s)
+    if past.progress is not None:
+        _number("furthest", past.progress.furthest, -1, STEPS_MAX)
+        _number("idle_restarts", past.progress.idle_restarts)
+
+
+def _progress(progress: Progress) -> None:
+    _number("furthest", progress.furthest, -1, STEPS_MAX)
 
 
 def _failure(failure: Failure) -> None:
@@ -200,6 +219,11 @@ def _number(name: str, value: int, least: int = 0, most: int = COUNT_MAX) -> Non
         raise OutOfBounds(
             f"{name} was given {value}, which no agent sends; right would be {least} to {most}."
         )
+
+
+def _span(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:  # also what is no number
+        raise OutOfBounds(f"{name} was given {value:g}; right would be 0 to {most:g}.")
 
 
 def _seconds(name: str, value: float) -> None:

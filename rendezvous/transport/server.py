@@ -21,7 +21,7 @@ from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
 from ..trust.wire import Trust, listen
 from .channel_options import MASTER_KEY, SERVICE, server_options
-from .codec import WireError, decode_node, encode_master, encode_stack
+from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
 from .master import Master
 from .silent_streams import SilentStreams
 
@@ -198,6 +198,7 @@ class MasterServer:
         _request: pb.StatusRequest,
         _context: "grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]",
     ) -> pb.StatusReply:
+        steps = await self._master.steps()
         group = self._master.group
         uptime_s, round_uptime_s = self._master.uptime_s()
         reply = pb.StatusReply(
@@ -216,7 +217,8 @@ class MasterServer:
             reply.min_nodes, reply.max_nodes = group.job.min_nodes, group.job.max_nodes
         for node in group.roster:
             placed = node.rank is not None and node.round == group.round
-            reply.nodes.add(
+            first, size = node.rank_offset, node.spec.local_world_size
+            told = reply.nodes.add(
                 node_id=node.spec.node_id,
                 host=node.spec.host,
                 address=node.spec.address,
@@ -226,6 +228,9 @@ class MasterServer:
                 rank_offset=node.rank_offset if placed else -1,
                 local_world_size=node.spec.local_world_size,
                 attached=node.link is not None,
+            )
+            told.workers.extend(
+                encode_steps(rank) for rank in steps if placed and 0 <= rank.rank - first < size
             )
         return reply
 

@@ -37,6 +37,7 @@ from ft_run.rendezvous.protocol.messages import (
     Leave,
     NodeSpec,
     Outcome,
+    Progress,
     Refused,
     Start,
     Stop,
@@ -45,6 +46,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
+from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
 
@@ -81,6 +83,7 @@ class Invariants:
         self._settings = settings
         self._agents = agents
         self._policy = PolicyWatch(job)
+        self._progress = ProgressWatch(job.policy.max_no_progress if job.policy else 0)
         self._takeover = TakeoverWatch()
         self._highest = -1
         self._given_up: dict[str, int] = {}
@@ -94,6 +97,7 @@ class Invariants:
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
         self._policy.new_master()
+        self._progress.new_master()
         self._takeover.new_master()
         self._is_silent = False
         """Nothing was heard since a stream broke."""
@@ -124,6 +128,10 @@ class Invariants:
         self._has_decided = False
         self._is_counted: bool | None = None
         self._last_restarts: int | None = None
+
+    def came(self, world: _World, progress: Progress) -> None:
+        """The workers of a node have come so far."""
+        self._progress.came(world, progress)
 
     # --- around each event -------------------------------------------------------------------
 
@@ -160,6 +168,8 @@ class Invariants:
             return
         if isinstance(message, Stopped):
             del self._in_world[incarnation]
+            if node.phase is not NodePhase.STALE:
+                self._progress.heard(message.round, node.spec.node_id, message.progress)
         if not isinstance(message, Failed) or node.phase is NodePhase.STALE:
             return
         self._takeover.failed(incarnation, world, message.failure)
@@ -460,6 +470,9 @@ class Invariants:
         self._all_are_fit(nodes)
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
+        self._progress.formed(
+            (round_number, first.formed_by), len(members), has_failed=first.cause is not None
+        )
         is_counted = self._policy.formed(first, members, now)
         if is_counted is not None and self._is_counted is not None:
             was_left = first.cause is not None and first.cause.kind is FailureKind.PREEMPTED
@@ -559,7 +572,8 @@ class Invariants:
         if verdict.restarts > self._job.max_restarts and not has_window:
             raise InvariantError("I3: the verdict counts too many restarts")
         is_stuck = any(f.kind is FailureKind.STUCK for f in verdict.failures)
-        self._policy.ended(verdict, now, is_stuck=is_stuck)
+        is_exhausted = self._progress.ended(verdict)
+        self._policy.ended(verdict, now, is_stuck=is_stuck, is_exhausted=is_exhausted)
         match verdict.outcome:
             case Outcome.SUCCEEDED:
                 self._all_are_done(group)

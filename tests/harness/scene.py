@@ -37,6 +37,7 @@ from ft_run.rendezvous.protocol.messages import (
     NodeSpec,
     Past,
     PolicySpec,
+    Progress,
     Start,
     Stop,
     Stopped,
@@ -188,11 +189,11 @@ class Scene:
         rank = self.assignment(name).node_rank
         self.say(name, Failed(self.group.round, failure or worker_failure(rank)))
 
-    def stopped(self, *names: str) -> None:
-        """Nodes confirm that the workers of the present round are dead."""
+    def stopped(self, *names: str, progress: Progress | None = None) -> None:
+        """Nodes confirm that the workers of the present round are dead, after so much progress."""
         number = self.group.round
         for name in names:
-            self.say(name, Stopped(number, self.offer(name)))
+            self.say(name, Stopped(number, self.offer(name), progress))
 
     def done(self, *names: str) -> None:
         """All workers of nodes exit 0."""

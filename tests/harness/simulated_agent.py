@@ -28,6 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
+    Progress,
     Refused,
     Renamed,
     Start,
@@ -132,6 +133,8 @@ class Agent:
         self._last_result: CheckResult | None = None
         self._newest_order = 0
         """On this stream: another master begins to count anew."""
+        self.progress = Progress()
+        """Of the workers of the round."""
         self.starts: list[int] = []
         self._new_port = new_port
         self._clock = clock
@@ -291,6 +294,7 @@ class Agent:
         )
         self._started_at = self._clock()
         self.live, self.assignment, self._is_spare = assignment.round, assignment, False
+        self.progress = Progress()
         self.order = None
         self.starts.append(assignment.round)
         return True
@@ -316,7 +320,7 @@ class Agent:
         self.live, self.is_stopping = None, False
         self._claim = replace(self._claim, state=ClaimState.STOPPED)
         self.offer = Offer(self.spec.address, self._new_port())
-        self._send(Stopped(self._claim.round, self.offer))
+        self._send(Stopped(self._claim.round, self.offer, self.progress))
         if self.is_leaving:
             self._go()
 

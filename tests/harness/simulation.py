@@ -27,7 +27,7 @@ from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ft_run.rendezvous.protocol.failure import FailureKind
-from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
+from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec, Progress
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 
@@ -97,6 +97,7 @@ def _policy(rules: int, times: int) -> PolicySpec:
         backoff_max_s=longest,
         max_node_failures=(3, 1, 2, 0)[times // 8 % 4],
         rank0_decides=times >> 5 & 3 == 3,
+        max_no_progress=(times >> 7) * (1 + rules // 32 % 2),
     )
 
 
@@ -420,6 +421,15 @@ class Simulation:
             self._log(f"a worker of {agent.name} fails with {code}")
             agent.fail(exit_code=code)
 
+    def _train(self, choice: int) -> None:
+        """The workers of a node do a step; some say which."""
+        if agent := _pick(self._working(), choice):
+            furthest = max(agent.progress.furthest, choice // 8 % 8 - 4, -1)
+            agent.progress = Progress(furthest, has_stepped=True)
+            assert agent.assignment is not None
+            self._checks.came((agent.assignment.round, agent.assignment.formed_by), agent.progress)
+            self._log(f"{agent.name} has come to {agent.progress}")
+
     def _stick(self, choice: int) -> None:
         if agent := _pick([a for a in self._there() if a.is_stopping], choice):
             self._log(f"a worker of {agent.name} does not die")
@@ -522,6 +532,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._thaw: 2,
     Simulation._terminate: 2,
     Simulation._fail: 5,
+    Simulation._train: 1,
     Simulation._stick: 1,
     Simulation._finish_stop: 8,
     Simulation._finish: 5,

@@ -28,11 +28,14 @@ from ft_run.rendezvous.protocol.messages import (
     NodeMessage,
     NodeSpec,
     Past,
+    PastProgress,
     PolicySpec,
+    Progress,
     Stopped,
 )
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
+from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
@@ -55,18 +58,19 @@ MESSAGES: list[NodeMessage] = [
         offer=OFFER,
         claim=Claim(
             0, "m", 0, 1, 0, 0, "n", ClaimState.RUNNING, (FAILURE,),
-            Past((1,), ("a",), 1, (NodeFailures("a", (1,)),)),
+            Past((1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1)),
         ),
         leaving="x",
     ),
     Failed(0, FAILURE),
     Done(0),
-    Stopped(0, OFFER),
+    Stopped(0, OFFER, Progress(1, True)),
     Leave("x"),
     StackReport(
         0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
     ),
     Suspicion(0, (0,), 1.0),
+    StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),)),
     CheckResult(0, "", OFFER),
 ]  # fmt: skip
 
@@ -93,7 +97,10 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is str:
         yield name, "x" * 300_000
     elif hint is int:
-        yield name, 2**31 - 1 if name != "time_s" else 2**64 - 1
+        yield (
+            name,
+            {"time_s": 2**64 - 1, "furthest": 2**63 - 1, "steps": 2**63 - 1}.get(name, 2**31 - 1),
+        )
     elif hint is float:
         yield name, 1e308
     else:
@@ -146,7 +153,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
-    for _ in range(40):
+    for _ in range(60):
         group, links, now = Group(IMPATIENT, "m"), set[int](), 0.0
         for link in range(60):
             now += hostile.random.choice((0.0, 0.1, 1.0, 11.0))
