@@ -1,7 +1,7 @@
 """The command line of ``ft-run``: arguments and ``PET_*`` variables in, checked options out.
 
-This module prints nothing except ``--help`` and ``--version``. It looks at nothing on this machine
-except whether the script exists.
+This module prints nothing except ``--help``, ``--version`` and ``--dry-run``. It looks at nothing
+on this machine except whether the script exists.
 """
 
 import math
@@ -28,8 +28,9 @@ from ..options import (
     TokenOptions,
 )
 from . import launch_flags, master_flags
-from .command_line import CommandLine, Given
+from .command_line import CommandLine, Given, answer, say
 from .network_check_flags import ladder_options
+from .place_flags import placed, resulting_command
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
@@ -56,7 +57,7 @@ def parse(
 
     Raises:
         UsageError: they cannot work; the sentence says what is wrong, given and right.
-        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
     if argv and argv[0] == "master":
         return _master(argv[1:], environ)
@@ -120,9 +121,11 @@ def _question(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
-    given, rest = launch_flags.launch_command().read(argv, environ)
+    line = launch_flags.launch_command()
+    given, rest = line.read(argv, environ)
     mode = _mode(given)
     remarks: list[str] = []
+    given = placed(line, given, environ, remarks)
     rendezvous = replace(_rendezvous(given, remarks), trust=trust_options(given, environ))
     policy = launch_policy(given, rendezvous, remarks)
     hang = _hang(given)
@@ -130,7 +133,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
-    return LaunchOptions(
+    options = LaunchOptions(
         script=rest[0],
         script_args=rest[1:],
         mode=mode,
@@ -153,6 +156,10 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
     )
+    if given["dry_run"]:
+        say(remarks)
+        answer(resulting_command(line, given, rest))
+    return options
 
 
 def _mode(given: Given) -> ScriptMode:
