@@ -55,13 +55,14 @@ def auto_config(
     """
     places = read_places(environ, own_name)
     flags = _merged(places, given)
-    is_single = given.get("nnodes", "").strip() in ("1", "1:1") or "standalone" in given
+    nodes = flags.get("nnodes")
     if "nnodes" not in given and "standalone" not in given:
-        nodes = flags.get("nnodes")
         doubt = next((place.doubt for place in places if place.doubt), "")
         if nodes is None or doubt:
             raise UsageError(doubt or _NOWHERE)
-        is_single = nodes.text == "1"
+    # --nnodes 1 in a place of several nodes is a job of one node with spares.
+    wanted = given.get("nnodes", "1").strip() in ("1", "1:1")
+    is_single = "standalone" in given or (wanted and (nodes is None or nodes.text == "1"))
     if is_single:
         flags.pop("rdzv_endpoint", None)
     if is_single or not _is_rank_of_this_job(flags.get("node_rank"), given, places):

@@ -11,7 +11,7 @@ from .place import GIVE_COUNT, PORT, Place, Taken, Variables, known, refuse_rank
 
 _PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
 """The name that version 5 gives to a job: the host of ``mpirun`` and its process id."""
-_MPIRUN = "mpirun --map-by ppr:1:node ft-run --auto-config"
+_MPIRUN = "mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config"
 _HYDRA = "mpiexec -ppn 1 ft-run --auto-config"
 
 

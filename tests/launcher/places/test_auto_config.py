@@ -106,6 +106,7 @@ COMMANDS = [
      "--nproc-per-node=2 --nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM, "--nnodes=2",  # the last one is a spare
      "--nnodes=2 --rdzv-endpoint=gpu001:29401 --rdzv-id=1"),
+    (SLURM, "--nnodes=1", "--nnodes=1 --rdzv-endpoint=gpu001:29401 --rdzv-id=1"),
     (SLURM, "--nnodes=1:3",
      "--nnodes=1:3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM, "--nnodes=9 --rdzv-endpoint=head:1 --rdzv-id=x",  # one of several allocations
@@ -184,8 +185,8 @@ REFUSALS = [
      " --nproc-per-node 2, or 8 with all of them visible."),
     (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "",
      "Open MPI has started 8 tasks on this node (OMPI_COMM_WORLD_LOCAL_SIZE), but one ft-run per"
-     " node starts all its workers; right would be mpirun --map-by ppr:1:node ft-run --auto-config"
-     " --nproc-per-node 8 SCRIPT."),
+     " node starts all its workers; right would be mpirun --map-by ppr:1:node --bind-to none ft-run"
+     " --auto-config --nproc-per-node 8 SCRIPT."),
     (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}, "",
      "mpirun runs at 10.77.0.2 (OMPI_MCA_orte_hnp_uri), which is not the host of rank 0"),
     (OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0"}, "",
