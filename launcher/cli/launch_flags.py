@@ -27,6 +27,7 @@ Examples:
   ft-run --nnodes 4 --rdzv-id run7 --rdzv-endpoint node0:29400 train.py
 
 Commands:
+  ft-run hosts --help         Start a job on several hosts over ssh.
   ft-run master --help        Run the master of a job by itself.
   ft-run status --help        Show the state of a job.
   ft-run stacks --help        Show where every rank is.

@@ -16,6 +16,7 @@ from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..options import (
     CheckOptions,
+    HostsOptions,
     LaunchOptions,
     LogOptions,
     MasterOptions,
@@ -46,6 +47,7 @@ def parse(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> (
     LaunchOptions
+    | HostsOptions
     | MasterOptions
     | StatusOptions
     | StacksOptions
@@ -74,6 +76,10 @@ def parse(
         from .check_flags import read_check
 
         return read_check(argv[1:], environ, _rendezvous)
+    if argv and argv[0] == "hosts":
+        from .hosts_flags import read_hosts
+
+        return read_hosts(argv[1:], environ)
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
     if argv and argv[0] == "token":
