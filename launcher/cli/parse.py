@@ -29,9 +29,9 @@ from ..options import (
     TokenOptions,
 )
 from . import launch_flags, master_flags
-from .command_line import CommandLine, Given, answer, say
+from .command_line import CommandLine, Given
 from .network_check_flags import ladder_options
-from .place_flags import placed, resulting_command
+from .place_flags import answer_dry_run, placed
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
@@ -162,9 +162,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
     )
-    if given["dry_run"]:
-        say(remarks)
-        answer(resulting_command(line, given, rest))
+    answer_dry_run(line, given, rest, remarks)
     return options
 
 

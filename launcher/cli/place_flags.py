@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from .command_line import CommandLine, Flag, Given
+from .command_line import CommandLine, Flag, Given, answer, say
 
 _MARKS = (
     "OMPI_COMM_WORLD_RANK",
@@ -63,6 +63,15 @@ def placed(
 
         remarks.extend(filter(None, (suggestion(environ),)))
     return given
+
+
+def answer_dry_run(
+    line: CommandLine, given: Given, rest: Sequence[str], remarks: Sequence[str]
+) -> None:
+    """Print the resulting command and exit with 0, if ``--dry-run`` was given."""
+    if given["dry_run"]:
+        say(remarks)
+        answer(resulting_command(line, given, rest))
 
 
 def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> str:
