@@ -37,10 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if argv and argv[0] == "hosts-node":
+        from .commands.hosts_node import run_hosts_node
+
+        return run_hosts_node()
     with loading():
         from .cli.parse import parse
         from .options import (
             CheckOptions,
+            HostsOptions,
             LaunchOptions,
             MasterOptions,
             PolicyOptions,
@@ -58,6 +63,10 @@ def _main(argv: Sequence[str]) -> int:
         from .commands.token import make_token
 
         return make_token(options)
+    if isinstance(options, HostsOptions):
+        from .commands.hosts import run_hosts
+
+        return run_hosts(options)
     with loading():
         import_asyncio()
     if isinstance(options, LaunchOptions):

@@ -114,7 +114,7 @@ def _as_of_a_job(given: Given) -> Given:
     is_somewhere = given["rdzv_endpoint"] is not None or given["master_addr"] is not None
     # Without a backend the endpoint would be on this host by default, as torchrun's is.
     values = {"rdzv_backend": None if is_somewhere else "grpc", "max_restarts": None}
-    return Given(values | dict(given.values), origins | dict(given.origins))
+    return Given(values | dict(given.values), origins | dict(given.origins), given.texts)
 
 
 def check_command() -> CommandLine:

@@ -1,7 +1,7 @@
 """The command line of ``ft-run``: arguments and ``PET_*`` variables in, checked options out.
 
-This module prints nothing except ``--help`` and ``--version``. It looks at nothing on this machine
-except whether the script exists.
+This module prints nothing except ``--help``, ``--version`` and ``--dry-run``. It looks at nothing
+on this machine except whether the script exists.
 """
 
 import math
@@ -16,6 +16,7 @@ from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..options import (
     CheckOptions,
+    HostsOptions,
     LaunchOptions,
     LogOptions,
     MasterOptions,
@@ -30,6 +31,7 @@ from ..options import (
 from . import launch_flags, master_flags
 from .command_line import CommandLine, Given
 from .network_check_flags import ladder_options
+from .place_flags import answer_dry_run, placed
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
@@ -45,6 +47,7 @@ def parse(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> (
     LaunchOptions
+    | HostsOptions
     | MasterOptions
     | StatusOptions
     | StacksOptions
@@ -56,7 +59,7 @@ def parse(
 
     Raises:
         UsageError: they cannot work; the sentence says what is wrong, given and right.
-        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
     if argv and argv[0] == "master":
         return _master(argv[1:], environ)
@@ -73,6 +76,10 @@ def parse(
         from .check_flags import read_check
 
         return read_check(argv[1:], environ, _rendezvous)
+    if argv and argv[0] == "hosts":
+        from .hosts_flags import read_hosts
+
+        return read_hosts(argv[1:], environ)
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
     if argv and argv[0] == "token":
@@ -120,9 +127,11 @@ def _question(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
-    given, rest = launch_flags.launch_command().read(argv, environ)
+    line = launch_flags.launch_command()
+    given, rest = line.read(argv, environ)
     mode = _mode(given)
     remarks: list[str] = []
+    given = placed(line, given, environ, remarks)
     rendezvous = replace(_rendezvous(given, remarks), trust=trust_options(given, environ))
     hang = _hang(given)
     is_watched = given["watch_workers"] or hang is not None
@@ -131,7 +140,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
-    return LaunchOptions(
+    options = LaunchOptions(
         script=rest[0],
         script_args=rest[1:],
         mode=mode,
@@ -154,6 +163,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
     )
+    answer_dry_run(line, given, rest, remarks)
+    return options
 
 
 def _mode(given: Given) -> ScriptMode:

@@ -33,6 +33,7 @@ PLACES = (
     "docs/checks.md",
     "docs/faults.md",
     "docs/migrating.md",
+    "docs/places.md",
     "docs/policy.md",
     "docs/security.md",
     "docs/warm-start.md",
