@@ -23,7 +23,7 @@ from .messages import (
     Past,
     Stopped,
 )
-from .offer import Offer
+from .offer import STEP_MAX, Offer, Snapshots
 from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport, Suspicion
 
 COUNT_MAX = 999_999_999
@@ -47,6 +47,8 @@ RULES_MAX = 1_000
 AGES_MAX = 10_000
 """Restarts that are remembered of a node, or of the job within its window."""
 NODES_MAX = 100_000
+SNAPSHOTS_MAX = 2
+"""Of one node: the newest, and the one before."""
 SECONDS_MAX = 1e9
 """As on the command line."""
 
@@ -154,6 +156,18 @@ def _node(node: NodeSpec) -> None:
 def _offer(offer: Offer) -> None:
     _name("address", offer.address)
     _number("port", offer.port, 0, PORT_MAX)
+    if offer.snapshots is not None:
+        _snapshots(offer.snapshots)
+
+
+def _snapshots(snapshots: Snapshots) -> None:
+    _number("round", snapshots.round)
+    _name("formed_by", snapshots.formed_by)
+    _length("held", len(snapshots.held), SNAPSHOTS_MAX)
+    for snapshot in snapshots.held:
+        _number("step", snapshot.step, 0, STEP_MAX)
+        _number("world_size", snapshot.world_size)
+        _number("rank_offset", snapshot.rank_offset)
 
 
 def _claim(claim: Claim) -> None:

@@ -31,13 +31,18 @@ from ft_run.rendezvous.protocol.messages import (
     PolicySpec,
     Stopped,
 )
+<<<<<<< HEAD
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
+=======
+from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport
+>>>>>>> c419dd9 (Snapshots: memory that outlives workers, Checkpointer, one decision which step all resume from)
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
-OFFER = Offer("::1", 1)
+OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),)))
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
@@ -93,7 +98,7 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is str:
         yield name, "x" * 300_000
     elif hint is int:
-        yield name, 2**31 - 1 if name != "time_s" else 2**64 - 1
+        yield name, 2**31 - 1 if name not in ("time_s", "step") else 2**64 - 1
     elif hint is float:
         yield name, 1e308
     else:
