@@ -49,7 +49,8 @@ class CheckpointFolder:
         if self._ranks.rank == 0:
             for name in self._names():
                 if _LEFTOVER.fullmatch(name):
-                    _remove(self._folder / name)
+                    with suppress(OSError):  # a folder to read from only: it harms none
+                        _remove(self._folder / name)
             found = max(self._steps(), default=-1)
         return self._ranks.most(found)[0]
 
@@ -130,7 +131,7 @@ class CheckpointFolder:
     def _names(self) -> list[str]:
         try:
             return os.listdir(self._folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # what is saved there will say so
             return []
 
     def _steps(self) -> list[int]:

@@ -98,7 +98,7 @@ class Checkpointer:
         self._saved = newest = self._folder.newest()
         done = -1
         if self._snapshots is not None and self._snapshots.resume_step >= max(newest, 0):
-            done = self._restore_snapshot(self._snapshots, self._snapshots.resume_step)
+            done = self._restore_snapshot(self._snapshots, self._snapshots.resume_step, newest)
         if done < 0:
             if self._snapshots is not None:
                 self._snapshots.clear()
@@ -176,7 +176,7 @@ class Checkpointer:
             self._snapshots = None
             snapshots.close()
 
-    def _restore_snapshot(self, snapshots: Snapshots, step: int) -> int:
+    def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:
         """Load the snapshot of a step; return -1 if that is not possible."""
         file, is_trusted = snapshots.find(step), True
         if not self._ranks.all_say(file is not None):
@@ -190,8 +190,11 @@ class Checkpointer:
         if self._ranks.all_say(loading is not None) and loading is not None:
             loading.finish()
             return step
+        self._state.forget_initialised()
         if words:
-            _say(f"the snapshot of step {step} does not fit: {words}; the newest checkpoint does.")
+            instead = f"goes on from the checkpoint of step {checkpoint}"
+            instead = instead if checkpoint >= 0 else "begins anew"
+            _say(f"the snapshot of step {step} does not fit: {words}; training {instead}.")
         return -1
 
     def _receive(

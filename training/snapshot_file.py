@@ -118,7 +118,9 @@ class SnapshotFile:
         if len(flat) != len(self._items):
             return False
         for item in self._items:
-            value = local(flat.get(item.key))
+            if item.key not in flat:
+                return False
+            value = local(flat[item.key])
             if isinstance(value, torch.Tensor) != bool(item.dtype):
                 return False
             if item.dtype and (
@@ -162,6 +164,7 @@ class SnapshotFile:
         plan = planner.create_local_plan()
         self._forget()
         os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
         items: list[Item] = []
         with open(os.dup(self._fd), "w+b") as file:
             for write in plan.items:

@@ -42,6 +42,8 @@ class State:
                     "state_dict and load_state_dict; right would be an object that has both."
                 )
         self._objects = dict(objects)
+        self._initialised: list[Optimizer] = []
+        """Optimizers that were given state only to load into it."""
         modules = [value for value in objects.values() if isinstance(value, nn.Module)]
         self._owners: dict[str, nn.Module] = {}
         """By the name of an optimizer: the module whose parameters it optimizes."""
@@ -67,6 +69,8 @@ class State:
             elif name not in self._owners:
                 found[name] = value.state_dict()
             elif name in initialised:
+                if not value.state:
+                    self._initialised.append(value)
                 found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
             else:
                 with _as_it_is(value):
@@ -75,6 +79,7 @@ class State:
 
     def apply(self, state: Mapping[str, Any]) -> None:
         """Give the objects the state of a nested state dict."""
+        self._initialised.clear()
         for name, value in self._objects.items():
             mine = state.get(name, {})
             if isinstance(value, nn.Module):
@@ -86,6 +91,12 @@ class State:
                 )
             else:
                 value.load_state_dict(mine)
+
+    def forget_initialised(self) -> None:
+        """Take the state from the optimizers that have it only to be loaded into: it was not."""
+        for optimizer in self._initialised:
+            optimizer.state.clear()
+        self._initialised.clear()
 
     def with_optimizer_state(self, keys: Mapping[str, Any]) -> frozenset[str]:
         """Return the optimizers of which a flat state dict has state."""
