@@ -65,6 +65,8 @@ class Checkpointer:
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._snapshots = self._find_memory() if snapshot_every is not None else None
         self._question: Question | None = None
+        self._done: int | None = None
+        """How many steps are done; None: nothing was restored yet."""
         self._saved = -1
         """The step of the newest checkpoint, as far as this process knows."""
 
@@ -89,12 +91,14 @@ class Checkpointer:
     def restore(self) -> int:
         """Give the objects the newest complete state; return how many steps are done in it.
 
-        Where there is none, the objects stay as they are and the answer is 0.
+        Where there is none, the objects stay as they are and the answer is 0. Called again, it changes
+        nothing and returns how many steps are done by now.
 
         Raises:
             RuntimeError: a checkpoint cannot be read, or is the state of other objects.
         """
-        self.wait()
+        if self._done is not None:
+            return self._done
         self._saved = newest = self._folder.newest()
         done = -1
         if self._snapshots is not None and self._snapshots.resume_step >= max(newest, 0):
@@ -105,8 +109,7 @@ class Checkpointer:
             if newest >= 0:
                 self._folder.load(newest, self._state)
             done = max(newest, 0)
-        if self._snapshots is not None:
-            self._snapshots.resume_step = -1  # the objects may be restored once more
+        self._done = done
         self._ranks.all_say(True)  # no rank is ahead of one that still has older snapshots
         now = time.monotonic()
         self._snapshot_every.begin(done, now)
@@ -119,6 +122,7 @@ class Checkpointer:
         Args:
             number: how many steps are done; the same on all ranks.
         """
+        self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
         answer = self._question.answer() if self._question is not None else [0, 0]
@@ -257,7 +261,7 @@ class _Interval:
     def is_due(self, number: int, is_over: int) -> bool:
         """Return whether it is to be done at a step, given whether the time is over on a rank."""
         if self._steps is not None:
-            return number - self._since >= self._steps
+            return number // self._steps > self._since // self._steps
         return bool(is_over)
 
     def is_over(self, now: float) -> bool:

@@ -71,7 +71,8 @@ class State:
             elif name in initialised:
                 if not value.state:
                     self._initialised.append(value)
-                found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
+                with _without_gradients(value):
+                    found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
             else:
                 with _as_it_is(value):
                     found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
@@ -210,3 +211,17 @@ def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
     finally:
         if first is not None:
             first.grad = None
+
+
+@contextmanager
+def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
+    """Have DCP give an optimizer state: it takes gradients for a sign that there is some."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient

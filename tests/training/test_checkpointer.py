@@ -43,7 +43,7 @@ class Script:
             self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=momentum)
         self.sampler = Sampler()
         self.scheduler = StepLR(self.optimizer, 3)
-        state = {"model": self.model, "optimizer": self.optimizer}
+        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         state |= {"sampler": self.sampler, "scheduler": self.scheduler}
         self.checkpointer = Checkpointer(folder, state, **options)
         self.resumed_at = -1
@@ -112,6 +112,22 @@ def test_a_checkpoint_is_resumed_from_without_ft_run(
     script = Script(tmp_path, checkpoint_every=2, keep=2).train(10)
     assert (script.resumed_at, script.everything()) == (6, undisturbed)
     assert (tmp_path / "latest").read_text() == "step-00000010\n"
+
+
+@pytest.mark.parametrize("way", ["snapshot", "checkpoint"])
+def test_gradients_of_before_do_not_matter(
+    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any], way: str
+) -> None:
+    memory(-1)
+    every = 1 if way == "checkpoint" else None
+    Script(tmp_path, checkpoint_every=every).train(10, until=6)
+    memory(6 if way == "snapshot" else -1)
+    script = Script(tmp_path, checkpoint_every=every)
+    given = torch.ones(3, 4)
+    script.model[0].weight.grad = given
+    assert script.checkpointer.restore() == 6
+    assert script.model[0].weight.grad is given
+    assert script.train(10).everything() == undisturbed
 
 
 def test_the_newer_of_snapshot_and_checkpoint(
@@ -277,7 +293,7 @@ def test_it_is_made_after_init_process_group(
 
 def test_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("ft_run.training.checkpointer.time.monotonic", lambda: clock[0])
     script = Script(tmp_path, checkpoint_every="2min")
     script.checkpointer.restore()
     for step in range(1, 9):

@@ -132,7 +132,7 @@ def test_strangers_do_not_disturb() -> None:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                     stranger.setblocking(False)
                     loop = asyncio.get_running_loop()
-                    await loop.sock_connect(stranger, path)  # type: ignore[arg-type]  # bytes are taken
+                    await loop.sock_connect(stranger, path)
                     await loop.sock_sendall(stranger, words)
                     assert await loop.sock_recv(stranger, 10) == b""
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
