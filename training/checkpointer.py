@@ -91,8 +91,8 @@ class Checkpointer:
     def restore(self) -> int:
         """Give the objects the newest complete state; return how many steps are done in it.
 
-        Where there is none, the objects stay as they are and the answer is 0. Called again, it changes
-        nothing and returns how many steps are done by now.
+        Where there is none, the objects stay as they are and the answer is 0. Called again, it
+        changes nothing and returns how many steps are done by now.
 
         Raises:
             RuntimeError: a checkpoint cannot be read, or is the state of other objects.
@@ -195,7 +195,8 @@ class Checkpointer:
             loading.finish()
             return step
         self._state.forget_initialised()
-        if words:
+        first = self._ranks.least(self._ranks.rank if words else self._ranks.size)[0]
+        if first == self._ranks.rank:  # one line is enough
             instead = f"goes on from the checkpoint of step {checkpoint}"
             instead = instead if checkpoint >= 0 else "begins anew"
             _say(f"the snapshot of step {step} does not fit: {words}; training {instead}.")

@@ -1,15 +1,21 @@
 """A rank's snapshots: two buffers that outlive the worker, of which one is always complete."""
 
+import errno
 import mmap
 import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from . import snapshot_page as page
-from .snapshot_file import MisfitError, SnapshotFile
+from .memory_left import available
+from .snapshot_file import MisfitError, SnapshotFile, local
 from .snapshot_memory import Memory
+
+_MARGIN = 1.1
+"""What the files have beside the tensors, and what training needs meanwhile."""
 
 
 class Snapshots:
@@ -59,8 +65,27 @@ class Snapshots:
                 raise MisfitError
             file.write(flat)
         except MisfitError:
+            self._check_room(flat)
             file.lay_out(state)
         self._now_holds(index, step, is_replicated=not _has_shards(flat))
+
+    def _check_room(self, flat: Mapping[str, Any]) -> None:
+        """Look whether both buffers of all ranks of this node can be made for a state.
+
+        Raises:
+            OSError: there is not enough memory.
+        """
+        tensors = [local(value) for value in flat.values()]
+        size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
+        there = sum(os.fstat(fd).st_blocks * 512 for fd in self._fds[1:])
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        needed, left = ranks * max(0, int(2 * size * _MARGIN) - there), available()
+        if needed > left:
+            raise OSError(
+                errno.ENOMEM,
+                f"two copies of the state of {ranks} rank(s) here take {needed / 1e9:.2f} GB "
+                f"more, and {left / 1e9:.2f} GB of memory are available",
+            )
 
     def find(self, step: int) -> SnapshotFile | None:
         """Return this rank's share of the state of a step; None: it has none."""

@@ -195,6 +195,24 @@ def test_another_model_without_checkpoint_begins_anew(
     assert capfd.readouterr().err.endswith("; training begins anew.\n")
 
 
+def test_without_memory_there_are_checkpoints(
+    tmp_path: Path,
+    memory: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 100)
+    memory(-1)
+    Script(tmp_path, checkpoint_every=3).train(10, until=4)
+    assert capfd.readouterr().err == (
+        "ft-run: no snapshot of step 1 was taken: two copies of the state of 1 rank(s) here "
+        "take 0.00 GB more, and 0.00 GB of memory are available; from now on there are checkpoints "
+        "only.\n"
+    )
+    memory(-1)
+    assert Script(tmp_path).train(10, until=3).resumed_at == 3
+
+
 def test_what_a_crash_left_is_cleaned(tmp_path: Path) -> None:
     for name in (".step-00000004.writing", ".step-00000002.removing", "mine"):
         (tmp_path / name).mkdir()

@@ -38,7 +38,7 @@ for number in checkpointer.steps(total):
     if is_first:
         is_first = False
         log.write(f"begin {restarts} {number}\\n")
-        print(f"life {restarts} of rank {rank} is {os.getpid()}", flush=True)
+        os.write(1, f"life {restarts} of rank {rank} is {os.getpid()}\\n".encode())
     else:
         log.write(f"done {restarts} {number}\\n")
     torch.manual_seed(number * 2 + int(rank))
@@ -49,7 +49,7 @@ for number in checkpointer.steps(total):
 values = list(model.module.state_dict().values())
 values += [value for state in optimizer.state.values() for value in state.values()]
 digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
-print(f"state of rank {rank}: {digest}", flush=True)
+os.write(1, f"state of rank {rank}: {digest}\\n".encode())
 dist.destroy_process_group()
 """
 
