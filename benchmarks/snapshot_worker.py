@@ -3,8 +3,8 @@
     snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
 
 MODE is ``checkpointer`` or ``torch-save`` (every 20 steps, rank 0 writes, all read): in the first
-life rank 0 kills itself in the middle between two of them. Or ``stall``: one process, which measures
-its snapshots. What is measured goes to FOLDER as lines of JSON.
+life rank 0 kills itself in the middle between two of them. Or ``stall``: one process, whose
+snapshots are measured. What is measured goes to FOLDER as lines of JSON.
 """
 
 import json
