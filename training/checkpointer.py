@@ -1,6 +1,7 @@
 """Keeps the state of a training script: in memory that outlives the workers, and on storage."""
 
 import os
+import pickle
 import re
 import sys
 import time
@@ -189,8 +190,8 @@ class Checkpointer:
         try:
             if file is not None:
                 loading = self._state.load(file, is_trusted=is_trusted)
-        except MisfitError as error:
-            words = str(error)
+        except (MisfitError, pickle.UnpicklingError) as error:
+            words = str(error).partition("\n")[0]
         if self._ranks.all_say(loading is not None) and loading is not None:
             loading.finish()
             return step
