@@ -122,8 +122,8 @@ def killed_again_and_again(ft: "Launcher", kills: int) -> None:
 def test_a_node_that_is_new_is_sent_the_state(ft: "Launcher", free_port: int) -> None:
     folder = ft.folder / "training"
     folder.mkdir()
-    job = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
-    job = (*job, "--max-restarts", 2, "--preload", "torch")
+    nodes_of = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
+    job = (*nodes_of, "--max-restarts", 2, "--preload", "torch")
     arguments = (ft.script(SCRIPT, "train.py"), folder, 200, 1000)
     nodes = [*ft.start_two(*job, *arguments)]
     for node in nodes:

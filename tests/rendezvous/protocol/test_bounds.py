@@ -31,13 +31,14 @@ from ft_run.rendezvous.protocol.messages import (
     PolicySpec,
     Stopped,
 )
-<<<<<<< HEAD
-from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
-=======
 from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
-from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport
->>>>>>> c419dd9 (Snapshots: memory that outlives workers, Checkpointer, one decision which step all resume from)
+from ft_run.rendezvous.protocol.stacks import (
+    Frame,
+    RankStack,
+    RankState,
+    StackReport,
+    Suspicion,
+)
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
@@ -145,7 +146,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         seed,
         protocol=(1,), job_id=("j",), min_nodes=(2,), max_nodes=(3,), node_unit=(1,),
         max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(), hang=(),
-        node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
+        snapshots=(), node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
         separate_store=(False,), leaving=("", "", "x"),
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,),
