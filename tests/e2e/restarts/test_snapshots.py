@@ -102,7 +102,7 @@ def loaded_by_dcp(path: Path) -> dict[str, Any]:
 
 def killed_again_and_again(ft: "Launcher", kills: int) -> None:
     before = set(os.listdir("/dev/shm"))
-    steps = 100 * kills + 50
+    steps = 60 * kills + 40
     undisturbed = train(ft, ft.folder / "undisturbed", steps, 0)
     assert len(undisturbed) == 1
     folder = ft.folder / "killed"
@@ -147,7 +147,7 @@ def done_in(folder: Path, life: int) -> int:
 
 @pytest.mark.long
 def test_nothing_but_one_step_is_lost(ft: "Launcher") -> None:
-    killed_again_and_again(ft, 4)
+    killed_again_and_again(ft, 3)
 
 
 @pytest.mark.slow

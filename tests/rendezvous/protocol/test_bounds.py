@@ -146,9 +146,9 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         seed,
         protocol=(1,), job_id=("j",), min_nodes=(2,), max_nodes=(3,), node_unit=(1,),
         max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(), hang=(),
-        snapshots=(), node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
+        node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
-        separate_store=(False,), leaving=("", "", "x"),
+        separate_store=(False,), snapshots=(), leaving=("", "", "x"),
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
