@@ -27,6 +27,7 @@ SCENARIOS = (
     "group/test_takeover",
     "group/test_strangers",
     "group/test_world",
+    "group/test_resumption",
     "group/test_silence",
     "group/test_policy_rounds",
     "group/test_checking",
@@ -60,6 +61,34 @@ BREAKS = (
         "            self._roster.move(node, NodePhase.STOPPING)\n"
         "            if node.rank != 1:\n"
         "                self._out.send(node, stop)",
+    ),
+    Break(
+        "the ranks resume from the newest step",
+        "group/resumption",
+        "for step in of_node}, reverse=True)",
+        "for step in of_node})",
+    ),
+    Break(
+        "what another round has left is not resumed from",
+        "group/resumption",
+        "if snapshots is not None and (snapshots.round, snapshots.formed_by) == line",
+        "if snapshots is not None",
+    ),
+    Break(
+        "only what is replicated is resumed from where a share is missing",
+        "group/resumption",
+        "if all(of_node[step].is_replicated for of_node in held if step in of_node):",
+        "if True:",
+    ),
+    Break(
+        "a share is that of its rank",
+        "group/resumption",
+        """        world.world_size,
+        rank_offset,
+""",
+        """        world.world_size,
+        snapshot.rank_offset,
+""",
     ),
     Break(
         "a restart is counted",

@@ -64,6 +64,7 @@ from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports, Report
 from .signals import heard, unless_asked
+from .snapshots import HeldSnapshots, NodeOffers
 from .supervisor import Supervisor, TimeOver
 from .worker_group import WorkerGroupState
 
@@ -105,7 +106,8 @@ class Agent:
         self._parts = parts
         self._identity = identity
         self._options = options = parts.options
-        self._port = port
+        self._snapshots = HeldSnapshots(parts.count.count)
+        self._offers = NodeOffers(port, self._snapshots)
         self._event = parts.display.event
         self._node = NodeSpec(
             node_id=identity.node_id,
@@ -126,7 +128,7 @@ class Agent:
         self._reports = NodeReports(
             self._claim,
             self._end,
-            port,
+            self._offers,
             self._send,
             self._left,
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
@@ -134,7 +136,9 @@ class Agent:
         self._workers = Supervisor(
             self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
         )
-        self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
+        self._checks = CheckSession(
+            crew, self._offers.renew, self._send, is_all=options.only_checks
+        )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
         self._started = -1
         """The last round whose workers were started here."""
@@ -146,7 +150,7 @@ class Agent:
 
     def attend(self) -> Attend:
         """Return what this node says first on every stream, as of now."""
-        offer = self._port.offer  # the address of this host may have changed
+        offer = self._offers.offer  # the address of this host may have changed
         return Attend(
             protocol=PROTOCOL_VERSION,
             version=VERSION,
@@ -176,6 +180,7 @@ class Agent:
         self._handle_signals(loop)
         self._parts.spawner.listen(self.post)
         self._workers.listen(loop)
+        self._snapshots.listen(loop)
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)
@@ -186,6 +191,7 @@ class Agent:
             await self._handle(await self._events.get())
         self._workers.close()
         self._hangs.close()
+        self._snapshots.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -349,6 +355,7 @@ class Agent:
         before, self.status.waiting = self.status.waiting, waiting
         if waiting.spare and self._workers.group is None:
             self._claim.became_spare()
+            self._snapshots.drop()
             await self._rest_from_checks()  # a spare holds no device
         if told.is_news(waiting, before):
             self._event(told.waits(waiting, self._options))
@@ -360,6 +367,7 @@ class Agent:
         if (begun := told.round_begun(assignment, self._options)) is not None:
             self._event(begun)
         self._claim.started(assignment)
+        self._snapshots.begin(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)
 

@@ -24,7 +24,7 @@ from .messages import (
     Progress,
     Stopped,
 )
-from .offer import Offer
+from .offer import STEP_MAX, Offer, Snapshots
 from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport, Suspicion
 from .steps import RATE_MAX, STEPS_MAX, StepsReport
 
@@ -49,6 +49,8 @@ RULES_MAX = 1_000
 AGES_MAX = 10_000
 """Restarts that are remembered of a node, or of the job within its window."""
 NODES_MAX = 100_000
+SNAPSHOTS_MAX = 2
+"""Of one node: the newest, and the one before."""
 SECONDS_MAX = 1e9
 """As on the command line."""
 
@@ -166,6 +168,18 @@ def _node(node: NodeSpec) -> None:
 def _offer(offer: Offer) -> None:
     _name("address", offer.address)
     _number("port", offer.port, 0, PORT_MAX)
+    if offer.snapshots is not None:
+        _snapshots(offer.snapshots)
+
+
+def _snapshots(snapshots: Snapshots) -> None:
+    _number("round", snapshots.round)
+    _name("formed_by", snapshots.formed_by)
+    _length("held", len(snapshots.held), SNAPSHOTS_MAX)
+    for snapshot in snapshots.held:
+        _number("step", snapshot.step, 0, STEP_MAX)
+        _number("world_size", snapshot.world_size)
+        _number("rank_offset", snapshot.rank_offset)
 
 
 def _claim(claim: Claim) -> None:

@@ -11,7 +11,7 @@ from ... import defaults
 from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .failure import Failure
-from .offer import Offer
+from .offer import Offer, Resumption
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import StepsOrder, StepsReport
 
@@ -292,6 +292,8 @@ class Assignment:
     restarts_in_window: int = 0
     """Of ``restarts``, those that count now; only with ``--restart-window``."""
     past: Past | None = None
+    resumption: Resumption | None = None
+    """None: no snapshots are resumed from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The invariants I1 to I8 (docs/architecture.md), checked from outside at every step.
+"""The invariants I1 to I9 (docs/architecture.md), checked from outside at every step.
 
 They look at what was sent to and from the nodes, at the nodes themselves, and of the group only
 at what its ``Status`` shows: phase, round, restarts, roster.
@@ -48,6 +48,7 @@ from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
+from ft_run.tests.harness.snapshot_invariants import check_resumption
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
 
 
@@ -468,6 +469,7 @@ class Invariants:
                     f"I1: round {round_number} formed while {agent.name} has workers"
                 )
         self._all_are_fit(nodes)
+        check_resumption(assignments, self._agents, (self._round, self._formed_by))
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
         self._progress.formed(

@@ -44,6 +44,8 @@ class Setup:
     job: JobSpec
     rescale_delay_s: float
     has_pins: bool
+    is_replicated: bool
+    """Any rank's state is that of all, so that it outlives a change of the world."""
     repeats_leave: bool
     nodes_at_start: int
     runs_at_start: bool
@@ -68,6 +70,7 @@ class Setup:
             job=job,
             rescale_delay_s=math.inf if options & 1 else 10.0,
             has_pins=bool(options & 2) and bool(options & 4),
+            is_replicated=bool(times & 128),
             repeats_leave=bool(options & 8),
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
             runs_at_start=not start & 1,
@@ -320,6 +323,7 @@ class Simulation:
             self._number,
             lambda: self.now,
             repeats_leave=self.setup.repeats_leave,
+            is_replicated=self.setup.is_replicated,
         )
         self.agents.append(agent)
         self._log(f"{agent.name} starts")
@@ -457,6 +461,13 @@ class Simulation:
             agent.finish_rank0()
             self._checks.done(agent)
 
+    def _take_snapshots(self, choice: int) -> None:
+        """The workers do a step; at times a kill follows before all have done it."""
+        working = sorted(self._working(), key=lambda agent: agent.steps)
+        for agent in working if choice & 1 else working[:1]:
+            agent.take_snapshot()
+            self._log(f"{agent.name} has done step {agent.steps}")
+
     def _working(self) -> list[Agent]:
         return [a for a in self._there() if a.live is not None and not a.is_stopping]
 
@@ -537,6 +548,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._finish_stop: 8,
     Simulation._finish: 5,
     Simulation._finish_rank0: 2,
+    Simulation._take_snapshots: 6,
     Simulation._check: 10,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,

@@ -7,6 +7,7 @@ import pytest
 from ft_run.launcher.agent.claim import OwnClaim
 from ft_run.launcher.agent.ending import NodeEnd
 from ft_run.launcher.agent.reports import NodeReports, Report
+from ft_run.launcher.agent.snapshots import HeldSnapshots, NodeOffers
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.rendezvous.protocol.failure import FailureKind
@@ -38,7 +39,7 @@ class Node:
         self.reports = NodeReports(
             self.claim,
             self.end,
-            self.port,
+            NodeOffers(self.port, HeldSnapshots(1)),
             self.sent.append,
             self._left,
             rank0_decides=rank0_decides,

@@ -33,14 +33,14 @@ from ft_run.rendezvous.protocol.messages import (
     Progress,
     Stopped,
 )
-from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
-OFFER = Offer("::1", 1)
+OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),)))
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
@@ -99,7 +99,9 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is int:
         yield (
             name,
-            {"time_s": 2**64 - 1, "furthest": 2**63 - 1, "steps": 2**63 - 1}.get(name, 2**31 - 1),
+            {"time_s": 2**64 - 1, "furthest": 2**63 - 1, "steps": 2**63 - 1, "step": 2**64 - 1}.get(
+                name, 2**31 - 1
+            ),
         )
     elif hint is float:
         yield name, 1e308
@@ -149,7 +151,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(), hang=(),
         node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
-        separate_store=(False,), leaving=("", "", "x"),
+        separate_store=(False,), snapshots=(), leaving=("", "", "x"),
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
