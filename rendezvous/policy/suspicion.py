@@ -29,7 +29,7 @@ _IN_REPORT_CHARS = 4_000
 _BY_DEBUGGER = "by a debugger"
 _DEBUGGERS = ("pdb.py", "bdb.py", "IPython/", "ipdb/", "debugpy/", "_pydevd_bundle/")
 _TAKE_LONG = (
-    *("torch/serialization.py", "torch/distributed/checkpoint/"),
+    *("torch/serialization.py", "torch/distributed/checkpoint/", "safetensors/"),
     *("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py"),
     *("torch/_inductor/graph.py", "torch/_inductor/scheduler.py", "torch/_inductor/codegen/"),
     *("torch/_inductor/async_compile.py", "torch/utils/cpp_extension.py"),

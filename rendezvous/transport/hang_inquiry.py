@@ -43,14 +43,16 @@ class HangInquiry:
 
     def suspect(self, link: int, suspicion: Suspicion) -> None:
         """Take the suspicion of the node on a stream."""
-        node = self._group.roster.by_link(link)
-        if node is None or node.round != suspicion.round or not self._is_running(suspicion.round):
+        node, job, number = self._group.roster.by_link(link), self._group.job, suspicion.round
+        if node is None or job is None or job.hang is None:
+            return
+        if node.round != number or not self._is_running(number):
             return
         mine = range(node.rank_offset, node.rank_offset + node.spec.local_world_size)
         at = time.monotonic() - suspicion.idle_s
         self._seen_at.update((rank, at) for rank in suspicion.ranks if rank in mine)
         if self._task is None:
-            self._task = asyncio.create_task(self._inquire(suspicion.round))
+            self._task = asyncio.create_task(self._inquire(number, job.hang.start_s))
             self._task.add_done_callback(self._done)
 
     def close(self) -> None:
@@ -67,25 +69,27 @@ class HangInquiry:
     def _is_running(self, number: int) -> bool:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING
 
-    async def _inquire(self, number: int) -> None:
+    async def _inquire(self, number: int, start_s: float) -> None:
         before: Whereabouts | None = None
         while self._is_running(number):
             after = await self._ask()
             # Of a node that does not answer it is known soon whether it is lost.
             if before is not None and not before.silent and not after.silent:
                 if self._is_running(number):
-                    self._conclude(number, before.stacks, after.stacks)
+                    self._conclude(number, before.stacks, after.stacks, start_s)
                 return
             before = after
             await asyncio.sleep(self._look_again_s)
 
     def _conclude(
-        self, number: int, before: tuple[RankStack, ...], after: tuple[RankStack, ...]
+        self,
+        number: int,
+        before: tuple[RankStack, ...],
+        after: tuple[RankStack, ...],
+        start_s: float,
     ) -> None:
-        job = self._group.job
         now = time.monotonic()
         idle_s = {rank: now - at for rank, at in self._seen_at.items()}
-        start_s = job.hang.start_s if job is not None and job.hang is not None else 0.0
         found = compare(before, after, idle_s, start_s)
         if found.verdict is None:
             self._tell(number, found)
