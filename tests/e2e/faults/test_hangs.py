@@ -86,7 +86,6 @@ STARTS = {"executed": (), "forked": ("--preload", "torch")}
 ALWAYS = {
     ("sleeps", 1, "two nodes", "executed"),
     ("skips", 1, "two nodes", "forked"),
-    ("stops", 0, "one node", "executed"),
 }
 
 
@@ -215,11 +214,14 @@ def debug():
 def load():
     time.sleep(7)
 
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
 for step in range(3):
     progress(step + 1)
     if step == 1 and rank == 0:
         {"evaluates": evaluate, "says so": evaluate, "loads": load, "sleeps": time.sleep,
-         "debugs": debug, "serves": serve, "steps": serve}[what](*[1000] * (what == "sleeps"))
+         "debugs": debug, "stops": stop, "steps": serve}[what](*[1000] * (what == "sleeps"))
         open(f"{folder}/over", "w").close()
     if step == 1 and rank != 0 and what == "steps":
         while not os.path.exists(f"{folder}/over"):
@@ -242,7 +244,7 @@ def test_the_report_says_where_all_ranks_were(ft: "Launcher") -> None:
     assert job.wait() == 1
     report = job.stderr.partition("Root cause: ")[2].splitlines()
     assert re.match(
-        r"rank 0 on node 0 \(\S+\) is in <module> at script.py:27, but rank 1 on node 0 \(\S+\) is"
+        r"rank 0 on node 0 \(\S+\) is in <module> at script.py:30, but rank 1 on node 0 \(\S+\) is"
         r" in serve\(\) at script.py:14; no step for \d+ s \(step 2\)$",
         report[0],
     )
@@ -253,16 +255,20 @@ def test_the_report_says_where_all_ranks_were(ft: "Launcher") -> None:
     assert "script.py:14 serve" in kept.read_text()
 
 
-def test_a_rule_decides_on_a_hang_and_status_says_why_it_stopped(
+def test_a_rule_decides_on_a_stopped_process_and_status_says_why_it_stopped(
     ft: "Launcher", free_port: int
 ) -> None:
-    where = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--hang-timeout", 1, "--max-restarts", 1)
-    script = ft.script(PROGRESS)
-    rule = ("--on-failure", "hang=restart-free", "--rdzv-id", ft.mark)
-    job = ft.start("--nnodes", 1, *where, *rule, script, "sleeps", ft.folder)
-    job.expect(r"restart without a count \(0/1 used\): rank 0 on node 0 .* hangs in .*hang=restart")
+    where = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
+    options = ("--hang-timeout", 1, "--max-restarts", 1, "--shutdown-timeout", 1)
+    job = ft.start(
+        *("--nnodes", 1, "--nproc-per-node", 2, *where, *options, "--preload", "colorsys"),
+        *("--on-failure", "hang=restart-free"),
+        *(ft.script(PROGRESS), "stops", ft.folder),
+    )
+    stopped = r"rank 0 on node 0 \(\S+\) is stopped \(by a signal\); no step for \d+ s \(step 2\)"
+    job.expect(rf"restart without a count \(0/1 used\): {stopped} \(rule hang=restart-free\)$")
     said = ft.run("status", f"127.0.0.1:{free_port}").stdout
-    assert re.search(r"(?m)^last stop: rank 0 on node 0 \(\S+\) hangs in <module> at ", said)
+    assert re.search(rf"(?m)^last stop: {stopped}$", said)
     job.send(signal.SIGTERM)
     job.wait()
 
