@@ -1046,6 +1046,12 @@ BREAKS = (
         "if stack.rank in idle_s]",
     ),
     Break(
+        "what a rank says of its progress counts for all",
+        "policy/suspicion",
+        "if are_stepping\n            and stack.ticks",
+        "if stack.ticks",
+    ),
+    Break(
         "what waits for ranks that get on does not hang",
         "policy/suspicion",
         "            and wait_of(stack) is None\n",

@@ -1,8 +1,8 @@
-"""Finds out whether workers hang that their nodes suspect: looks twice where all of them are."""
+"""Finds out whether workers hang that their nodes suspect: looks where all of them are."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from ..group.events import Hung
 from ..group.group import Group, GroupPhase
@@ -11,8 +11,9 @@ from ..protocol.messages import MasterMessage
 from ..protocol.stacks import NoHang, RankStack, Suspicion
 from .stack_calls import Whereabouts
 
-LOOK_AGAIN_S = 10.0
-"""Between two looks: what gets on is seen to."""
+LOOK_AGAIN_S = 2.0
+LOOKS = 6
+"""Over 10 s. More than two: what goes round in a few lines is at the same one by chance."""
 
 
 class HangInquiry:
@@ -70,27 +71,23 @@ class HangInquiry:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING
 
     async def _inquire(self, number: int, start_s: float) -> None:
-        before: Whereabouts | None = None
+        looks: list[tuple[RankStack, ...]] = []
         while self._is_running(number):
-            after = await self._ask()
+            found = await self._ask()
             # Of a node that does not answer it is known soon whether it is lost.
-            if before is not None and not before.silent and not after.silent:
+            looks = [] if found.silent else [*looks, found.stacks]
+            if len(looks) == LOOKS:
                 if self._is_running(number):
-                    self._conclude(number, before.stacks, after.stacks, start_s)
+                    self._conclude(number, looks, start_s)
                 return
-            before = after
             await asyncio.sleep(self._look_again_s)
 
     def _conclude(
-        self,
-        number: int,
-        before: tuple[RankStack, ...],
-        after: tuple[RankStack, ...],
-        start_s: float,
+        self, number: int, looks: Sequence[tuple[RankStack, ...]], start_s: float
     ) -> None:
         now = time.monotonic()
         idle_s = {rank: now - at for rank, at in self._seen_at.items()}
-        found = compare(before, after, idle_s, start_s)
+        found, after = compare(looks, idle_s, start_s), looks[-1]
         if found.verdict is None:
             self._tell(number, found)
             return
