@@ -545,7 +545,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._terminate: 2,
     Simulation._fail: 5,
     Simulation._train: 1,
-    Simulation._hang: 2,
+    Simulation._hang: 1,
     Simulation._stick: 1,
     Simulation._finish_stop: 8,
     Simulation._finish: 5,
