@@ -36,6 +36,7 @@ SCENARIOS = (
     "policy/test_blame",
     "policy/test_budget",
     "policy/test_no_progress",
+    "policy/test_suspicion",
     "protocol/test_failure",
 )
 
@@ -1054,6 +1055,48 @@ BREAKS = (
         "group/formation",
         "self._rounds.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))",
         "self._lobby.open(now)",
+    ),
+    Break(
+        "a hang that is found too late stops no other round",
+        "group/rounds",
+        "if event.round == self._state.round and self._state.phase is GroupPhase.RUNNING:",
+        "if self._state.phase is GroupPhase.RUNNING:",
+    ),
+    Break(
+        "where a rank moves it is no hang",
+        "policy/suspicion",
+        'return "is moving"',
+        'return ""',
+    ),
+    Break(
+        "a rank that gets on is not late",
+        "policy/suspicion",
+        "if stack.rank in idle_s and is_same[stack.rank]]",
+        "if stack.rank in idle_s]",
+    ),
+    Break(
+        "what a rank says of its progress counts for all",
+        "policy/suspicion",
+        "if are_stepping\n            and stack.ticks",
+        "if stack.ticks",
+    ),
+    Break(
+        "what waits for ranks that get on does not hang",
+        "policy/suspicion",
+        "            and wait_of(stack) is None\n",
+        "",
+    ),
+    Break(
+        "a job that was suspended does not hang",
+        "policy/suspicion",
+        "if len(after) > 1 and all(_is_stopped(stack)",
+        "if False and all(_is_stopped(stack)",
+    ),
+    Break(
+        "a debugger is left alone",
+        "policy/suspicion",
+        'return "is in a debugger"',
+        'return ""',
     ),
 )
 

@@ -16,6 +16,7 @@ from ft_run.rendezvous.group.events import (
     Event,
     Finish,
     GroupSettings,
+    Hung,
     Note,
     Received,
     Send,
@@ -559,7 +560,7 @@ class Invariants:
             failures = message.claim.failures if message.claim is not None else ()
             is_left = was_running and all(failure.after_stop for failure in failures)
         self._is_counted = not is_left and (
-            was_lost or isinstance(message, Failed | Attend | Stopped)
+            was_lost or isinstance(event, Hung) or isinstance(message, Failed | Attend | Stopped)
         )
         if not self._is_counted:
             self._takeover.ended_freely((self._round, self._formed_by))

@@ -31,9 +31,11 @@ class PolicyError(AssertionError):
 def action_for(policy: PolicySpec, failure: Failure) -> str:
     """Return what the rules say, but for the rule about slips."""
     name = f"exit:{failure.exit_code}" if failure.kind is FailureKind.WORKER else ""
-    name = {FailureKind.NODE_LOST: "node-lost", FailureKind.PREEMPTED: "preempted"}.get(
-        failure.kind, name
-    )
+    name = {
+        FailureKind.NODE_LOST: "node-lost",
+        FailureKind.PREEMPTED: "preempted",
+        FailureKind.HANG: "hang",
+    }.get(failure.kind, name)
     for rule in policy.rules:
         match, _, action = rule.partition("=")
         if match == name:

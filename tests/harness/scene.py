@@ -31,6 +31,7 @@ from ft_run.rendezvous.protocol.messages import (
     ClaimState,
     Done,
     Failed,
+    HangSpec,
     JobSpec,
     MasterMessage,
     NodeMessage,
@@ -101,10 +102,11 @@ class Scene:
         checks: CheckSpec | None = None,
         examiner: Examiner | None = None,
         job_rescale_delay_s: float | None = None,
+        hang: HangSpec | None = None,
         **times: float,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
-        self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s)
+        self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s, hang=hang)
         self.group = Group(GroupSettings(**times), "master", examiner)
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)

@@ -19,6 +19,7 @@ from ft_run.rendezvous.group.events import (
     Event,
     Finish,
     GroupSettings,
+    Hung,
     Received,
     Send,
 )
@@ -26,7 +27,7 @@ from ft_run.rendezvous.group.events import Tick as TickEvent
 from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
-from ft_run.rendezvous.protocol.failure import FailureKind
+from ft_run.rendezvous.protocol.failure import FailureKind, hung
 from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec, Progress
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
@@ -86,6 +87,7 @@ RULES = (
     "exit:9=replace-node",
     "node-lost=replace-node",
     "preempted=restart",
+    "hang=replace-node",
 )
 EXIT_CODES = (1, 1, 2, 3, 9, 75)
 """How workers fail."""
@@ -434,6 +436,16 @@ class Simulation:
             self._checks.came((agent.assignment.round, agent.assignment.formed_by), agent.progress)
             self._log(f"{agent.name} has come to {agent.progress}")
 
+    def _hang(self, choice: int) -> None:
+        """The master finds that the workers of this round or the one before hang, also too late."""
+        agents = [a for a in self._there() if a.assignment is not None]
+        if self.group is not None and (agent := _pick(agents, choice)):
+            assert agent.assignment is not None
+            failure = hung(agent.assignment.node_rank, agent.spec.host, "", "it hangs")
+            if choice & 64:
+                failure = hung(None, "", "", "they hang")
+            self.handle(Hung(agent.assignment.round, failure, "", is_alone=bool(choice & 128)))
+
     def _stick(self, choice: int) -> None:
         if agent := _pick([a for a in self._there() if a.is_stopping], choice):
             self._log(f"a worker of {agent.name} does not die")
@@ -544,6 +556,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._terminate: 2,
     Simulation._fail: 5,
     Simulation._train: 1,
+    Simulation._hang: 1,
     Simulation._stick: 1,
     Simulation._finish_stop: 8,
     Simulation._finish: 5,

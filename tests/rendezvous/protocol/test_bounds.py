@@ -97,12 +97,8 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is str:
         yield name, "x" * 300_000
     elif hint is int:
-        yield (
-            name,
-            {"time_s": 2**64 - 1, "furthest": 2**63 - 1, "steps": 2**63 - 1, "step": 2**64 - 1}.get(
-                name, 2**31 - 1
-            ),
-        )
+        bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64}
+        yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
         yield name, 1e308
     else:
