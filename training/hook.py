@@ -196,7 +196,7 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
     iterators.__next__ = next_batch
 
 
-_REGISTER = {_OPTIMIZERS: _count_steps, _LOADERS: _notice_batches}
+_REGISTER: dict[str, Callable[[Any, Hook], None]] = {_OPTIMIZERS: _count_steps, _LOADERS: _notice_batches}
 
 
 def _is_running(frame: Any, inner: Any) -> bool:
@@ -246,7 +246,7 @@ def install(page_fd: int, stacks_fd: int) -> None:
     module: Any = type(sys)(NAME)
     module.progress = hook.progress
     sys.modules[NAME] = module
-    awaited = {}
+    awaited: dict[str, Callable[[Any, Hook], None]] = {}
     for name, register in _REGISTER.items():
         if (loaded := sys.modules.get(name)) is not None:
             register(loaded, hook)
