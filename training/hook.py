@@ -196,7 +196,10 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
     iterators.__next__ = next_batch
 
 
-_REGISTER: dict[str, Callable[[Any, Hook], None]] = {_OPTIMIZERS: _count_steps, _LOADERS: _notice_batches}
+_REGISTER: dict[str, Callable[[Any, Hook], None]] = {
+    _OPTIMIZERS: _count_steps,
+    _LOADERS: _notice_batches,
+}
 
 
 def _is_running(frame: Any, inner: Any) -> bool:
