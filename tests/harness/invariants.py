@@ -592,7 +592,8 @@ class Invariants:
             return
         present = {node.spec.incarnation for node in group.roster}
         for agent in self._agents:
-            if agent.spec.incarnation in present and agent.live == group.round:
+            # Not what an earlier master's round of that number has left: it is told to stop.
+            if agent.spec.incarnation in present and _is_in(agent, group):
                 raise InvariantError(f"I5: succeeded while {agent.name} has workers")
         assignments = [
             a.assignment for a in self._agents if a.spec.incarnation in present and a.is_done
