@@ -345,7 +345,9 @@ def test_a_worker_that_takes_long_to_begin_does_not_hold_up_the_spawner(ft):
     """Its script is on a file system that hangs: here, a FIFO that is never written to."""
     script = ft.folder / "script.py"
     os.mkfifo(script)
-    command = ft.start("--standalone", "--preload", "colorsys", script)
+    # A spawner that is held up passes no SIGTERM on: only the end of this time would end the job.
+    patient = ("--shutdown-timeout", 3600)
+    command = ft.start("--standalone", *patient, "--preload", "colorsys", script)
     command.expect("preload: imported")
     spawner, server = spawner_of(command.pid), fork_server_of(ft, command)
     ft.wait_until(lambda: set(children(spawner)) - {server}, "a worker is forked")
