@@ -219,7 +219,7 @@ class NodeFailures(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., ages_s: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past", "checked")
+    __slots__ = ("round", "formed_by", "restarts", "nodes", "node_rank", "rank_offset", "successor", "state", "failures", "past", "checked", "term")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class Claim(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     restarts: int
@@ -242,7 +243,8 @@ class Claim(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     past: Past
     checked: bool
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ...) -> None: ...
+    term: int
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., nodes: _Optional[int] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., successor: _Optional[str] = ..., state: _Optional[_Union[ClaimState, str]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., checked: bool = ..., term: _Optional[int] = ...) -> None: ...
 
 class Attend(_message.Message):
     __slots__ = ("protocol", "version", "job", "node", "offer", "claim", "leaving")
@@ -403,7 +405,7 @@ class Waiting(_message.Message):
     def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ..., backoff_s: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past")
+    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past", "term")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -422,6 +424,7 @@ class Assignment(_message.Message):
     IS_FREE_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_IN_WINDOW_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     restarts: int
@@ -440,7 +443,8 @@ class Assignment(_message.Message):
     is_free: bool
     restarts_in_window: int
     past: Past
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., successor: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
+    term: int
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., successor: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("assignment",)

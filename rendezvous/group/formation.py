@@ -33,7 +33,7 @@ class Formation:
     def try_form(self, now: float) -> None:
         """Form a world if there are enough nodes, and it is time."""
         job = self._state.job
-        if job is None or now < self._lobby.not_before:
+        if job is None or now < self._lobby.opens_at:
             return
         ready = self._roster.ready_attached()
         size = self._state.usable(self._rounds.could_join())
@@ -73,6 +73,7 @@ class Formation:
         members = order(candidates, size)
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
+        self._state.term = self._state.settings.term
         world = form(self._state.round, members)
         self._state.world_nodes = size
         self._state.phase = GroupPhase.RUNNING
@@ -115,6 +116,7 @@ class Formation:
         base = Assignment(
             round=world.round,
             formed_by=state.formed_by,
+            term=state.term,
             restarts=state.restarts,
             node_rank=0,
             nodes=len(world.members),

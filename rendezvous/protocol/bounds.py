@@ -157,7 +157,7 @@ def _offer(offer: Offer) -> None:
 
 
 def _claim(claim: Claim) -> None:
-    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset"):
+    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset", "term"):
         _number(name, getattr(claim, name))
     _name("formed_by", claim.formed_by)
     _name("successor", claim.successor)

@@ -138,6 +138,8 @@ class Claim:
     past: Past | None = None
     checked: bool = False
     """The node has passed the checks of this job."""
+    term: int = 0
+    """As in ``Assignment``."""
 
 
 # --- node → master ---------------------------------------------------------------------------
@@ -262,6 +264,9 @@ class Assignment:
     restarts_in_window: int = 0
     """Of ``restarts``, those that count now; only with ``--restart-window``."""
     past: Past | None = None
+    term: int = 0
+    """Of the leader that formed it; 0 where there is one endpoint. A round is known by term and
+    number: of two leaders each may have formed a round that the other has not heard of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Scene:
         checks: CheckSpec | None = None,
         examiner: Examiner | None = None,
         job_rescale_delay_s: float | None = None,
-        **times: float,
+        **times: Any,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
         self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s)

@@ -27,7 +27,7 @@ FLOORS = (
     ("checks",),
     ("checks.devices",),
     ("rendezvous.transport",),
-    ("rendezvous.group",),
+    ("rendezvous.group", "rendezvous.lease"),
     ("rendezvous.policy",),
     ("events",),
     ("rendezvous.protocol",),
