@@ -177,7 +177,7 @@ class History:
             raise InvariantError("I9: the round does not last")
 
     def _replace(self) -> None:
-        """Start nodes again that are needed, where others have gone meanwhile as they were asked."""
+        """Start nodes again where too few are left: some have gone meanwhile as they were asked."""
         world = self.world
         voters = [h for h in world.hosts[: world.listed] if h.process and h.process.is_alive]
         few = len(world.processes()) < world.job.min_nodes
