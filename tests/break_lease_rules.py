@@ -40,8 +40,8 @@ LEASE_BREAKS = (
     (
         "a renewal that is outbid asks with a higher number",
         "lease/elector",
-        "                self._is_outbid = True\n",
-        "",
+        "if self.leads(now) and ask.step is LeaseStep.PROPOSE and answer.highest > ask.number:",
+        "if False:",
     ),
     (
         "an answer counts for the question that it was given to",

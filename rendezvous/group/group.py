@@ -149,6 +149,11 @@ class Group:
         self._forget_job()
         return self._out.take()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether workers of an earlier leader may be alive."""
+        return self.state.now < self.state.starts_from
+
     def end_wait(self) -> None:
         """No earlier leader has started any worker: rounds may be formed from the next event on."""
         self.state.starts_from = -math.inf

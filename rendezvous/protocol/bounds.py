@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from ... import defaults
 from .check_messages import CheckResult
 from .failure import Failure
+from .lease_messages import LeaseAnswer, LeaseAsk
 from .messages import (
     Attend,
     Claim,
@@ -90,6 +91,21 @@ def check(message: NodeMessage) -> None:
                 _number("rank", rank)
             if not 0 <= idle_s <= SECONDS_MAX:  # also what is no number
                 raise OutOfBounds(f"idle_s was given {idle_s:g}; right would be 0 to 1e9.")
+
+
+def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
+    """Look at what another of so many listed hosts has said; raises as ``check``."""
+    if isinstance(message, LeaseAsk):
+        _number("host", message.host, 0, hosts - 1)
+        _name("process", message.process)
+        _number("number", message.number)
+        _number("lease_ms", message.lease_ms)
+    else:
+        _number("highest", message.highest)
+        _number("leader", message.leader, -1, hosts - 1)
+        _number("round_term", message.round_term)
+    _number("term", message.term)
+    _number("round", message.round, -1)
 
 
 def _stack(stack: RankStack) -> None:

@@ -11,11 +11,11 @@ NO_HOST = -1
 class LeaseStep(enum.Enum):
     """What is asked of an acceptor."""
 
-    PREPARE = "prepare"
+    PREPARE = 1
     """Promise not to take a lower number any more."""
-    PROPOSE = "propose"
+    PROPOSE = 2
     """Take this process for the leader, for as long as a lease is."""
-    RELEASE = "release"
+    RELEASE = 3
     """The lease is given back."""
 
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,13 +12,16 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ..lease.search import Search
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
-from .channel_options import MASTER_KEY, SERVICE, client_options
+from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY, client_options
 from .codec import WireError, decode_master, encode_node
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 
 _FIRST_ANSWER_S = 5.0
+_LISTED_ANSWER_S = 1.5
+"""Of a host among several: the next one is tried then."""
 _CLOSE_S = 2.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
@@ -62,6 +65,7 @@ class GrpcLink:
         connect_timeout_s: float,
         master_timeout_s: float,
         port_is_taken: bool = False,
+        listed: Sequence[Endpoint] = (),
     ) -> None:
         """Start to connect, on the running event loop.
 
@@ -73,8 +77,11 @@ class GrpcLink:
             connect_timeout_s: how long the first connection may take.
             master_timeout_s: how long the master may be away later.
             port_is_taken: the endpoint is on this host, and another process has its port.
+            listed: all endpoints at which a leader may be; none where there is one endpoint.
         """
         self._endpoint = endpoint
+        self._listed = listed
+        self._search = Search(len(listed)) if listed else None
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
@@ -116,7 +123,7 @@ class GrpcLink:
         attempts = 0
         while True:
             tried_at = time.monotonic()
-            self._has_heard = False
+            self._has_heard = is_elsewhere = False
             try:
                 reason = await self._attend_once()
                 # A master that accepts and drops the stream at once is not hammered, and one that
@@ -126,38 +133,52 @@ class GrpcLink:
                     attempts = 0
                 if self._has_heard or lasted_s > _FIRST_ANSWER_S:
                     away_since = time.monotonic()
+            except _ElsewhereError as error:
+                reason, is_elsewhere = str(error), True
             except _NotAMasterError:
-                if not self._was_up:
+                if self._search is not None:
+                    self._search.failed()
+                elif not self._was_up:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
                 reason = "something else answers there"  # a proxy in front of it, say
             except _UnreachableError as error:
                 reason = str(error)
+                if self._search is not None:
+                    self._search.failed()
             if self._over:
                 return
             limit = self._master_timeout_s if self._was_up else self._connect_timeout_s
             if time.monotonic() - away_since >= limit:
                 self._on_event(LinkLost(self._gave_up(limit, reason)))
                 return
-            self._on_event(LinkDown(reason))
+            if not is_elsewhere:
+                self._on_event(LinkDown(reason))
             await asyncio.sleep(_backoff_s(attempts))
             attempts += 1
 
     async def _attend_once(self) -> str:
         """Attend until the stream ends; return why it ended."""
-        async with grpc.aio.insecure_channel(str(self._endpoint), options=self._options) as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
+        endpoint, metadata, patience_s = self._endpoint, None, _FIRST_ANSWER_S
+        if self._search is not None:
+            endpoint, patience_s = self._listed[self._search.target], _LISTED_ANSWER_S
+            metadata = ((TERM_KEY, str(self._search.term)),)
+        async with grpc.aio.insecure_channel(str(endpoint), options=self._options) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
             self._outbox = outbox
             try:
-                await asyncio.wait_for(self._open(call), _FIRST_ANSWER_S)
+                await asyncio.wait_for(self._open(call), patience_s)
             except asyncio.TimeoutError:
                 self._outbox = None
                 raise _UnreachableError("no answer") from None
             except grpc.aio.AioRpcError as error:
                 self._outbox = None
                 raise _cannot_open(error) from None
+            except _ElsewhereError:
+                self._outbox = None
+                raise
             self._on_event(LinkUp(again=self._was_up))
             self._was_up = True
             writer = asyncio.create_task(self._write(call, outbox))
@@ -172,8 +193,15 @@ class GrpcLink:
 
     async def _open(self, call: Any) -> None:
         # Nothing is said before the master has: a failed write would hide what is wrong.
-        if MASTER_KEY not in await call.initial_metadata():
-            raise _rpc_error(await call.code(), await call.details())
+        greeting = await call.initial_metadata()
+        if MASTER_KEY not in greeting:
+            error = _rpc_error(await call.code(), await call.details())
+            if self._search is not None and error.code() is grpc.StatusCode.OK:
+                self._search.failed()  # it does not lead, and was quick to say so
+                raise _ElsewhereError(_ENDED)
+            raise error
+        if self._search is not None:
+            _follow(self._search, greeting)
         attend = encode_node(self._attend())
         try:
             await call.write(attend)
@@ -227,6 +255,29 @@ class GrpcLink:
 
 class _UnreachableError(Exception):
     """The master cannot be reached now."""
+
+
+class _ElsewhereError(Exception):
+    """What answers does not lead, or leads by an old lease; the search knows where to go on."""
+
+
+def _follow(search: Search, greeting: "grpc.aio.Metadata") -> None:
+    """Follow the host that has answered, if it leads.
+
+    Raises:
+        _ElsewhereError: it does not lead.
+    """
+    try:
+        term = int(greeting.get(TERM_KEY, ""))
+        led_by = int(greeting.get(LED_BY_KEY, "-2"))
+    except ValueError:  # one endpoint was given there
+        search.failed()
+        raise _ElsewhereError("it was given no list of endpoints") from None
+    if led_by >= -1:
+        search.led_by(led_by, term)
+        raise _ElsewhereError("it does not lead")
+    if not search.may_follow(term):
+        raise _ElsewhereError("its lease is an old one")
 
 
 class _NotAMasterError(Exception):

@@ -8,7 +8,7 @@ from ft_run.rendezvous.lease.elector import Elector
 from ft_run.rendezvous.lease.fence import Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep
+from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
 
 TIMES = LeaseTimes(lease_s=3.0, fence_s=6.0, silence_s=4.0)
 
@@ -188,6 +188,33 @@ def test_a_round_is_told_before_it_begins() -> None:
     hosts.run(5)
     (second,) = hosts.leaders()
     assert hosts.electors[second].known == (elector.term, 4)
+
+
+def test_a_host_that_was_cut_off_learns_of_the_newest_round() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    second, third = (place for place in range(3) if place != first)
+    hosts.deaf = {third}
+    hosts.say(first, hosts.electors[first].formed(4, hosts.now))
+    hosts.deaf = {first}
+    hosts.now += 3.5
+    hosts.say(third, hosts.electors[third].due(hosts.now))
+    hosts.now += 0.5
+    hosts.say(third, hosts.electors[third].due(hosts.now))
+    assert hosts.electors[third].leads(hosts.now)
+    assert hosts.electors[second].acceptor.formed == (hosts.electors[first].term, 4)
+    assert hosts.electors[third].known == (hosts.electors[first].term, 4)
+
+
+def test_a_candidate_keeps_what_it_has_promised_to_another_meanwhile() -> None:
+    elector = Elector(3, 0, "p0", TIMES, 0.0, lambda: 0.5)
+    prepare = elector.due(4.0)
+    assert prepare is not None
+    higher = LeaseAsk(PREPARE, 1, "p1", prepare.number + 1, prepare.number + 1, 3000)
+    assert elector.take(higher, 4.1).accepted
+    assert elector.heard(2, prepare, LeaseAnswer(True, 0), 4.1) is None
+    assert not elector.leads(4.1)
 
 
 def test_a_round_that_no_majority_hears_of_is_not_told() -> None:
