@@ -194,7 +194,7 @@ class Hosting:
             self._note(ev.MasterMoved(str(self._address)))
 
     async def _vote(self, endpoints: Sequence[Endpoint]) -> None:
-        """Take part in who leads, at the first of the endpoints that is one of this host.
+        """Vote and lead at the first of the endpoints that names this host.
 
         Raises:
             UsageError: it cannot be listened at.

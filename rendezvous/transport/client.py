@@ -236,9 +236,10 @@ class GrpcLink:
         )
 
     def _gave_up(self, limit_s: float, reason: str) -> str:
+        where = " or ".join(map(str, self._listed or (self._endpoint,)))
         if self._was_up:
             return (
-                f"the master at {self._endpoint} stayed away for {limit_s:g} s ({reason}); "
+                f"the master at {where} stayed away for {limit_s:g} s ({reason}); "
                 "--rdzv-conf master_timeout=SECONDS sets how long it may."
             )
         if self._port_is_taken:
@@ -248,7 +249,7 @@ class GrpcLink:
                 "endpoint (--rdzv-endpoint)."
             )
         return (
-            f"no master at {self._endpoint} within {limit_s:g} s ({reason}); is the endpoint "
+            f"no master at {where} within {limit_s:g} s ({reason}); is the endpoint "
             "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
         )
 

@@ -5,6 +5,7 @@ time.
 """
 
 import itertools
+import json
 import re
 import signal
 import time
@@ -12,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from ft_run.tests.e2e.cluster import WORKER, Cluster
+from ft_run.tests.e2e.cluster import PORT, WORKER, Cluster
 
 pytestmark = pytest.mark.root
 
@@ -55,6 +56,15 @@ class Listed(Cluster):
         self.ft.wait_until(leads, "a host leads")
         return found[0]
 
+    def term(self, name):
+        """Return the term that a host said it leads with last."""
+        return int(re.findall(r"this host leads, term (\d+)", self._said(name))[-1])
+
+    def status(self, name):
+        """Ask a host."""
+        asked = self.ft.run("status", f"{name}:{PORT}", "--json", host=self.hosts[name])
+        return json.loads(asked.stdout)
+
     def worlds_never_met(self):
         """Check what the workers have written."""
         times = defaultdict(list)
@@ -84,6 +94,10 @@ def test_the_process_that_leads_dies(ft, network):
     after = job.started(left, 1)
     job.ft.measured("leader killed: all run again", since)
     assert {started.nodes for started in after.values()} == {3}
+    status = {name: job.status(name) for name in without("abc", leader)}
+    assert {(found["leader"], found["term"]) for found in status.values()} == {
+        (f"{job.leader(besides=leader)}:{PORT}", job.term(job.leader(besides=leader)))
+    }
     job.ends(left)
     assert "(1 of 9 restarts used)" in job.agents[left[0]].stderr
     assert job.worlds_never_met() == 2
@@ -100,9 +114,8 @@ def test_the_leaders_host_loses_its_power_and_a_spare_takes_its_place(ft, networ
     job.hosts[leader].cut()
     job.hosts[leader].kill()
     left = without("abcde", leader)
-    is_restarted = lambda: sum(1 in job.rounds(name) for name in left) == 4  # noqa: E731
     if job.rounds(leader):
-        ft.wait_until(is_restarted, "four nodes run again")
+        ft.wait_until(lambda: sum(1 in job.rounds(n) for n in left) == 4, "four nodes run again")
         job.ft.measured("leader without power: all run again", since)
     else:
         job.leader(besides=leader)
