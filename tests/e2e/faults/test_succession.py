@@ -17,7 +17,7 @@ from ft_run.tests.e2e.cluster import PORT, WORKER, Cluster
 
 pytestmark = pytest.mark.root
 
-CONF = "lease=2,fence=3,node_timeout=3,last_call_timeout=2"
+CONF = "lease=2,fence=5,node_timeout=3,last_call_timeout=2"
 
 BEATS = """
 import os, sys, threading, time
