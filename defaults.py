@@ -28,6 +28,8 @@ STORE: Final = "worker"
 
 # Failure policy (docs/policy.md).
 MAX_NODE_FAILURES: Final = 3
+MAX_NO_PROGRESS: Final = 3
+"""Where workers are watched."""
 
 # Hangs (docs/hangs.md).
 HANG_TIMEOUT_START_S: Final = 1800.0

@@ -68,6 +68,13 @@ class MasterListening:
 
 
 @dataclass(frozen=True, slots=True)
+class WireOpen:
+    """A master listens beyond this host, and there is no token."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
 class MasterNoted:
     """What a master notes; ``is_apart``: it is a master without an agent."""
 
@@ -420,6 +427,7 @@ Event = (
     | NodeRenamed
     | ForeignAddressAdvertised
     | MasterListening
+    | WireOpen
     | MasterNoted
     | MasterSignalled
     | MasterMoved

@@ -31,7 +31,7 @@ RENDEZVOUS_FAILED: Final = 40
 """No master, or not enough nodes in time."""
 
 REFUSED: Final = 41
-"""The master refused this node: configuration, version, job id or identity."""
+"""The master refused this node: configuration, version, job id, identity or token."""
 
 SIGNAL_BASE: Final = 128
 """128 + n: ended by signal n after an orderly stop."""

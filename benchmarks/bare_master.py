@@ -17,8 +17,10 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import grpc.aio
 from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.transport.channel_options import SERVICE, server_options
-from swarm import WORKERS
+from ft_run.rendezvous.trust.wire import listen
+from swarm import WORKERS, trust_of_environment
 
 _REASON = "rank 0 on node 0 (node-0) was killed by SIGKILL"
 
@@ -106,7 +108,7 @@ async def _serve(agents: int) -> None:
         "Attend": grpc.stream_stream_rpc_method_handler(master.attend)
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, Endpoint("127.0.0.1", 0), trust_of_environment())
     await server.start()
     print(f"listening at 127.0.0.1 (port {port})", flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until scale.py is done with it

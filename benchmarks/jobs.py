@@ -51,6 +51,10 @@ class Shape:
     rdzv_conf: str = ""
     imports: str = ""
     """A module that every worker imports before it writes its line; ft-run preloads it."""
+    token: str = ""
+    """The secret of the job (ft-run only); empty: the wire is plain text."""
+    is_watched: bool = False
+    """The workers are (ft-run only)."""
 
     @property
     def world_size(self) -> int:
@@ -62,6 +66,8 @@ class Shape:
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
             given += ["--preload", self.imports]
+        if self.is_watched and launcher is Launcher.FT_RUN:
+            given += ["--watch-workers"]
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]
@@ -162,6 +168,8 @@ class Job:
         if shape.lone_master:
             commands.append([str(launcher.path), "master", "--bind", f"127.0.0.1:{port}"])
         environ = environment() | {MARK: self.mark, "TMPDIR": str(folder / "tmp")}
+        if shape.token:
+            environ["FT_RUN_TOKEN"] = shape.token
         with self._output.open("ab") as output, self._errors.open("ab") as errors:
             self.result = JobResult(time.time_ns())
             self.agents = [

@@ -48,6 +48,18 @@ def cpu_s(pid: int) -> float:
     return nanoseconds / 1e9 if nanoseconds else cpu_ticks_s(pid)
 
 
+def wakeups(pid: int) -> int:
+    """Return how often the threads of a process have been switched to: each time they wake up."""
+    switches = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError):  # it ended meanwhile
+            for line in Path(f"/proc/{pid}/task/{thread}/status").read_text().splitlines():
+                name, _, count = line.partition(":")
+                if name in ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"):
+                    switches += int(count)
+    return switches
+
+
 def cpu_ticks_s(pid: int) -> float:
     """Return utime + stime in seconds, in steps of one tick; ended threads are counted too."""
     fields = stat_fields(Path(f"/proc/{pid}/stat").read_bytes())

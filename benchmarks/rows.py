@@ -1,11 +1,12 @@
 """What ``compare.py`` measures: one row per situation, one or more metrics per row."""
 
 import os
+import secrets
 import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from figures import Target
 from jobs import Job, JobResult, Launcher, Shape, running_job
@@ -121,6 +122,28 @@ def _spare(launcher: Launcher, settings: Settings) -> Sample:
         plain_s, spare_s = times_s
         sample.values = {"ratio": spare_s / plain_s, "spare": spare_s, "plain": plain_s}
     return sample
+
+
+def _with_token(
+    measure: Callable[[Shape], Callable[[Launcher, Settings], Sample]], shape: Shape
+) -> Callable[[Launcher, Settings], Sample]:
+    """Measure a job without a token and one with it, one after the other."""
+
+    def both(launcher: Launcher, settings: Settings) -> Sample:
+        plain = measure(shape)(launcher, settings)
+        closed = measure(replace(shape, token=secrets.token_hex(32)))(launcher, settings)
+        sample = Sample(problems=plain.problems + closed.problems, log=plain.log + closed.log)
+        if not sample.problems:
+            plain_s, closed_s = plain.values["time"], closed.values["time"]
+            sample.values = {
+                "more": closed_s - plain_s,
+                "ratio": closed_s / plain_s,
+                "plain": plain_s,
+                "closed": closed_s,
+            }
+        return sample
+
+    return both
 
 
 def _agent_of(worker: int, job: Job) -> "subprocess.Popen[bytes]":
@@ -252,6 +275,42 @@ def _warm_rows() -> list[Row]:
     ]
 
 
+def _token_rows() -> list[Row]:
+    """Return what a token costs: each sample has a run without one and a run with one."""
+    two = Shape(agents=2, workers=1, nnodes="2")
+    seconds = (Metric("plain", "… without", "s"), Metric("closed", "… with", "s"))
+    return [
+        Row(
+            "token-start-2",
+            (
+                Metric(
+                    "more",
+                    "2 agents: first line of the last worker, how much later with a token",
+                    "s",
+                    Target(0.08, is_ratio=False),
+                ),
+                *seconds,
+            ),
+            _with_token(_start, two),
+            launchers=(Launcher.FT_RUN,),
+        ),
+        Row(
+            "token-restart-4",
+            (
+                Metric(
+                    "ratio",
+                    "4 agents: rank dies to all restarted, with a token against without",
+                    "x",
+                    Target(1.03, is_ratio=False),
+                ),
+                *seconds,
+            ),
+            _with_token(_restart, replace(FOUR_AGENTS, max_restarts=3)),
+            launchers=(Launcher.FT_RUN,),
+        ),
+    ]
+
+
 def all_rows(last_call_s: float | None) -> list[Row]:
     """Return the rows in the order in which they are measured.
 
@@ -309,4 +368,5 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             runs=2,
         ),
         *_warm_rows(),
+        *_token_rows(),
     ]

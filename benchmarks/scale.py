@@ -12,6 +12,7 @@ import json
 import os
 import re
 import resource
+import secrets
 import statistics
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(sentence)
     if args.json is not None:
         content = {"machine": facts, "streams_per_channel": args.streams_per_channel}
+        content["has_token"] = args.token
         args.json.write_text(json.dumps(content | {"sizes": results}, indent=1) + "\n")
     return 1 if failures else 0
 
@@ -76,10 +78,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--idle-s", type=float, default=5.0, metavar="T", help="seconds of watching the idle master"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
+    parser.add_argument("--token", action="store_true", help="every connection is mutual TLS")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
     )
     args = parser.parse_args(argv)
+    args.environ = environment()
+    if args.token:
+        args.environ["FT_RUN_TOKEN"] = secrets.token_hex(32)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = (hard - _SPARE_FILES) * args.streams_per_channel
     if max(args.agents) > most:
@@ -118,7 +124,7 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
     """Return what the agents measured with the master that a command starts."""
     with tempfile.TemporaryFile("w+") as log:
         master = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment()
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=args.environ
         )
         assert master.stdin is not None
         try:
@@ -168,7 +174,7 @@ def _swarm(port: int, master_pid: int, agents: int, args: argparse.Namespace) ->
             str(Path(__file__).with_name("swarm.py")),
             *(word for name, value in given.items() for word in (f"--{name}", str(value))),
         ],
-        env=environment(),
+        env=args.environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -11,17 +11,20 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import grpc
 import grpc.aio
 from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -36,16 +39,25 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import SERVICE, client_options
 from ft_run.rendezvous.transport.codec import encode_node
+from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.token import Token
+from ft_run.rendezvous.trust.wire import Trust, open_channel
 from procfs import cpu_s, memory
 
 WORKERS = 8
 """Workers of each simulated node."""
+
+_TOKEN = "FT_RUN_TOKEN"
 
 _ROUND_S = 120.0
 """A round that takes longer than this has failed."""
 
 _OPENING = 256
 """How many agents connect at a time: a real fleet has as many processes as agents to do it."""
+
+_OPENING_CLOSED = 64
+"""The same with a token, where both ends of a connection have to compute. A real agent whose
+attempt takes too long tries again; one of these would not."""
 
 _HEARD = encode_node(Heard())
 
@@ -158,7 +170,7 @@ class Swarm:
         self._round = -1
         self._ranks: set[int] = set()
         self._complete = asyncio.Event()
-        self._opening = asyncio.Semaphore(_OPENING)
+        self._opening = asyncio.Semaphore(_OPENING_CLOSED if _TOKEN in os.environ else _OPENING)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def join(self) -> RoundCost:
@@ -238,9 +250,15 @@ class Swarm:
             )
 
 
+@lru_cache
+def trust_of_environment() -> Trust | None:
+    """Return what the variable of the token makes of the wire: one certificate for all agents."""
+    return TokenTrust(Token(os.environ[_TOKEN])) if _TOKEN in os.environ else None
+
+
 def _channel(port: int) -> grpc.aio.Channel:
     # The options of the real agent: among them a connection of its own for each channel.
-    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options(5.0))
+    return open_channel(Endpoint("127.0.0.1", port), client_options(5.0), trust_of_environment())
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .. import exit_codes
 from ..errors import FtRunError
-from .startup import import_asyncio, loading, open_standard_streams, quiet_grpc
+from .startup import forget_token, import_asyncio, loading, open_standard_streams, quiet_grpc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,21 +37,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if argv and argv[0] == "hosts-node":
+        from .commands.hosts_node import run_hosts_node
+
+        return run_hosts_node()
     with loading():
         from .cli.parse import parse
         from .options import (
             CheckOptions,
+            HostsOptions,
             LaunchOptions,
             MasterOptions,
             PolicyOptions,
             StacksOptions,
+            TokenOptions,
         )
 
         options = parse(argv, os.environ)
+    forget_token()
     if isinstance(options, PolicyOptions):
         from .commands.policy import explain_policy
 
         return explain_policy(options)
+    if isinstance(options, TokenOptions):
+        from .commands.token import make_token
+
+        return make_token(options)
+    if isinstance(options, HostsOptions):
+        from .commands.hosts import run_hosts
+
+        return run_hosts(options)
     with loading():
         import_asyncio()
     if isinstance(options, LaunchOptions):

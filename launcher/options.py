@@ -12,6 +12,7 @@ from ..rendezvous.protocol.check_messages import CheckSpec
 from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
 from ..rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
+from ..rendezvous.trust.source import TrustOptions
 from ..values import dataclass, field
 
 
@@ -93,6 +94,8 @@ class RendezvousOptions:
     rescale_delay_s: float | None = None
     """Infinity: never, late-comers enter at the next restart; None: not given, the master's value
     applies."""
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,30 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """What ``ft-run hosts`` starts on one host."""
+
+    host: str
+    """As ssh takes it; empty: this host, without ssh."""
+    argv: tuple[str, ...]
+    """The arguments of ft-run."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostsOptions:
+    """Everything that one ``ft-run hosts`` was asked to do."""
+
+    nodes: tuple[NodeCommand, ...]
+    least: int
+    """The job cannot go on with fewer nodes."""
+    ssh: tuple[str, ...]
+    environ: Mapping[str, str]
+    folder: str
+    program: str
+    """The path of ft-run on the hosts."""
+
+
+@dataclass(frozen=True, slots=True)
 class MasterOptions:
     """Everything that one ``ft-run master`` was asked to do. All times in seconds."""
 
@@ -180,6 +207,8 @@ class MasterOptions:
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes were given none; infinity: never."""
     remarks: tuple[str, ...] = ()
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +263,8 @@ class StatusOptions:
     json: bool = False
     timeout_s: float = 5.0
     """How long to wait for the master's answer."""
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +277,13 @@ class StacksOptions:
     json: bool = False
     timeout_s: float = 10.0
     """How long to wait for the master's answer."""
+    trust: TrustOptions | None = None
+    """What closes the wire; None: plain text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """What ``ft-run token`` was asked to do."""
+
+    file: str | None = None
+    """The new file for the token; None: it is printed."""

@@ -61,6 +61,13 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
+def forget_token() -> None:
+    """Take the job's secret out of the environment: workers and helpers do not inherit it."""
+    from ..rendezvous.trust.source import TOKEN_VARIABLE
+
+    os.environ.pop(TOKEN_VARIABLE, None)
+
+
 def open_standard_streams() -> None:
     """Open descriptors 0, 1 and 2 where they are closed: else a file would get their number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:

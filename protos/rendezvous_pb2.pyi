@@ -78,20 +78,22 @@ LEASE_STEP_PROPOSE: LeaseStep
 LEASE_STEP_RELEASE: LeaseStep
 
 class PolicySpec(_message.Message):
-    __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides")
+    __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides", "max_no_progress")
     RULES_FIELD_NUMBER: _ClassVar[int]
     RESTART_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_FIRST_S_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_MAX_S_FIELD_NUMBER: _ClassVar[int]
     MAX_NODE_FAILURES_FIELD_NUMBER: _ClassVar[int]
     RANK0_DECIDES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NO_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     rules: _containers.RepeatedScalarFieldContainer[str]
     restart_window_s: float
     backoff_first_s: float
     backoff_max_s: float
     max_node_failures: int
     rank0_decides: bool
-    def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ...) -> None: ...
+    max_no_progress: int
+    def __init__(self, rules: _Optional[_Iterable[str]] = ..., restart_window_s: _Optional[float] = ..., backoff_first_s: _Optional[float] = ..., backoff_max_s: _Optional[float] = ..., max_node_failures: _Optional[int] = ..., rank0_decides: bool = ..., max_no_progress: _Optional[int] = ...) -> None: ...
 
 class CheckSpec(_message.Message):
     __slots__ = ("level", "timeout_s", "on_restart", "is_binding", "straggler_threshold", "exclude_straggler", "only", "is_strict", "floors", "compute_threshold")
@@ -150,7 +152,7 @@ class JobSpec(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ..., separate_store: bool = ..., rescale_delay_s: _Optional[float] = ..., hang: _Optional[_Union[HangSpec, _Mapping]] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank")
+    __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +160,7 @@ class NodeSpec(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     WANTED_RANK_FIELD_NUMBER: _ClassVar[int]
+    IS_WATCHED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     host: str
@@ -165,15 +168,40 @@ class NodeSpec(_message.Message):
     role: str
     local_world_size: int
     wanted_rank: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ...) -> None: ...
+    is_watched: bool
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., local_world_size: _Optional[int] = ..., wanted_rank: _Optional[int] = ..., is_watched: bool = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("step", "world_size", "rank_offset", "is_replicated")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLICATED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    world_size: int
+    rank_offset: int
+    is_replicated: bool
+    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., is_replicated: bool = ...) -> None: ...
+
+class Snapshots(_message.Message):
+    __slots__ = ("round", "formed_by", "held")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    formed_by: str
+    held: _containers.RepeatedCompositeFieldContainer[Snapshot]
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("address", "port")
+    __slots__ = ("address", "port", "snapshots")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     address: str
     port: int
-    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+    snapshots: Snapshots
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., snapshots: _Optional[_Union[Snapshots, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "rank", "local_rank", "node_rank", "host", "pid", "exit_code", "time_s", "role", "error_file", "error_json", "message", "stderr_tail", "out_of_memory", "after_stop")
@@ -210,16 +238,34 @@ class Failure(_message.Message):
     def __init__(self, kind: _Optional[_Union[FailureKind, str]] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., time_s: _Optional[int] = ..., role: _Optional[str] = ..., error_file: _Optional[str] = ..., error_json: _Optional[str] = ..., message: _Optional[str] = ..., stderr_tail: _Optional[str] = ..., out_of_memory: bool = ..., after_stop: bool = ...) -> None: ...
 
 class Past(_message.Message):
-    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures")
+    __slots__ = ("restart_ages_s", "excluded", "since_s", "failures", "progress")
     RESTART_AGES_S_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     restart_ages_s: _containers.RepeatedScalarFieldContainer[int]
     excluded: _containers.RepeatedScalarFieldContainer[str]
     since_s: int
     failures: _containers.RepeatedCompositeFieldContainer[NodeFailures]
-    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ...) -> None: ...
+    progress: PastProgress
+    def __init__(self, restart_ages_s: _Optional[_Iterable[int]] = ..., excluded: _Optional[_Iterable[str]] = ..., since_s: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[NodeFailures, _Mapping]]] = ..., progress: _Optional[_Union[PastProgress, _Mapping]] = ...) -> None: ...
+
+class PastProgress(_message.Message):
+    __slots__ = ("furthest", "idle_restarts")
+    FURTHEST_FIELD_NUMBER: _ClassVar[int]
+    IDLE_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    furthest: int
+    idle_restarts: int
+    def __init__(self, furthest: _Optional[int] = ..., idle_restarts: _Optional[int] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("furthest", "has_stepped")
+    FURTHEST_FIELD_NUMBER: _ClassVar[int]
+    HAS_STEPPED_FIELD_NUMBER: _ClassVar[int]
+    furthest: int
+    has_stepped: bool
+    def __init__(self, furthest: _Optional[int] = ..., has_stepped: bool = ...) -> None: ...
 
 class NodeFailures(_message.Message):
     __slots__ = ("node_id", "ages_s")
@@ -290,12 +336,14 @@ class Done(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Stopped(_message.Message):
-    __slots__ = ("round", "offer")
+    __slots__ = ("round", "offer", "progress")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     round: int
     offer: Offer
-    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, round: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
     __slots__ = ("reason",)
@@ -373,8 +421,28 @@ class StackReport(_message.Message):
     stacks: _containers.RepeatedCompositeFieldContainer[RankStack]
     def __init__(self, number: _Optional[int] = ..., stacks: _Optional[_Iterable[_Union[RankStack, _Mapping]]] = ...) -> None: ...
 
+class RankSteps(_message.Message):
+    __slots__ = ("rank", "steps", "steps_per_s", "idle_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    steps: int
+    steps_per_s: float
+    idle_s: float
+    def __init__(self, rank: _Optional[int] = ..., steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class StepsReport(_message.Message):
+    __slots__ = ("number", "workers")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    workers: _containers.RepeatedCompositeFieldContainer[RankSteps]
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
+
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +453,7 @@ class NodeMessage(_message.Message):
     CHECKRESULT_FIELD_NUMBER: _ClassVar[int]
     STACKREPORT_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
+    STEPSREPORT_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -395,7 +464,8 @@ class NodeMessage(_message.Message):
     checkresult: CheckResult
     stackreport: StackReport
     suspicion: Suspicion
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ...) -> None: ...
+    stepsreport: StepsReport
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -415,8 +485,18 @@ class Waiting(_message.Message):
     backoff_s: float
     def __init__(self, joined: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., missing: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ..., spare: bool = ..., backoff_s: _Optional[float] = ...) -> None: ...
 
+class Resumption(_message.Message):
+    __slots__ = ("step", "round", "formed_by")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FORMED_BY_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    round: int
+    formed_by: str
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., formed_by: _Optional[str] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past", "term")
+    __slots__ = ("round", "formed_by", "restarts", "node_rank", "nodes", "rank_offset", "world_size", "role_rank_offset", "role_world_size", "successor", "master_addr", "master_port", "reason", "cause", "decision", "is_free", "restarts_in_window", "past", "resumption", "term")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +515,7 @@ class Assignment(_message.Message):
     IS_FREE_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_IN_WINDOW_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
@@ -454,8 +535,9 @@ class Assignment(_message.Message):
     is_free: bool
     restarts_in_window: int
     past: Past
+    resumption: Resumption
     term: int
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., successor: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., restarts: _Optional[int] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., role_rank_offset: _Optional[int] = ..., role_world_size: _Optional[int] = ..., successor: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., decision: _Optional[str] = ..., is_free: bool = ..., restarts_in_window: _Optional[int] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., resumption: _Optional[_Union[Resumption, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("assignment",)
@@ -525,6 +607,12 @@ class StackOrder(_message.Message):
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
+class StepsOrder(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
 class CheckVerdict(_message.Message):
     __slots__ = ("exit_code", "sentence", "conclusion", "report")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -578,7 +666,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -592,6 +680,7 @@ class MasterMessage(_message.Message):
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     STACKORDER_FIELD_NUMBER: _ClassVar[int]
     NOHANG_FIELD_NUMBER: _ClassVar[int]
+    STEPSORDER_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -605,14 +694,15 @@ class MasterMessage(_message.Message):
     renamed: Renamed
     stackorder: StackOrder
     nohang: NoHang
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ...) -> None: ...
+    stepsorder: StepsOrder
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached")
+    __slots__ = ("node_id", "host", "address", "role", "phase", "node_rank", "rank_offset", "local_world_size", "attached", "workers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -622,6 +712,7 @@ class NodeStatus(_message.Message):
     RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     host: str
     address: str
@@ -631,7 +722,8 @@ class NodeStatus(_message.Message):
     rank_offset: int
     local_world_size: int
     attached: bool
-    def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[RankSteps]
+    def __init__(self, node_id: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., phase: _Optional[str] = ..., node_rank: _Optional[int] = ..., rank_offset: _Optional[int] = ..., local_world_size: _Optional[int] = ..., attached: bool = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("job_id", "phase", "round", "restarts", "max_restarts", "min_nodes", "max_nodes", "world_nodes", "uptime_s", "round_uptime_s", "nodes", "version", "last_stop", "hosts", "leader", "term", "lease_s")

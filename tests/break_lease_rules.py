@@ -2,6 +2,12 @@
 
 LEASE_BREAKS = (
     (
+        "a lost member costs a restart, fenced or not",
+        "group/takeover",
+        "if gone and has_term:",
+        "if False:",
+    ),
+    (
         "an acceptor that was started again does not vote at once",
         "lease/acceptor",
         "self.takes_part_at = now + lease_s",
@@ -170,7 +176,7 @@ LEASE_HISTORIES = 600
 
 SIMULATE_LEASE = """
 import sys
-from ft_run.tests.harness.lease_simulation import live_through
+from ft_run.tests.harness.lease.simulation import live_through
 for seed in range(int(sys.argv[1])):
     try:
         live_through(seed)

@@ -29,6 +29,7 @@ SCENARIOS = (
     "group/test_takeover",
     "group/test_strangers",
     "group/test_world",
+    "group/test_resumption",
     "group/test_silence",
     "group/test_policy_rounds",
     "group/test_checking",
@@ -38,6 +39,8 @@ SCENARIOS = (
     "policy/test_rules",
     "policy/test_blame",
     "policy/test_budget",
+    "policy/test_no_progress",
+    "policy/test_suspicion",
     "protocol/test_failure",
 )
 
@@ -65,6 +68,34 @@ BREAKS = (
         "            self._roster.move(node, NodePhase.STOPPING)\n"
         "            if node.rank != 1:\n"
         "                self._out.send(node, stop)",
+    ),
+    Break(
+        "the ranks resume from the newest step",
+        "group/resumption",
+        "for step in of_node}, reverse=True)",
+        "for step in of_node})",
+    ),
+    Break(
+        "what another round has left is not resumed from",
+        "group/resumption",
+        "if snapshots is not None and (snapshots.round, snapshots.formed_by) == line",
+        "if snapshots is not None",
+    ),
+    Break(
+        "only what is replicated is resumed from where a share is missing",
+        "group/resumption",
+        "if all(of_node[step].is_replicated for of_node in held if step in of_node):",
+        "if True:",
+    ),
+    Break(
+        "a share is that of its rank",
+        "group/resumption",
+        """        world.world_size,
+        rank_offset,
+""",
+        """        world.world_size,
+        snapshot.rank_offset,
+""",
     ),
     Break(
         "a restart is counted",
@@ -750,14 +781,68 @@ BREAKS = (
     Break(
         "assignments tell which nodes are excluded",
         "policy/decision",
-        "return Past(ages, excluded, failures=failures)",
-        "return Past(ages, (), failures=failures)",
+        "return Past(ages, excluded, failures=failures, progress=progress)",
+        "return Past(ages, (), failures=failures, progress=progress)",
     ),
     Break(
         "assignments tell which nodes have failed",
         "policy/decision",
+        "return Past(ages, excluded, failures=failures, progress=progress)",
+        "return Past(ages, excluded, progress=progress)",
+    ),
+    Break(
+        "assignments tell how far the job is",
+        "policy/decision",
+        "return Past(ages, excluded, failures=failures, progress=progress)",
         "return Past(ages, excluded, failures=failures)",
-        "return Past(ages, excluded)",
+    ),
+    Break(
+        "a later master learns how far the job is",
+        "group/joining",
+        "self._state.aftermath.progress.learn(past.progress)",
+        "pass",
+    ),
+    Break(
+        "restarts without a step end the job",
+        "policy/no_progress",
+        "self._past.idle_restarts < limit:",
+        "self._past.idle_restarts <= limit:",
+    ),
+    Break(
+        "the first round is no restart without a step",
+        "policy/no_progress",
+        "idle = 0 if self._past is None",
+        "idle = 1 if self._past is None",
+    ),
+    Break(
+        "a step that was done before is no progress",
+        "policy/no_progress",
+        "self._past = PastProgress(max(furthest, before), 0)",
+        "self._past = PastProgress(furthest, 0)",
+    ),
+    Break(
+        "any step of a script that has resumed may be a new one",
+        "policy/no_progress",
+        "or (has_stepped and furthest < 0):",
+        "or False:",
+    ),
+    Break(
+        "a node that has not said how far it came may have done a step",
+        "policy/no_progress",
+        "elif is_complete and has_failed:",
+        "elif has_failed:",
+    ),
+    Break(
+        "a regroup is no restart without a step",
+        "policy/no_progress",
+        "elif is_complete and has_failed:",
+        "elif is_complete:",
+    ),
+    Break(
+        "what nodes say of their steps counts",
+        "group/rounds",
+        "if progress is not None and not was_stale:",
+        "if progress is not None and was_stale:",
     ),
     Break(
         "a later master learns which nodes have failed",
@@ -976,6 +1061,48 @@ BREAKS = (
         "group/formation",
         "self._rounds.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))",
         "self._lobby.open(now)",
+    ),
+    Break(
+        "a hang that is found too late stops no other round",
+        "group/rounds",
+        "if event.round == self._state.round and self._state.phase is GroupPhase.RUNNING:",
+        "if self._state.phase is GroupPhase.RUNNING:",
+    ),
+    Break(
+        "where a rank moves it is no hang",
+        "policy/suspicion",
+        'return "is moving"',
+        'return ""',
+    ),
+    Break(
+        "a rank that gets on is not late",
+        "policy/suspicion",
+        "if stack.rank in idle_s and is_same[stack.rank]]",
+        "if stack.rank in idle_s]",
+    ),
+    Break(
+        "what a rank says of its progress counts for all",
+        "policy/suspicion",
+        "if are_stepping\n            and stack.ticks",
+        "if stack.ticks",
+    ),
+    Break(
+        "what waits for ranks that get on does not hang",
+        "policy/suspicion",
+        "            and wait_of(stack) is None\n",
+        "",
+    ),
+    Break(
+        "a job that was suspended does not hang",
+        "policy/suspicion",
+        "if len(after) > 1 and all(_is_stopped(stack)",
+        "if False and all(_is_stopped(stack)",
+    ),
+    Break(
+        "a debugger is left alone",
+        "policy/suspicion",
+        'return "is in a debugger"',
+        'return ""',
     ),
     *(Break(*named, is_of_lease=True) for named in LEASE_BREAKS),
 )

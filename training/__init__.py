@@ -1,14 +1,18 @@
 """What a training script may import of ft-run.
 
-It works everywhere: started by anything but ft-run with ``--watch-workers`` (torchrun, plain
-Python), the functions do nothing. It imports torch never, and nothing else of ft-run.
+It works everywhere: started by anything but ft-run (torchrun, plain Python), ``progress`` does
+nothing, as without ``--watch-workers``, and ``Checkpointer`` writes checkpoints only. It imports
+torch where ``Checkpointer`` is used and not before, and nothing else of ft-run.
 """
 
 import operator
 import sys
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-__all__ = ["progress"]
+if TYPE_CHECKING:
+    from .checkpointer import Checkpointer
+
+__all__ = ["Checkpointer", "progress"]
 
 
 def progress(step: SupportsIndex | None = None) -> None:
@@ -36,3 +40,11 @@ def progress(step: SupportsIndex | None = None) -> None:
     hook = sys.modules.get("_ft_run_hook")
     if hook is not None:
         hook.progress(number)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Checkpointer":
+        from .checkpointer import Checkpointer
+
+        return Checkpointer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ This file is also run by path, in interpreters that have no ft-run: it imports n
 import os
 import sys
 import time
+from _weakref import ref  # of which `weakref`, which Python need not have loaded, has it
 from typing import Any
 
 NAME = "_ft_run_hook"
@@ -23,6 +24,12 @@ PID, STEPS, LAST_NS, LONGEST_NS, TICKS, STACKS_FD = range(6)
 """Where in the page, in words of 8 bytes: the process that is watched, 0 while there is none; the
 steps that are done; the time of the last sign of progress (CLOCK_MONOTONIC, 0: none yet); the
 longest time between two of them; how many there were; the descriptor that stacks are written to."""
+
+FURTHEST, MARK_NS, MARK_STEPS, BEFORE_NS, BEFORE_STEPS = range(6, 11)
+"""The highest step that the script has said, and 1, 0: it says none; when the last stretch of time
+of ``STRETCH_NS`` or more began, and with how many steps, and the same for the one before it: how
+many steps a second are done follows from that."""
+STRETCH_NS = 10_000_000_000
 
 PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """What links to them in /proc say."""
@@ -45,8 +52,10 @@ class Hook:
         self._says_steps = False
         self._outermost: tuple[object, Any] | None = None
         """The optimizer that is stepping, and the frame in which it does."""
-        self._stepped: set[int] = set()
-        """The optimizers that have stepped since the last step was counted."""
+        self._stepped: dict[int, Any] = {}
+        """By their id, the optimizers that have stepped since a step began."""
+        for word in range(FURTHEST, BEFORE_STEPS + 1):
+            page[word] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         page[PID] = self._pid
 
@@ -55,8 +64,12 @@ class Hook:
         if os.getpid() != self._pid:
             return
         if step >= 0:
-            self._says_steps = True
+            if not self._says_steps:
+                self._says_steps = True
+                self._page[MARK_NS] = 0  # until now others were counted
             self._page[STEPS] = step
+            if step >= self._page[FURTHEST]:
+                self._page[FURTHEST] = step + 1
         self._tick()
 
     def before_step(self, optimizer: object, *_: object) -> None:
@@ -74,15 +87,25 @@ class Hook:
         self._outermost = None
         if os.getpid() != self._pid:
             return
-        # Optimizers that take turns count as the one of them that steps most.
-        number = id(optimizer)
-        if number in self._stepped or not self._stepped:
-            self._stepped = {number}
-            if not self._says_steps:
-                self._page[STEPS] += 1
-        else:
-            self._stepped.add(number)
+        if self._is_new_step(optimizer) and not self._says_steps:
+            self._page[STEPS] += 1
         self._tick()
+
+    def _is_new_step(self, optimizer: object) -> bool:
+        """Return whether a step begins: optimizers that take turns are as the one that steps most.
+
+        One that is made for each batch, and is gone after it, takes no turns with the next one.
+        """
+        number, stepped = id(optimizer), self._stepped
+        known = stepped.get(number)
+        if known is None or known() is not optimizer:
+            if stepped and all(one() is not None for one in stepped.values()):
+                stepped[number] = ref(optimizer)
+                return False
+        elif len(stepped) == 1:
+            return True
+        self._stepped = {number: ref(optimizer)}
+        return True
 
     def _tick(self) -> None:
         page = self._page
@@ -92,6 +115,12 @@ class Hook:
             page[LONGEST_NS] = now - last
         page[LAST_NS] = now
         page[TICKS] += 1
+        mark = page[MARK_NS]
+        if now - mark >= STRETCH_NS:
+            is_first = not mark
+            page[BEFORE_NS] = now if is_first else mark
+            page[BEFORE_STEPS] = page[STEPS] if is_first else page[MARK_STEPS]
+            page[MARK_NS], page[MARK_STEPS] = now, page[STEPS]
 
 
 # A compiled step breaks its graph here and calls these as they are (what torch.compiler.disable

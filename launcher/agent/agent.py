@@ -37,6 +37,8 @@ from ...rendezvous.protocol.messages import (
     Waiting,
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder, StackReport, Suspicion
+from ...rendezvous.protocol.steps import StepsOrder, StepsReport
+from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
@@ -52,17 +54,18 @@ from ..spawner.client import (
     SpawnerEvent,
     SpawnerGone,
 )
+from ..stacks.steps import rank_steps
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
 from .ending import NodeEnd, show_verdict
-from .fencing import FenceTick, Fencing
 from .hangs import Hangs
 from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports, Report
 from .signals import heard, unless_asked
+from .snapshots import HeldSnapshots, NodeOffers
 from .supervisor import Supervisor, TimeOver
 from .worker_group import WorkerGroupState
 
@@ -104,7 +107,8 @@ class Agent:
         self._parts = parts
         self._identity = identity
         self._options = options = parts.options
-        self._port = port
+        self._snapshots = HeldSnapshots(parts.count.count)
+        self._offers = NodeOffers(port, self._snapshots)
         self._event = parts.display.event
         self._node = NodeSpec(
             node_id=identity.node_id,
@@ -114,6 +118,7 @@ class Agent:
             role=options.role,
             local_world_size=parts.count.count,
             wanted_rank=options.rendezvous.node_rank,
+            is_watched=parts.commands.are_watched,
         )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
@@ -124,7 +129,7 @@ class Agent:
         self._reports = NodeReports(
             self._claim,
             self._end,
-            port,
+            self._offers,
             self._send,
             self._left,
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
@@ -132,7 +137,9 @@ class Agent:
         self._workers = Supervisor(
             self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
         )
-        self._checks = CheckSession(crew, port.renew, self._send, is_all=options.only_checks)
+        self._checks = CheckSession(
+            crew, self._offers.renew, self._send, is_all=options.only_checks
+        )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
         self._fencing: Fencing | None = None
         """Where several hosts may lead."""
@@ -140,13 +147,13 @@ class Agent:
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
         """The reasons printed for the lost connection; cleared when it is back."""
-        self.status = LiveStatus(options)
+        self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
     # --- what the launcher calls -------------------------------------------------------------
 
     def attend(self) -> Attend:
         """Return what this node says first on every stream, as of now."""
-        offer = self._port.offer  # the address of this host may have changed
+        offer = self._offers.offer  # the address of this host may have changed
         return Attend(
             protocol=PROTOCOL_VERSION,
             version=VERSION,
@@ -176,6 +183,7 @@ class Agent:
         self._handle_signals(loop)
         self._parts.spawner.listen(self.post)
         self._workers.listen(loop)
+        self._snapshots.listen(loop)
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)
@@ -191,6 +199,7 @@ class Agent:
         self._hangs.close()
         if self._fencing is not None:
             self._fencing.close()
+        self._snapshots.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -290,6 +299,8 @@ class Agent:
                 self._hangs.report(number, self._workers.group)
             case NoHang():
                 self._hangs.answered(event)
+            case StepsOrder(number):
+                self._send(StepsReport(number, tuple(rank_steps(self._workers.running))))
             case LinkUp(again):
                 self._link_up(again)
             case LinkDown(reason):
@@ -372,6 +383,7 @@ class Agent:
         before, self.status.waiting = self.status.waiting, waiting
         if waiting.spare and self._workers.group is None:
             self._claim.became_spare()
+            self._snapshots.drop()
             await self._rest_from_checks()  # a spare holds no device
         if told.is_news(waiting, before):
             self._event(told.waits(waiting, self._options))
@@ -383,6 +395,7 @@ class Agent:
         if (begun := told.round_begun(assignment, self._options)) is not None:
             self._event(begun)
         self._claim.started(assignment)
+        self._snapshots.begin(assignment)
         self._workers.start(assignment)
         self.status.started(assignment)
 
@@ -446,7 +459,14 @@ class Agent:
 
     def _send(
         self,
-        message: Report | Leave | ChallengeReply | Heard | CheckResult | StackReport | Suspicion,
+        message: Report
+        | Leave
+        | ChallengeReply
+        | Heard
+        | CheckResult
+        | StackReport
+        | Suspicion
+        | StepsReport,
     ) -> None:
         assert self._link is not None
         self._link.send(message)

@@ -10,7 +10,6 @@ sets a timer, in Unix time of this host; a negative time takes it back. Anything
 
 import asyncio
 import json
-import math
 import os
 import signal
 import stat
@@ -87,7 +86,7 @@ class FileTimers:
         if (timer := self._timers.pop((pid, scope), None)) is not None:
             timer.cancel()
         is_known = number <= 0 or number in signal.valid_signals()
-        if not 0 <= expires < math.inf or not is_known or len(self._timers) >= _MAX_TIMERS:
+        if not expires >= 0 or not is_known or len(self._timers) >= _MAX_TIMERS:
             return
         loop = asyncio.get_running_loop()
         delay = max(0.0, expires - time.time())

@@ -24,7 +24,7 @@ from ...rendezvous.transport.link import (
 )
 from ...rendezvous.transport.master import Master, Office
 from ...values import replace
-from ..machine.network import any_address, listen_address
+from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...checks.results import Known
     from ...rendezvous.transport.server import MasterServer
     from ...rendezvous.transport.succession import Mandate, Succession
+    from ...rendezvous.trust.wire import Trust
     from .agent import Agent
 
 Note = Callable[[ev.Event], None]
@@ -40,8 +41,11 @@ Note = Callable[[ev.Event], None]
 class Hosting:
     """The master of this process, if it has one, and how its agent reaches the job's master."""
 
-    def __init__(self, options: RendezvousOptions, note: Note) -> None:
+    def __init__(
+        self, options: RendezvousOptions, note: Note, trust: "Trust | None" = None
+    ) -> None:
         self._options = options
+        self._trust = trust
         self._note = note
         self._address: Endpoint | None = None
         """Where the master would listen, if it belongs in this process; None if it does not."""
@@ -103,6 +107,7 @@ class Hosting:
             master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
             listed=self._options.endpoints,
+            trust=self._trust,
         )
 
     @property
@@ -150,7 +155,7 @@ class Hosting:
         from ...rendezvous.transport.server import MasterServer
 
         master = self._new_master(self._settings())
-        server = MasterServer(master, VERSION, self._silence_s)
+        server = MasterServer(master, VERSION, self._silence_s, self._trust)
         try:
             await server.start(address)
         except PortInUseError:
@@ -161,6 +166,11 @@ class Hosting:
             return
         self._master, self._server = master, server
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
+        self._tell_if_open(address)
+
+    def _tell_if_open(self, address: Endpoint) -> None:
+        if self._trust is None and not is_loopback(address.host):
+            self._note(ev.WireOpen(str(address)))
 
     def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
         """Take over the port if it becomes free before a master there has answered.
@@ -212,8 +222,9 @@ class Hosting:
                 lease_times(self._options.timeouts),
                 self._lead,
                 lambda term: self._note(ev.HostLeads(term)),
+                self._trust,
             )
-            server = MasterServer(None, VERSION, self._silence_s, succession)
+            server = MasterServer(None, VERSION, self._silence_s, self._trust, succession)
             try:
                 await server.start(address)
             except PortInUseError:  # of another agent of this host, which votes there
@@ -221,6 +232,7 @@ class Hosting:
                 continue
             self._server, self._succession = server, succession
             self.where += f"; this host may lead, at {endpoint}"
+            self._tell_if_open(address)
             succession.start()
             return
 

@@ -13,6 +13,7 @@ from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands
 
 if TYPE_CHECKING:
+    from ...rendezvous.trust.wire import Trust
     from .file_timers import FileTimers
 
 
@@ -38,3 +39,5 @@ class NodeParts:
     """Torch's timers that workers set themselves; None where the user has not asked for them."""
     gpus_shown: Mapping[str, str] = field(default_factory=dict)
     """With checks: the kinds of GPUs that the machine shows, and how they were counted."""
+    trust: "Trust | None" = None
+    """What closes the wire; None: plain text, or a node by itself."""

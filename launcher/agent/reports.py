@@ -3,10 +3,17 @@
 from collections.abc import Callable
 
 from ...rendezvous.protocol.failure import Failure, FailureKind
-from ...rendezvous.protocol.messages import Assignment, ClaimState, Done, Failed, Stopped
-from ..machine.network import PortReservation
+from ...rendezvous.protocol.messages import (
+    Assignment,
+    ClaimState,
+    Done,
+    Failed,
+    Progress,
+    Stopped,
+)
 from .claim import OwnClaim
 from .ending import NodeEnd
+from .snapshots import NodeOffers
 
 Report = Failed | Done | Stopped
 
@@ -18,7 +25,7 @@ class NodeReports:
         self,
         claim: OwnClaim,
         end: NodeEnd,
-        port: PortReservation,
+        offers: NodeOffers,
         send: Callable[[Report], None],
         left: Callable[[], None],
         *,
@@ -29,14 +36,14 @@ class NodeReports:
         Args:
             claim: what this node claims; updated with each report.
             end: what is known of this node's end.
-            port: where this node would host the next store.
+            offers: what this node offers for the next round.
             send: sends a report to the master.
             left: is called when nothing of a round is left here.
             rank0_decides: ``--success-policy rank0``.
         """
         self._claim = claim
         self._end = end
-        self._port = port
+        self._offers = offers
         self._send = send
         self._left = left
         self._rank0_decides = rank0_decides
@@ -53,7 +60,7 @@ class NodeReports:
         """
         self._claim.stopped(round_number)
         if self._claim.knows_nothing_after(round_number):
-            self._send(Stopped(round_number, self._port.offer))
+            self._send(Stopped(round_number, self._offers.offer))
 
     # --- what becomes of the workers ---------------------------------------------------------
 
@@ -75,13 +82,13 @@ class NodeReports:
             self._claim.done()
             self._send(Done(assignment.round))
 
-    def workers_gone(self, assignment: Assignment) -> None:
-        """Tell the master that nothing of the round is left here."""
+    def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
+        """Tell the master that nothing of the round is left here, and how far the workers came."""
         if self._has_won() and self._told_to_stop != assignment.round and self._end.signal is None:
             return  # the verdict is on its way, from this master or a new one
         self._claim.stopped(assignment.round)
         if self._end.verdict is None:
-            self._send(Stopped(assignment.round, self._port.renew()))
+            self._send(Stopped(assignment.round, self._offers.renew(), progress))
         self._left()
 
     def _has_won(self) -> bool:

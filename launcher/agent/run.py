@@ -44,7 +44,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     identity = NodeIdentity(rendezvous.job_id)
     address = _address(rendezvous, display)
     port = PortReservation(address.find, rendezvous.worker_ports, rendezvous.worker_ports_flag)
-    hosting = Hosting(rendezvous, display.event)
+    hosting = Hosting(rendezvous, display.event, parts.trust)
     crew = _crew(parts, identity) if parts.check_spawner is not None else None
     agent = Agent(parts, identity=identity, port=port, crew=crew)
     try:

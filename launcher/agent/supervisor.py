@@ -15,7 +15,7 @@ from typing import Protocol
 from ... import defaults
 from ... import events as ev
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
-from ...rendezvous.protocol.messages import Assignment, NodeSpec
+from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
@@ -24,6 +24,7 @@ from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
+from ..stacks.collect import AskedWorker
 from . import told
 from .failure_record import (
     SHORTAGE,
@@ -75,8 +76,8 @@ class Listener(Protocol):
     def workers_done(self, assignment: Assignment) -> None:
         """All workers of the round exited with 0."""
 
-    def workers_gone(self, assignment: Assignment) -> None:
-        """Nothing of the round is left here."""
+    def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
+        """Nothing of the round is left here; the workers came so far, where that is known."""
 
 
 class Supervisor:
@@ -131,6 +132,11 @@ class Supervisor:
         if self._group is None or self._group.state is WorkerGroupState.GONE:
             return None
         return self._group
+
+    @property
+    def running(self) -> tuple[AskedWorker, ...]:
+        """The workers that have been started and have not exited."""
+        return self.group.running if self.group is not None else ()
 
     @property
     def last_pids(self) -> tuple[int, ...]:
@@ -287,7 +293,7 @@ class Supervisor:
         self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
-        gone = partial(self._listener.workers_gone, group.assignment)
+        gone = partial(self._listener.workers_gone, group.assignment, group.progress)
         self._gpu_memory.when_free(gone, is_needed=not group.has_succeeded)
 
     async def time_over(self, event: TimeOver) -> None:

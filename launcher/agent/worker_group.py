@@ -12,7 +12,8 @@ import os
 import signal
 from collections.abc import Sequence
 
-from ...rendezvous.protocol.messages import Assignment
+from ...rendezvous.protocol.messages import Assignment, Progress
+from ...rendezvous.protocol.steps import STEPS_MAX
 from ...values import dataclass
 from ..logs.log_dir import (
     AttemptLogs,
@@ -81,6 +82,8 @@ class WorkerGroup:
         """The store process, where this node hosts one; the spawner's next index."""
         self.streams: list[int] = []
         """The relay's numbers of this round's streams."""
+        self.progress: Progress | None = None
+        """How far the workers came, when they are gone; None: not known."""
 
     def start(
         self, commands: WorkerCommands, cpus: Sequence[frozenset[int]] | None
@@ -193,11 +196,24 @@ class WorkerGroup:
 
     def gone(self) -> None:
         """Record that nothing is left of the round."""
+        if self.state is not WorkerGroupState.GONE:
+            self.progress = self._came_so_far()
         self.state = WorkerGroupState.GONE
         for worker in self._workers:
             if worker.watch is not None:
                 worker.watch.close()
                 worker.watch = None
+
+    def _came_so_far(self) -> Progress | None:
+        """Return how far the workers are; None where some may have come further than is known."""
+        watches = [worker.watch for worker in self._workers]
+        known = [watch.progress() if watch is not None else None for watch in watches]
+        there = [progress for progress in known if progress is not None]
+        has_stepped = any(progress.ticks for progress in there)
+        if not has_stepped and len(there) < len(known):
+            return None
+        furthest = max(progress.furthest for progress in there)
+        return Progress(min(furthest, STEPS_MAX), has_stepped)
 
     async def stderr_tail(self, local_rank: int, max_bytes: int, timeout_s: float) -> bytes:
         """Return the last bytes of a worker's standard error, where they were captured."""

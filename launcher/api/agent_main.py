@@ -17,7 +17,7 @@ from ... import exit_codes
 from ...errors import FtRunError
 from ...values import replace
 from ..processes.prctl import PR_SET_PDEATHSIG, prctl
-from ..startup import import_asyncio, open_standard_streams
+from ..startup import forget_token, import_asyncio, open_standard_streams
 from .exchange import write_outcome
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def _launch(name: str, argv: Sequence[str], outcome: dict[str, Any]) -> int:
 
     environ = {key: text for key, text in os.environ.items() if not key.startswith("PET_")}
     options = parse(argv, environ)
+    forget_token()
     assert isinstance(options, LaunchOptions)
     import_asyncio()
     from ..commands.launch import launch

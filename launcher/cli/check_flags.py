@@ -6,12 +6,14 @@ from typing import Final
 from ... import defaults
 from ...checks.records import Level
 from ...errors import UsageError
+from ...values import replace
 from ..options import CheckOptions, RendezvousOptions
 from . import values
 from .command_line import CommandLine, Flag, Given, HelpText
 from .floor_flags import floor_flags, given_floors, known_count, needs_others, refuse_floors
 from .network_check_flags import refuse_timeout, straggler_flags
 from .rendezvous_flags import address_flags, rendezvous_flags
+from .trust_flags import trust_flags, trust_options
 from .values import shown
 
 _CHECK: Final = "Checks"
@@ -82,9 +84,12 @@ def read_check(
     if max_nodes == 1 and compute_threshold:
         needs_others(given.origin("compute_straggler_threshold"), remarks)
         compute_threshold = 0.0
+    # A node that is checked by itself needs no endpoint, even if a variable names one.
+    rendezvous = read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None
+    if rendezvous is not None:
+        rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     return CheckOptions(
-        # A node that is checked by itself needs no endpoint, even if a variable names one.
-        rendezvous=read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None,
+        rendezvous=rendezvous,
         remarks=tuple(remarks),
         nproc_per_node=nproc_per_node,
         accelerator=accelerator,
@@ -109,7 +114,7 @@ def _as_of_a_job(given: Given) -> Given:
     is_somewhere = given["rdzv_endpoint"] is not None or given["master_addr"] is not None
     # Without a backend the endpoint would be on this host by default, as torchrun's is.
     values = {"rdzv_backend": None if is_somewhere else "grpc", "max_restarts": None}
-    return Given(values | dict(given.values), origins | dict(given.origins))
+    return Given(values | dict(given.values), origins | dict(given.origins), given.texts)
 
 
 def check_command() -> CommandLine:
@@ -121,6 +126,7 @@ def check_command() -> CommandLine:
         *straggler_flags(),
         *rendezvous_flags(),
         *address_flags(),
+        *trust_flags(),
     ]
     return CommandLine("ft-run check", flags, HelpText(_BEFORE, _AFTER))
 

@@ -87,6 +87,8 @@ class Given:
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
+    texts: Mapping[str, Sequence[str]]
+    """As they were written; only of those that were given."""
 
     def __getitem__(self, key: str) -> Any:
         """Return the value; None (a switch: False) when it was not given."""
@@ -147,7 +149,22 @@ class CommandLine:
             if flag not in texts:
                 values[flag.key] = flag.value(given, flag.variable)
                 origins[flag.key] = flag.variable
-        return Given(values, origins), rest
+        written = {flag.key: given for flag, given in (variables | texts).items()}
+        return Given(values, origins, written), rest
+
+    def filled(self, given: Given, found: Mapping[str, tuple[str, str]]) -> Given:
+        """Return the flags with further ones: by key, the text of the value and its origin.
+
+        Raises:
+            UsageError: a text is not a value of its flag; the sentence names the origin.
+        """
+        flags = {flag.key: flag for flag in self.flags}
+        values = {key: flags[key].value([text], origin) for key, (text, origin) in found.items()}
+        origins = {key: origin or flags[key].spelling for key, (_, origin) in found.items()}
+        texts = {key: [text] for key, (text, _) in found.items()}
+        return Given(
+            {**given.values, **values}, {**given.origins, **origins}, {**given.texts, **texts}
+        )
 
     def split(self, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         """Return the flags in canonical form (``--flag``, ``--flag=value``), and the rest.
@@ -258,9 +275,9 @@ class CommandLine:
     def _show_and_exit(self, words: Sequence[str]) -> None:
         for word in words:
             if word == "--help":
-                _answer(self.help())
+                answer(self.help())
             if word == "--version":
-                _answer(f"ft-run {_version()}")
+                answer(f"ft-run {_version()}")
 
     def help(self) -> str:
         """Return the help: usage, the flags under the headings of their groups, the notes."""
@@ -284,12 +301,21 @@ def _name(flag: Flag) -> str:
     return f"{spellings} {flag.metavar}" if flag.takes_value else spellings
 
 
-def _answer(text: str) -> NoReturn:
+def answer(text: str) -> NoReturn:
+    """Print what was asked for, and exit with 0."""
     from ..reporting.standard_output import standard_output
 
     with standard_output():
         print(text, flush=True)
     raise SystemExit(0)
+
+
+def say(sentences: Sequence[str]) -> None:
+    """Write lines to standard error, beside an answer."""
+    from ..reporting.standard_output import say_last
+
+    for sentence in sentences:
+        say_last(f"ft-run: {sentence}")
 
 
 def _is_negative_or_spaced(value: str) -> bool:

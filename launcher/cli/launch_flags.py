@@ -4,8 +4,10 @@ from ... import defaults, exit_codes
 from . import stream_values, values
 from .command_line import CommandLine, Flag, HelpText
 from .network_check_flags import ladder_flags
+from .place_flags import place_flags
 from .policy_flags import policy_flags, propagate_flag
 from .rendezvous_flags import address_flags, rendezvous_flags
+from .trust_flags import trust_flags
 
 _WORKERS = "Workers"
 _FAILURE = "Failure"
@@ -25,11 +27,13 @@ Examples:
   ft-run --nnodes 4 --rdzv-id run7 --rdzv-endpoint node0:29400 train.py
 
 Commands:
+  ft-run hosts --help         Start a job on several hosts over ssh.
   ft-run master --help        Run the master of a job by itself.
   ft-run status --help        Show the state of a job.
   ft-run stacks --help        Show where every rank is.
   ft-run check --help         Check this node.
   ft-run policy --help        Explain how a failure would be answered.
+  ft-run token --help         Make a secret that closes the wire of a job.
 """
 
 _AFTER = f"""\
@@ -56,6 +60,8 @@ def launch_command() -> CommandLine:
         *_worker_flags(),
         *rendezvous_flags(),
         *address_flags(),
+        *trust_flags(),
+        *place_flags(),
         *_failure_flags(),
         *ladder_flags(),
         *_log_flags(),

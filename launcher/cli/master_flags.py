@@ -4,6 +4,7 @@ from ... import defaults
 from . import stream_values, values
 from .command_line import CommandLine, Flag, HelpText
 from .rendezvous_flags import CONF_KEYS
+from .trust_flags import trust_flags
 
 
 def master_command() -> CommandLine:
@@ -24,6 +25,7 @@ def master_command() -> CommandLine:
             read=values.string,
             help=f"Times: {CONF_KEYS}, master_timeout.",
         ),
+        *trust_flags(),
     ]
     before = """\
 Usage: ft-run master [OPTIONS]
@@ -97,4 +99,5 @@ def _question_flags(seconds: int) -> list[Flag]:
             read=values.seconds_above_zero,
             help=f"How long to wait for the master's answer; default {seconds}.",
         ),
+        *trust_flags(),
     ]

@@ -1,7 +1,7 @@
 """The command line of ``ft-run``: arguments and ``PET_*`` variables in, checked options out.
 
-This module prints nothing except ``--help`` and ``--version``. It looks at nothing on this machine
-except whether the script exists.
+This module prints nothing except ``--help``, ``--version`` and ``--dry-run``. It looks at nothing
+on this machine except whether the script exists.
 """
 
 import math
@@ -13,8 +13,10 @@ from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import HangSpec
+from ...values import replace
 from ..options import (
     CheckOptions,
+    HostsOptions,
     LaunchOptions,
     LogOptions,
     MasterOptions,
@@ -24,13 +26,16 @@ from ..options import (
     StacksOptions,
     StatusOptions,
     StreamSelection,
+    TokenOptions,
 )
 from . import launch_flags, master_flags
 from .command_line import CommandLine, Given
 from .network_check_flags import ladder_options
+from .place_flags import answer_dry_run, placed
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rdzv_conf import RendezvousConf, parse_conf
 from .script import refuse_missing
+from .trust_flags import token_options, trust_options
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -40,28 +45,45 @@ _STACKS_TIMEOUT_S = 10.0
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str]
-) -> LaunchOptions | MasterOptions | StatusOptions | StacksOptions | CheckOptions | PolicyOptions:
+) -> (
+    LaunchOptions
+    | HostsOptions
+    | MasterOptions
+    | StatusOptions
+    | StacksOptions
+    | CheckOptions
+    | PolicyOptions
+    | TokenOptions
+):
     """Return the options that ``argv`` (without the program's name) and ``environ`` mean.
 
     Raises:
         UsageError: they cannot work; the sentence says what is wrong, given and right.
-        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
     if argv and argv[0] == "master":
         return _master(argv[1:], environ)
     if argv and argv[0] == "status":
         where, given = _question(master_flags.status_command(), "status", argv[1:], environ)
-        return StatusOptions(where, given["json"], given.get("timeout", _STATUS_TIMEOUT_S))
+        timeout_s = given.get("timeout", _STATUS_TIMEOUT_S)
+        return StatusOptions(where, given["json"], timeout_s, trust_options(given, environ))
     if argv and argv[0] == "stacks":
         where, given = _question(master_flags.stacks_command(), "stacks", argv[1:], environ)
         timeout_s = given.get("timeout", _STACKS_TIMEOUT_S)
-        return StacksOptions(where, given.get("rank", ()), given["json"], timeout_s)
+        trust = trust_options(given, environ)
+        return StacksOptions(where, given.get("rank", ()), given["json"], timeout_s, trust)
     if argv and argv[0] == "check":
         from .check_flags import read_check
 
         return read_check(argv[1:], environ, _rendezvous)
+    if argv and argv[0] == "hosts":
+        from .hosts_flags import read_hosts
+
+        return read_hosts(argv[1:], environ)
     if argv and argv[0] == "policy":
         return explained(argv[1:], environ)
+    if argv and argv[0] == "token":
+        return token_options(argv[1:], environ)
     return _launch(argv, environ)
 
 
@@ -78,6 +100,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
         timeouts=conf.timeouts,
         **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,
+        trust=trust_options(given, environ),
     )
 
 
@@ -104,17 +127,20 @@ def _question(
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
-    given, rest = launch_flags.launch_command().read(argv, environ)
+    line = launch_flags.launch_command()
+    given, rest = line.read(argv, environ)
     mode = _mode(given)
     remarks: list[str] = []
-    rendezvous = _rendezvous(given, remarks)
-    policy = launch_policy(given, rendezvous, remarks)
+    given = placed(line, given, environ, remarks)
+    rendezvous = replace(_rendezvous(given, remarks), trust=trust_options(given, environ))
     hang = _hang(given)
+    is_watched = given["watch_workers"] or hang is not None
+    policy = launch_policy(given, rendezvous, remarks, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
-    return LaunchOptions(
+    options = LaunchOptions(
         script=rest[0],
         script_args=rest[1:],
         mode=mode,
@@ -137,6 +163,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
     )
+    answer_dry_run(line, given, rest, remarks)
+    return options
 
 
 def _mode(given: Given) -> ScriptMode:

@@ -32,8 +32,8 @@ def backoff(text: str) -> tuple[float, float]:
     return found
 
 
-def node_failures(text: str) -> int:
-    """Return how often a node may be the root cause; 0 for ``never``."""
+def limit(text: str) -> int:
+    """Return how often something may happen; 0 for ``never``, that it may always."""
     if text.strip().lower() == "never":
         return 0
     try:
@@ -53,7 +53,8 @@ def window(text: str) -> float:
 READERS: Final[dict[str, Callable[[str], Any]]] = {
     "restart-window": window,
     "restart-backoff": backoff,
-    "max-node-failures": node_failures,
+    "max-node-failures": limit,
+    "max-no-progress": limit,
     "success-policy": one_of("all", "rank0"),
 }
 
@@ -107,6 +108,16 @@ def policy_flags(group: str = _FAILURE) -> list[Flag]:
             ours=True,
             help="Exclude a node that was the root cause N times, where a spare can stand in;"
             f" default {defaults.MAX_NODE_FAILURES}.",
+        ),
+        Flag(
+            "--max-no-progress",
+            group=group,
+            metavar="N|never",
+            read=READERS["max-no-progress"],
+            ours=True,
+            help="With --hang-timeout or --watch-workers: end the job with 3 after N restarts"
+            " running without a step beyond the furthest one so far; default"
+            f" {defaults.MAX_NO_PROGRESS}.",
         ),
         Flag(
             "--success-policy",

@@ -43,7 +43,7 @@ def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
 
 
 def launch_policy(
-    given: Given, rendezvous: RendezvousOptions, remarks: list[str]
+    given: Given, rendezvous: RendezvousOptions, remarks: list[str], *, is_watched: bool
 ) -> PolicySpec | None:
     """Return the policy of a job to start; None if all of it is the default.
 
@@ -51,12 +51,18 @@ def launch_policy(
         given: the command line.
         rendezvous: what the policy must fit to.
         remarks: takes sentences for the user.
+        is_watched: the steps of workers are known.
 
     Raises:
         UsageError: as ``policy_of``, or the combination cannot work.
     """
-    policy = policy_of(given)
-    refuse_useless(policy, rendezvous, is_limit_given=given["max_node_failures"] is not None)
+    policy = policy_of(given, is_watched=is_watched)
+    refuse_useless(
+        policy,
+        rendezvous,
+        is_limit_given=given["max_node_failures"] is not None,
+        is_watched=is_watched,
+    )
     captured = [given.get(key, StreamSelection()) for key in ("redirects", "tee")]
     sees_stderr = any(s.default & Streams.ERR or s.by_local_rank for s in captured)
     if not sees_stderr and any(rule.startswith("error:") for rule in policy.rules):
@@ -67,11 +73,12 @@ def launch_policy(
     return None if policy == PolicySpec() else policy
 
 
-def policy_of(given: Given) -> PolicySpec:
+def policy_of(given: Given, *, is_watched: bool = False) -> PolicySpec:
     """Return the failure policy that flags and file ask for.
 
     Args:
         given: the values of ``policy_flags``.
+        is_watched: the steps of workers are known.
 
     Raises:
         UsageError: the file cannot be read or is wrong, or a rule is never reached.
@@ -92,6 +99,9 @@ def policy_of(given: Given) -> PolicySpec:
         backoff_max_s=longest,
         max_node_failures=settings.get("max-node-failures", defaults.MAX_NODE_FAILURES),
         rank0_decides=settings.get("success-policy") == "rank0",
+        max_no_progress=settings.get(
+            "max-no-progress", defaults.MAX_NO_PROGRESS if is_watched else 0
+        ),
     )
 
 
@@ -181,7 +191,11 @@ def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
 
 
 def refuse_useless(
-    spec: PolicySpec, rendezvous: RendezvousOptions, *, is_limit_given: bool = False
+    spec: PolicySpec,
+    rendezvous: RendezvousOptions,
+    *,
+    is_limit_given: bool = False,
+    is_watched: bool = True,
 ) -> None:
     """Refuse a combination that cannot work: say what is wrong, what is missing, and why.
 
@@ -189,6 +203,7 @@ def refuse_useless(
         spec: the policy.
         rendezvous: has the budget, and whether other nodes can come.
         is_limit_given: ``--max-node-failures`` is no default.
+        is_watched: the steps of workers are known.
 
     Raises:
         UsageError: the first of them.
@@ -221,6 +236,13 @@ def refuse_useless(
             "--restart-backoff has nothing to space",
             "--max-restarts is 0 and no rule says restart-free",
             "the delays come before restarts",
+        )
+    if spec.max_no_progress and not is_watched:
+        raise _useless(
+            f"--max-no-progress {spec.max_no_progress} could never end the job",
+            "neither --hang-timeout nor --watch-workers was given",
+            "the steps of workers are known where they are watched",
+            right="one of them as well, or no --max-no-progress",
         )
     if is_limit_given and limit > most and not is_free and not spec.restart_window_s:
         raise _useless(

@@ -289,5 +289,6 @@ def bind_address(text: str) -> Endpoint:
     except BadValue:
         found = None
     if found is None:
-        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400")
+        why = "a lone master does not take turns with others" if "," in text else ""
+        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400", why)
     return found

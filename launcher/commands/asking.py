@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ...errors import RendezvousError
+from ...errors import RefusedError, RendezvousError
+from ...rendezvous.trust.source import read_trust
 from ..options import StacksOptions, StatusOptions
 
 
@@ -19,16 +20,19 @@ async def ask_master(
 
     Raises:
         RendezvousError: no master answers at the endpoint.
+        RefusedError: the master does not trust this process, or this process the master.
+        UsageError: the token or a certificate cannot be used.
     """
+    trust = read_trust(options.trust)
     import grpc
     import grpc.aio
 
     from ...rendezvous.transport.channel_options import SERVICE, client_options
     from ...rendezvous.transport.client import in_words, is_foreign
+    from ...rendezvous.trust.doubt import doubt
+    from ...rendezvous.trust.wire import open_channel
 
-    async with grpc.aio.insecure_channel(
-        str(options.endpoint), options=client_options(options.timeout_s)
-    ) as channel:
+    async with open_channel(options.endpoint, client_options(options.timeout_s), trust) as channel:
         ask: Any = channel.unary_unary(
             f"/{SERVICE}/{method}",
             request_serializer=type(request).SerializeToString,
@@ -37,6 +41,8 @@ async def ask_master(
         try:
             return await ask(request, timeout=options.timeout_s)
         except grpc.aio.AioRpcError as error:
+            if (why := await doubt(error.details() or "", options.endpoint, trust)) is not None:
+                raise RefusedError(why.sentence(options.endpoint)) from error
             if is_foreign(error):
                 raise RendezvousError(
                     f"what listens at {options.endpoint} is not an ft-run master; right would be "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ... import exit_codes
 from ...errors import NoProcessError
 from ...events import Remark, Severity
+from ...rendezvous.trust.source import read_trust
 from ...values import replace
 from ..agent.parts import NodeParts
 from ..agent.preload import start_preload
@@ -56,6 +57,9 @@ def _parts(options: LaunchOptions) -> NodeParts:
     """Find out what to start, and fork the processes that must exist before the event loop."""
     if (too_few := too_few_files()) is not None:
         raise NoProcessError(f"{too_few}.")
+    rendezvous = options.rendezvous
+    # A node by itself opens no port.
+    trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     display = Display()
     environ = dict(os.environ)
     count = resolve_worker_count(
@@ -100,6 +104,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
         display=display,
         timers=timers,
         gpus_shown=gpus_shown,
+        trust=trust,
     )
 
 

@@ -48,15 +48,21 @@ async def _ask(options: StatusOptions) -> dict[str, Any]:
 
 def _as_dict(reply: Any) -> dict[str, Any]:
     """Return the answer with every field present, also those that are zero."""
-    names = [f.name for f in reply.DESCRIPTOR.fields if f.name not in ("nodes", *_OF_SEVERAL)]
-    status = {name: getattr(reply, name) for name in names}
+    nodes = sorted(reply.nodes, key=lambda node: (node.node_rank < 0, node.node_rank))
+    status = _fields(reply, "nodes", *_OF_SEVERAL)
     if reply.hosts:
         status |= {name: getattr(reply, name) for name in _OF_SEVERAL} | {"hosts": [*reply.hosts]}
-    status["nodes"] = [
-        {field.name: getattr(node, field.name) for field in node.DESCRIPTOR.fields}
-        for node in sorted(reply.nodes, key=lambda node: (node.node_rank < 0, node.node_rank))
-    ]
-    return status
+    return status | {
+        "nodes": [
+            _fields(node, "workers") | {"workers": [_fields(worker) for worker in node.workers]}
+            for node in nodes
+        ]
+    }
+
+
+def _fields(message: Any, *without: str) -> dict[str, Any]:
+    names = [field.name for field in message.DESCRIPTOR.fields if field.name not in without]
+    return {name: getattr(message, name) for name in names}
 
 
 def _led(status: dict[str, Any]) -> str:
@@ -109,7 +115,9 @@ def _print_table(status: dict[str, Any]) -> None:
     if not status["nodes"]:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("NODE", "HOST", "ADDRESS", "ROLE", "RANKS", "PHASE", "CONNECTED"):
+    titles = ["NODE", "HOST", "ADDRESS", "ROLE", "RANKS", "PHASE", "CONNECTED"]
+    has_steps = any(node["workers"] for node in status["nodes"])
+    for title in (*titles, *(("STEP", "STEPS/S") if has_steps else ())):
         table.add_column(title, overflow="fold")
     for node in status["nodes"]:
         first, size = node["rank_offset"], node["local_world_size"]
@@ -123,6 +131,22 @@ def _print_table(status: dict[str, Any]) -> None:
             ranks,
             "spare" if spare else node["phase"],
             "yes" if node["attached"] else "no",
+            *(_steps(node["workers"]) if has_steps else ()),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
+
+
+def _steps(workers: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the step of a node's furthest rank, and how many it does in a second."""
+    from ..reporting.live_status import duration
+    from ..reporting.steps import is_late, rate
+
+    furthest = max(workers, key=lambda worker: int(worker["steps"]), default=None)
+    if furthest is None:
+        return "-", "-"
+    idle_s = furthest["idle_s"]
+    late = is_late(furthest["steps_per_s"], idle_s)
+    return str(furthest["steps"]), (
+        f"none for {duration(idle_s)}" if late else rate(furthest["steps_per_s"])
+    )

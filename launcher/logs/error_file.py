@@ -6,7 +6,7 @@ large, too deep or without a message is no record, and every number in a record 
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from ... import defaults
 from ...values import dataclass
@@ -45,7 +45,7 @@ def read_error_file(path: str) -> ErrorFile | None:
     if data is None:
         return None
     try:
-        error = json.loads(data.decode("utf-8", errors="replace"), parse_constant=_refuse)
+        error = json.loads(data.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):  # ValueError also for numbers of thousands of digits
         return None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str | dict):
@@ -56,10 +56,6 @@ def read_error_file(path: str) -> ErrorFile | None:
     if len(text) > defaults.ERROR_FILE_MAX_BYTES:
         text = json.dumps(_shortened(error))
     return ErrorFile(text, _message(error)[:MESSAGE_MAX_CHARS], _time_s(error))
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _is_sound(value: Any, depth: int) -> bool:

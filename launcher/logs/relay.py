@@ -204,7 +204,7 @@ class Relay:
         stream.pump()
         if stream.is_behind:
             self._behind[stream.number] = stream
-        if stream.has_ended and stream.number not in self._ended:
+        if stream.has_ended:
             self._ended[stream.number] = stream
             self._epoll.unregister(stream.pipe)
             del self._handlers[stream.pipe]

@@ -188,8 +188,7 @@ class RelayClient:
     def forget(self, numbers: Iterable[int]) -> None:
         """Drop what is kept about streams of an attempt that has been reported."""
         for number in numbers:
-            if number not in self._open:
-                self._tails.pop(number, None)
+            self._tails.pop(number, None)
             self._tail_answers.discard(number)
 
     async def aclose(self, timeout_s: float) -> bool:

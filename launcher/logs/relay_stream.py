@@ -171,9 +171,8 @@ class RelayedStream:
 
     @property
     def can_catch_up(self) -> bool:
-        """Whether the stream is behind and the console takes more, or never will again."""
-        console = self._console
-        return self.is_behind and console is not None and (console.has_room or console.is_closed)
+        """Whether the stream is behind and the console takes more."""
+        return self.is_behind and self._console is not None and self._console.has_room
 
     @property
     def unshown(self) -> int:
@@ -206,9 +205,6 @@ class RelayedStream:
     def catch_up(self) -> None:
         """Give the console the next chunk from the log file."""
         if self._next_shown is None or self._log is None or self._console is None:
-            return
-        if self._console.is_closed:
-            self._next_shown = None
             return
         data = self._log.read_at(self._next_shown, CHUNK_BYTES)
         if data:

@@ -4,6 +4,7 @@ Agents advertise an IP address, not a host name: no DNS in the data path, no 127
 """
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,12 @@ def listen_address(endpoint: Endpoint) -> Endpoint | None:
     if _is_literal(endpoint.host) or endpoint.host == "localhost":
         return Endpoint(local[0], endpoint.port)
     return Endpoint(any_address(), endpoint.port)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this host reach what listens at an address or a name."""
+    found = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(host)]
+    return bool(found) and all(address.is_loopback for address in found)
 
 
 def any_address() -> str:

@@ -25,6 +25,10 @@ class Progress:
     """When it did last, by the clock of ``time.monotonic``; None: not yet."""
     longest_s: float
     """The longest time between two times."""
+    furthest: int = -1
+    """The highest number of steps that it has said; -1: it says none."""
+    steps_per_s: float = 0.0
+    """How many it has done in a second of late, at its last sign of progress."""
 
 
 class WorkerWatch:
@@ -54,9 +58,17 @@ class WorkerWatch:
         pid, last_ns = page[hook.PID], page[hook.LAST_NS]
         if not pid:
             return None
-        last_s = last_ns / 1e9 if last_ns else None
+        steps, before_ns = page[hook.STEPS], page[hook.BEFORE_NS]
+        # Another process writes meanwhile: a moment's nonsense is shown as 0.
+        gained, took_s = steps - page[hook.BEFORE_STEPS], (last_ns - before_ns) / 1e9
         return Progress(
-            pid, page[hook.STEPS], page[hook.TICKS], last_s, page[hook.LONGEST_NS] / 1e9
+            pid,
+            steps,
+            page[hook.TICKS],
+            last_ns / 1e9 if last_ns else None,
+            page[hook.LONGEST_NS] / 1e9,
+            page[hook.FURTHEST] - 1,
+            max(0, gained) / took_s if before_ns and took_s > 0 else 0.0,
         )
 
     @property

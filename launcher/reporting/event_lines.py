@@ -243,6 +243,10 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
         "will use it all the same (right for a translated address only)"
     ),
     ev.MasterListening: lambda e: f"master: listening at {e.endpoint} (port {e.port})",
+    ev.WireOpen: lambda e: (
+        f"master: {e.endpoint} is open to all that reach it, since the job has no token "
+        "(ft-run token, --token-file)"
+    ),
     ev.MasterNoted: lambda e: f"master: {note_line(e.note)}",
     ev.MasterSignalled: _master_signalled,
     ev.MasterMoved: lambda e: (

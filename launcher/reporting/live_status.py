@@ -1,10 +1,13 @@
 """The live line at the bottom of a terminal: state and running time of the job."""
 
 import time
+from collections.abc import Callable, Iterable
 
 from ...rendezvous.protocol.messages import Assignment, Waiting
+from ...rendezvous.protocol.steps import RankSteps
 from ..options import LaunchOptions
 from .event_lines import nodes_wanted
+from .steps import is_late, rate
 
 
 def restarts_used(assignment: Assignment, options: LaunchOptions) -> int:
@@ -16,8 +19,17 @@ def restarts_used(assignment: Assignment, options: LaunchOptions) -> int:
 class LiveStatus:
     """The text of the live line."""
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(
+        self, options: LaunchOptions, steps: Callable[[], Iterable[RankSteps]] = tuple
+    ) -> None:
+        """Create the text.
+
+        Args:
+            options: the node's.
+            steps: returns those of this node's workers, as of now.
+        """
         self._options = options
+        self._steps = steps
         self._since = time.monotonic()
         self._assignment: Assignment | None = None
         self.waiting: Waiting | None = None
@@ -49,6 +61,14 @@ class LiveStatus:
                 f"round {assignment.round}",
                 f"restarts {restarts_used(assignment, self._options)}/{options.max_restarts}",
             ]
+        # Ranks that train together differ by one step, and some may do none by design.
+        furthest = max(self._steps(), key=lambda rank: rank.steps, default=None)
+        if furthest is not None:
+            parts.append(f"step {furthest.steps}")
+            if is_late(furthest.steps_per_s, furthest.idle_s):
+                parts.append(f"no step for {duration(furthest.idle_s)}")
+            elif furthest.steps_per_s:
+                parts.append(f"{rate(furthest.steps_per_s)} steps/s")
         if not self.connected:
             parts.append("master away")
         parts.append("up " + duration(time.monotonic() - self._since))

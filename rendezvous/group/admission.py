@@ -35,6 +35,7 @@ _POLICY_OPTIONS = (
     ("backoff_max_s", "the longest delay of --restart-backoff in seconds"),
     ("max_node_failures", "--max-node-failures"),
     ("rank0_decides", "--success-policy rank0"),
+    ("max_no_progress", "--max-no-progress (of workers that are watched)"),
 )
 _DEFAULT_POLICY = PolicySpec()
 

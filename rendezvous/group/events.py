@@ -57,7 +57,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """Workers of a round hang, as the stacks of all ranks have said twice."""
+    """Workers of a round hang, as the stacks of all ranks say."""
 
     round: int
     failure: Failure

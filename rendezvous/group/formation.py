@@ -3,9 +3,11 @@
 from ..protocol import notes
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Outcome, Start
+from ..protocol.offer import Resumption
 from .gate import Findings
 from .lobby import Lobby
 from .outbox import Outbox
+from .resumption import Line, resumption
 from .roster import Node, NodePhase
 from .rounds import Rounds
 from .state import GroupPhase, JobState
@@ -71,10 +73,12 @@ class Formation:
             Candidate(node.spec, node.offer, node.arrival, node.rank) for node in self._fit()
         ]
         members = order(candidates, size)
+        line = Line(self._state.round, self._state.formed_by)
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
         self._state.term = self._state.settings.term
         world = form(self._state.round, members)
+        resumed = resumption(world, [member.offer.snapshots for member in members], line)
         self._state.world_nodes = size
         self._state.phase = GroupPhase.RUNNING
         self._state.formed_before = True
@@ -92,7 +96,7 @@ class Formation:
                 reason,
             )
         )
-        self._start(world, reason, ended.cause)
+        self._start(world, reason, ended.cause, resumed)
         self._lobby.forget_newcomers()
         waiting = self._lobby.waiting(now)
         for spare in self._roster.in_phase(NodePhase.READY):
@@ -111,7 +115,9 @@ class Formation:
         seen = max((node.last_round for node in nodes if node is not None), default=-1)
         return min(max(seen, highest), highest + _ROUNDS_AHEAD_MAX) + 1
 
-    def _start(self, world: World, reason: str, cause: Failure | None) -> None:
+    def _start(
+        self, world: World, reason: str, cause: Failure | None, resumed: Resumption | None
+    ) -> None:
         state = self._state
         base = Assignment(
             round=world.round,
@@ -133,6 +139,7 @@ class Formation:
             is_free=cause is not None and not self._rounds.answer.is_counted,
             restarts_in_window=state.restarts_in_budget if state.policy.restart_window_s else 0,
             past=state.aftermath.past(state.policy, state.now),
+            resumption=resumed,
         )
         self._state.members = {member.node_rank: member.node_id for member in world.members}
         for member in world.members:

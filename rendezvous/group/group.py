@@ -245,8 +245,8 @@ class Group:
                 self._rounds.failed(node, round_number, failure)
             case Done(round_number):
                 self._rounds.done(node, round_number)
-            case Stopped(round_number, offer):
-                self._rounds.stopped(node, round_number, offer, now)
+            case Stopped(round_number, offer, progress):
+                self._rounds.stopped(node, round_number, offer, progress, now)
             case Leave(reason):
                 self._joining.rival_leaves(node)
                 self._rounds.leave(node, reason)

@@ -270,6 +270,8 @@ class Joining:
         if claim.round > self._state.highest:
             self._state.highest = claim.round
             self._state.aftermath.ledger.learn_failures(past.failures, past.since_s, now)
+            if past.progress is not None:
+                self._state.aftermath.progress.learn(past.progress)
         if claim.restarts > self._state.restarts:
             self._state.restarts = claim.restarts
             ages = [age + past.since_s for age in past.restart_ages_s]
@@ -354,6 +356,6 @@ class Joining:
         for failure in claim.failures:
             self._rounds.failed(node, claim.round, failure)
         if claim.state is ClaimState.STOPPED:
-            self._rounds.stopped(node, claim.round, attend.offer, now)
+            self._rounds.stopped(node, claim.round, attend.offer, None, now)
         elif claim.state is ClaimState.DONE:
             self._rounds.done(node, claim.round)

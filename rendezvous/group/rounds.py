@@ -12,7 +12,7 @@ from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
 from ..protocol import notes
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Stop
+from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Progress, Stop
 from ..protocol.offer import Offer
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
@@ -107,7 +107,9 @@ class Rounds:
             if node.phase is NodePhase.RUNNING:
                 self._roster.move(node, NodePhase.DONE)
 
-    def stopped(self, node: Node, round_number: int, offer: Offer, now: float) -> None:
+    def stopped(
+        self, node: Node, round_number: int, offer: Offer, progress: Progress | None, now: float
+    ) -> None:
         """No worker of the round is alive on a node."""
         if self.takeover is not None:
             node.offer = offer
@@ -116,6 +118,8 @@ class Rounds:
         if node.round != round_number or node.phase is NodePhase.READY:
             return
         was_stale = node.phase is NodePhase.STALE
+        if progress is not None and not was_stale:
+            self.postmortem.progress[node.spec.node_id] = progress
         if node.phase in (NodePhase.RUNNING, NodePhase.DONE):
             self.stop_round(
                 f"node {node.rank} ({node.spec.host}) stopped its workers", counted=True
@@ -207,6 +211,7 @@ class Rounds:
             ran_s=self._ran_s,
             suspect=suspect,
             has_stand_in=suspect is not None and self._has_stand_in(suspect),
+            nodes=self._state.world_nodes,
             now=now,
         )
         self._lobby.not_before = now + answer.delay_s
@@ -294,7 +299,7 @@ class Rounds:
             foremost = self.postmortem.foremost
             assert foremost is not None
             self.stop_round(foremost.summary(), counted=True)
-        elif taken.finding in (TakeoverState.REGROUP, TakeoverState.BROKEN):
+        elif taken.finding is not TakeoverState.COMPLETE:
             self.stop_round(taken.reason, counted=False, departure=taken.departure)
         else:
             leavers = [node for node in self._roster.in_phase(NodePhase.RUNNING) if node.leaving]

@@ -24,6 +24,7 @@ class TakeoverState(enum.Enum):
     FAILED = "a member reports a failure, or never came back"
     REGROUP = "members are there without workers of it, or have left"
     BROKEN = "the round was being formed or stopped when the master was lost"
+    FENCED = "its workers were killed while no host led, or were being started or stopped then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ class Takeover:
             lost = self._not_back(world)
         elif finding is TakeoverState.REGROUP:
             reason = departure.summary() if departure is not None else self._who_returned(world)
-        elif finding is TakeoverState.BROKEN:
+        elif finding in (TakeoverState.BROKEN, TakeoverState.FENCED):
             reason = finding.value
         return TakenOver(
             finding=finding,
@@ -322,8 +323,12 @@ class Takeover:
             return TakeoverState.REGROUP
         if world.has_failed:
             return TakeoverState.FAILED
+        has_term = self._newest[0] > 0
+        if gone and has_term:
+            # The loss counts, no matter whether the others were fenced before the election.
+            return TakeoverState.FAILED
         if any(claim.state is ClaimState.STOPPED for claim in world.members.values()):
-            return TakeoverState.BROKEN
+            return TakeoverState.FENCED if has_term else TakeoverState.BROKEN
         if self._newest < self._known:
             return TakeoverState.BROKEN
         return TakeoverState.FAILED if gone else TakeoverState.COMPLETE

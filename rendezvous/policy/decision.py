@@ -5,6 +5,7 @@ from ..protocol.failure import Failure, FailureKind, is_collateral
 from ..protocol.messages import JobSpec, Outcome, Past, PolicySpec
 from .blame import Ledger
 from .budget import RestartBudget
+from .no_progress import ProgressRecord
 from .postmortem import Postmortem
 from .rules import SLIP_S, Action, Context, Decision, Rule, decide
 
@@ -33,6 +34,7 @@ class Aftermath:
     def __init__(self) -> None:
         self.budget = RestartBudget()
         self.ledger = Ledger()
+        self.progress = ProgressRecord()
         self._slip: Failure | None = None
         self._rules: tuple[Rule, ...] | None = None
 
@@ -45,6 +47,7 @@ class Aftermath:
         ran_s: float | None,
         suspect: str | None,
         has_stand_in: bool,
+        nodes: int,
         now: float,
     ) -> RoundDecision:
         """Return what follows from the end of a round.
@@ -56,6 +59,7 @@ class Aftermath:
             ran_s: seconds from the start of the round to its stop; None where not known.
             suspect: the identity of the root cause's node; None where not known.
             has_stand_in: a world as large as now can be formed without that node.
+            nodes: of the round.
             now: the group's time in seconds.
         """
         policy = job.policy or _DEFAULTS
@@ -63,12 +67,18 @@ class Aftermath:
             return RoundDecision(outcome=Outcome.WORKERS_FAILED)
         failure = postmortem.cause or postmortem.preempted
         decision = self._decision(policy, postmortem, failure, ran_s)
+        told = postmortem.progress.values()
+        self.progress.round_over(
+            told, is_complete=len(told) >= nodes, has_failed=decision is not None
+        )
         if decision is None:
             return RoundDecision()
         is_news = not decision.is_default or decision.action is Action.FAIL
         words = decision.words() if is_news else ""
         if decision.action is Action.FAIL:
             return RoundDecision(outcome=Outcome.POLICY_ENDED, words=words)
+        if exhausted := self.progress.exhausted(policy.max_no_progress):
+            return RoundDecision(outcome=Outcome.POLICY_ENDED, words=exhausted)
         is_counted = decision.action.is_counted
         if is_counted and self.budget.used(restarts, policy, now) >= job.max_restarts:
             return RoundDecision(outcome=Outcome.WORKERS_FAILED, words=words)
@@ -92,9 +102,10 @@ class Aftermath:
         ages = self.budget.ages_s(policy, now)
         excluded = self.ledger.excluded
         failures = self.ledger.failures(policy.max_node_failures, policy.restart_window_s, now)
-        if not (ages or excluded or failures):
+        progress = self.progress.past if policy.max_no_progress else None
+        if not (ages or excluded or failures or progress):
             return None
-        return Past(ages, excluded, failures=failures)
+        return Past(ages, excluded, failures=failures, progress=progress)
 
     def _decision(
         self,

@@ -122,12 +122,16 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
 
 
 def has_moved(before: RankStack, after: RankStack) -> bool:
-    """Whether a rank was at another line of its own code, or had shown progress."""
+    """Whether a rank was at another line, also of a library, or had shown progress."""
     if (before.steps, before.ticks) != (after.steps, after.ticks):
         return True
+    if RankState.SILENT in (before.state, after.state):
+        return False  # it says nothing of the time between
     if before.state is after.state and after.state is not RankState.ANSWERED:
-        return False  # where in the kernel a process is that does not answer says nothing
-    return _place(before) != _place(after)
+        return False  # where in the kernel a process is says nothing
+    # A long evaluation is at one line of the user's most of the time, and moves below it. What
+    # polls in a library is at the line that waits.
+    return (before.state, _lines(before)) != (after.state, _lines(after))
 
 
 def _verdict(
@@ -150,6 +154,10 @@ def _place(stack: RankStack) -> tuple[object, ...]:
     frames = [frame for frame in stack.frames if not frame.is_library] or list(stack.frames[:1])
     own = tuple((frame.file, frame.line, frame.function) for frame in frames)
     return (own, wait_of(stack), stack.remark)
+
+
+def _lines(stack: RankStack) -> list[tuple[str, int, str]]:
+    return [(frame.file, frame.line, frame.function) for frame in stack.frames]
 
 
 def wait_of(stack: RankStack) -> str | None:

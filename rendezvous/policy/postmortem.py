@@ -1,6 +1,7 @@
 """Why a round ended: the failures of its workers, the root cause, and whether it counts. Pure."""
 
 from ..protocol.failure import Evidence, Failure, FailureKind, evidence, root_cause
+from ..protocol.messages import Progress
 
 _FAILURES_KEPT = 256
 """Failures of one round that are kept to find the root cause among them."""
@@ -29,6 +30,8 @@ class Postmortem:
         """The root cause, once the round is over; None when it ended for another reason."""
         self.preempted: Failure | None = None
         """The node whose departure ended the round."""
+        self.progress: dict[str, Progress] = {}
+        """By identity, how far the nodes have come that have said it."""
 
     def suspect(self, node_id: str) -> None:
         """The stream of a node broke: should it be lost, this is when."""

@@ -1,9 +1,10 @@
-"""Whether ranks that show no progress hang: what two looks at all stacks say together. Pure.
+"""Whether ranks that show no progress hang: what some looks at all stacks say together. Pure.
 
-It is no hang where any rank has moved between the looks, where one is in a debugger, or in a call
+It is no hang where any rank has moved between two looks, where one is in a debugger, or in a call
 that is known to take long (until ``--hang-timeout-start``), or where all were stopped by a signal:
-that was done to the job, not by it. If other ranks get on, only those that are late are judged, and
-of these only ranks that have got on before and do not wait for others.
+that was done to the job, not by it. If other ranks do steps, only those that are late are judged,
+and of these only ranks that have got on before and do not wait for others. If they only say that
+they get on, as in an evaluation, nothing hangs: the others wait for them, in whatever way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ _IN_REPORT_CHARS = 4_000
 _BY_DEBUGGER = "by a debugger"
 _DEBUGGERS = ("pdb.py", "bdb.py", "IPython/", "ipdb/", "debugpy/", "_pydevd_bundle/")
 _TAKE_LONG = (
-    *("torch/serialization.py", "torch/distributed/checkpoint/"),
+    *("torch/serialization.py", "torch/distributed/checkpoint/", "safetensors/"),
     *("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py"),
     *("torch/_inductor/graph.py", "torch/_inductor/scheduler.py", "torch/_inductor/codegen/"),
     *("torch/_inductor/async_compile.py", "torch/utils/cpp_extension.py"),
@@ -53,46 +54,51 @@ _NOTHING = Finding()
 
 
 def compare(
-    before: Sequence[RankStack],
-    after: Sequence[RankStack],
+    looks: Sequence[Sequence[RankStack]],
     idle_s: Mapping[int, float],
     start_s: float,
 ) -> Finding:
     """Say whether ranks hang.
 
     Args:
-        before: of all ranks of a round.
-        after: the same, some seconds later.
+        looks: the stacks of all ranks of a round, some seconds apart; two at least.
         idle_s: of the ranks that are late, how many seconds ago they got on.
         start_s: how long calls that are known to take long may take.
     """
-    first = {stack.rank: stack for stack in before}
-    if first.keys() != {stack.rank for stack in after}:
+    first = {stack.rank: stack for stack in looks[0]}
+    if any({stack.rank for stack in look} != first.keys() for look in looks):
         return _NOTHING  # one has ended
+    after, moved = _last_known(looks), _moved(looks)
     is_same = {stack.rank: first[stack.rank].ticks == stack.ticks for stack in after}
     moving = [stack for stack in after if not is_same[stack.rank]]
+    are_stepping = any(first[stack.rank].steps != stack.steps for stack in moving)
     late = [stack for stack in after if stack.rank in idle_s and is_same[stack.rank]]
     if all(stack.state is RankState.UNKNOWN for stack in late):  # also if there is none
         return _NOTHING
     idle = min(idle_s[stack.rank] for stack in late)
+
+    def excuse(stack: RankStack) -> str:
+        return _excuse(stack.rank in moved, stack, idle < start_s)
+
     judged = list(after)
     if moving:
         judged = [
             stack
             for stack in late
-            if stack.ticks
+            if are_stepping
+            and stack.ticks
             and wait_of(stack) is None
             and stack.state is not RankState.UNKNOWN
-            and not _excuse(first[stack.rank], stack, idle < start_s)
+            and not excuse(stack)
         ]
     if moving and not judged:
         return _slow(moving[0], "is moving", idle)
     if not moving:
-        if len(after) > 1 and all(_is_stopped(stack) for stack in (*before, *after)):
+        if len(after) > 1 and all(_is_stopped(stack) for look in looks for stack in look):
             return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
         for stack in after:
-            if excuse := _excuse(first[stack.rank], stack, idle < start_s):
-                return _slow(stack, excuse, idle)
+            if words := excuse(stack):
+                return _slow(stack, words, idle)
     return Finding(judge(judged, idle), is_alone=bool(moving))
 
 
@@ -130,9 +136,30 @@ def _slow(stack: RankStack, what: str, idle_s: float) -> Finding:
     return Finding(words=f"no step for {idle_s:.0f} s, but rank {stack.rank} {what}{where}")
 
 
-def _excuse(before: RankStack, after: RankStack, may_take_long: bool) -> str:
+def _last_known(looks: Sequence[Sequence[RankStack]]) -> list[RankStack]:
+    """Return the last stack of each rank; one that is only slow to answer answers some time."""
+    last: dict[int, RankStack] = {}
+    for stack in (stack for look in looks for stack in look):
+        if stack.rank not in last or stack.state is not RankState.SILENT:
+            last[stack.rank] = stack
+    return list(last.values())
+
+
+def _moved(looks: Sequence[Sequence[RankStack]]) -> set[int]:
+    """Return the ranks that have moved between any two looks."""
+    seen: dict[int, RankStack] = {}
+    moved = set()
+    for stack in (stack for look in looks for stack in look):
+        if stack.rank in seen and has_moved(seen[stack.rank], stack):
+            moved.add(stack.rank)
+        if stack.rank not in seen or stack.state is not RankState.SILENT:
+            seen[stack.rank] = stack
+    return moved
+
+
+def _excuse(has_moved: bool, after: RankStack, may_take_long: bool) -> str:
     """Return why a rank is not taken to hang; empty where nothing speaks against it."""
-    if has_moved(before, after):
+    if has_moved:
         return "is moving"
     if after.remark == _BY_DEBUGGER or _is_in(after.frames, _DEBUGGERS):
         return "is in a debugger"

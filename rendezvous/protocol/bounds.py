@@ -22,10 +22,12 @@ from .messages import (
     NodeMessage,
     NodeSpec,
     Past,
+    Progress,
     Stopped,
 )
-from .offer import Offer
+from .offer import STEP_MAX, Offer, Snapshots
 from .stacks import FRAMES_MAX, TEXT_MAX, RankStack, StackReport, Suspicion
+from .steps import RATE_MAX, STEPS_MAX, StepsReport
 
 COUNT_MAX = 999_999_999
 """As on the command line. A few steps more still fit any field of a message."""
@@ -48,6 +50,8 @@ RULES_MAX = 1_000
 AGES_MAX = 10_000
 """Restarts that are remembered of a node, or of the job within its window."""
 NODES_MAX = 100_000
+SNAPSHOTS_MAX = 2
+"""Of one node: the newest, and the one before."""
 SECONDS_MAX = 1e9
 """As on the command line."""
 
@@ -68,9 +72,11 @@ def check(message: NodeMessage) -> None:
         case Failed(round_number, failure):
             _number("round", round_number)
             _failure(failure)
-        case Stopped(round_number, offer):
+        case Stopped(round_number, offer, progress):
             _number("round", round_number)
             _offer(offer)
+            if progress is not None:
+                _progress(progress)
         case Done(round_number):
             _number("round", round_number)
         case Leave(reason):
@@ -89,8 +95,15 @@ def check(message: NodeMessage) -> None:
             _length("ranks", len(ranks), LOCAL_WORLD_SIZE_MAX)
             for rank in ranks:
                 _number("rank", rank)
-            if not 0 <= idle_s <= SECONDS_MAX:  # also what is no number
-                raise OutOfBounds(f"idle_s was given {idle_s:g}; right would be 0 to 1e9.")
+            _span("idle_s", idle_s, SECONDS_MAX)
+        case StepsReport(number, workers):
+            _number("number", number)
+            _length("workers", len(workers), LOCAL_WORLD_SIZE_MAX)
+            for worker in workers:
+                _number("rank", worker.rank)
+                _number("steps", worker.steps, 0, STEPS_MAX)
+                _span("steps_per_s", worker.steps_per_s, RATE_MAX)
+                _span("idle_s", worker.idle_s, SECONDS_MAX)
 
 
 def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
@@ -139,6 +152,7 @@ def _job(job: JobSpec) -> None:
         _number(name, getattr(job, name))
     if job.policy is not None:
         _number("max_node_failures", job.policy.max_node_failures)
+        _number("max_no_progress", job.policy.max_no_progress)
         for name in ("restart_window_s", "backoff_first_s", "backoff_max_s"):
             _seconds(name, getattr(job.policy, name))
         _texts("rules", job.policy.rules, RULES_MAX, TEXT_MAX_CHARS)
@@ -170,6 +184,18 @@ def _node(node: NodeSpec) -> None:
 def _offer(offer: Offer) -> None:
     _name("address", offer.address)
     _number("port", offer.port, 0, PORT_MAX)
+    if offer.snapshots is not None:
+        _snapshots(offer.snapshots)
+
+
+def _snapshots(snapshots: Snapshots) -> None:
+    _number("round", snapshots.round)
+    _name("formed_by", snapshots.formed_by)
+    _length("held", len(snapshots.held), SNAPSHOTS_MAX)
+    for snapshot in snapshots.held:
+        _number("step", snapshot.step, 0, STEP_MAX)
+        _number("world_size", snapshot.world_size)
+        _number("rank_offset", snapshot.rank_offset)
 
 
 def _claim(claim: Claim) -> None:
@@ -192,6 +218,13 @@ def _past(past: Past) -> None:
     for node in past.failures:
         _name("node_id", node.node_id)
         _ages("ages_s", node.ages_s)
+    if past.progress is not None:
+        _number("furthest", past.progress.furthest, -1, STEPS_MAX)
+        _number("idle_restarts", past.progress.idle_restarts)
+
+
+def _progress(progress: Progress) -> None:
+    _number("furthest", progress.furthest, -1, STEPS_MAX)
 
 
 def _failure(failure: Failure) -> None:
@@ -216,6 +249,11 @@ def _number(name: str, value: int, least: int = 0, most: int = COUNT_MAX) -> Non
         raise OutOfBounds(
             f"{name} was given {value}, which no agent sends; right would be {least} to {most}."
         )
+
+
+def _span(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:  # also what is no number
+        raise OutOfBounds(f"{name} was given {value:g}; right would be 0 to {most:g}.")
 
 
 def _seconds(name: str, value: float) -> None:

@@ -11,8 +11,9 @@ from ... import defaults
 from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .failure import Failure
-from .offer import Offer
+from .offer import Offer, Resumption
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
+from .steps import StepsOrder, StepsReport
 
 PROTOCOL_VERSION = 1
 """Raised when a node and a master of the old and the new version could misunderstand."""
@@ -33,6 +34,8 @@ class PolicySpec:
     """A node that was the root cause this often is excluded; 0: never."""
     rank0_decides: bool = False
     """``--success-policy rank0``: the job has succeeded when rank 0 has."""
+    max_no_progress: int = 0
+    """So many restarts running without a step end the job; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class NodeSpec:
     local_world_size: int
     wanted_rank: int | None
     """``--node-rank``, when the user gave one."""
+    is_watched: bool = False
+    """``--watch-workers``."""
 
 
 class ClaimState(enum.Enum):
@@ -104,6 +109,26 @@ class NodeFailures:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the workers of a node have come in a round."""
+
+    furthest: int = -1
+    """The highest step that the script has said; -1: it says none."""
+    has_stepped: bool = False
+    """Some worker has done a step, or said something."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastProgress:
+    """How far the job has come in all rounds."""
+
+    furthest: int
+    """As of ``Progress``."""
+    idle_restarts: int
+    """How many restarts running have brought no step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Past:
     """What a later master must know of the job before a round, where there is anything."""
 
@@ -115,6 +140,8 @@ class Past:
     """How long ago the round was formed; each node fills this in when it attends."""
     failures: tuple[NodeFailures, ...] = ()
     """Of the nodes that failed last; bounded."""
+    progress: PastProgress | None = None
+    """None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +207,8 @@ class Stopped:
 
     round: int
     offer: Offer
+    progress: Progress | None = None
+    """None: not known, as of workers that are not watched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +239,7 @@ NodeMessage = (
     | CheckResult
     | StackReport
     | Suspicion
+    | StepsReport
 )
 
 
@@ -264,6 +294,8 @@ class Assignment:
     restarts_in_window: int = 0
     """Of ``restarts``, those that count now; only with ``--restart-window``."""
     past: Past | None = None
+    resumption: Resumption | None = None
+    """None: no snapshots are resumed from."""
     term: int = 0
     """Of the leader that formed it; 0 where there is one endpoint. A round is known by term and
     number: of two leaders each may have formed a round that the other has not heard of."""
@@ -363,4 +395,5 @@ MasterMessage = (
     | Renamed
     | StackOrder
     | NoHang
+    | StepsOrder
 )

@@ -1,6 +1,43 @@
-"""What every node offers: a place for the store."""
+"""What every node offers for the next round: a place for the store, and the snapshots it holds."""
 
 from ...values import dataclass
+
+STEP_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of one step in the memory of a node: each of its workers has left its share."""
+
+    step: int
+    """How many steps were done."""
+    world_size: int
+    """Of the ranks whose state it is."""
+    rank_offset: int
+    """The rank of the first share."""
+    is_replicated: bool
+    """Any share is the state of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """All that a node holds. Those of different rounds do not belong together."""
+
+    round: int
+    """The round that took them, or began with them."""
+    formed_by: str
+    """The master that formed it, as in ``Assignment``."""
+    held: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Which snapshots all ranks of a round resume from."""
+
+    step: int
+    round: int
+    """As in ``Snapshots``: what is left of another round is the state of another step."""
+    formed_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,3 +46,5 @@ class Offer:
 
     address: str
     port: int
+    snapshots: Snapshots | None = None
+    """None: its workers have left none."""

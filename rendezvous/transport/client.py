@@ -12,9 +12,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ... import defaults
 from ..lease.search import Search
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
+from ..trust.doubt import Doubt, doubt
+from ..trust.wire import Trust, open_channel
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY, client_options
 from .codec import WireError, decode_master, encode_node
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
@@ -23,6 +26,9 @@ _FIRST_ANSWER_S = 5.0
 _LISTED_ANSWER_S = 1.5
 """Of a host among several: the next one is tried then."""
 _CLOSE_S = 2.0
+_DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
+"""How long a node that finds another token tries again: a master stays that long after a job."""
+
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
 _ENDED = "the master ended the stream"
@@ -66,6 +72,7 @@ class GrpcLink:
         master_timeout_s: float,
         port_is_taken: bool = False,
         listed: Sequence[Endpoint] = (),
+        trust: Trust | None = None,
     ) -> None:
         """Start to connect, on the running event loop.
 
@@ -78,6 +85,7 @@ class GrpcLink:
             master_timeout_s: how long the master may be away later.
             port_is_taken: the endpoint is on this host, and another process has its port.
             listed: all endpoints at which a leader may be; none where there is one endpoint.
+            trust: what the master wants to see; None: plain text.
         """
         self._endpoint = endpoint
         self._listed = listed
@@ -86,8 +94,10 @@ class GrpcLink:
         self._on_event = on_event
         self._options = client_options(silence_s)
         self._connect_timeout_s = connect_timeout_s
+        self._distrust_s = min(_DISTRUST_S, connect_timeout_s)
         self._master_timeout_s = master_timeout_s
         self._port_is_taken = port_is_taken
+        self._trust = trust
         self._outbox: asyncio.Queue[bytes | None] | None = None
         self._was_up = False
         self._has_heard = False
@@ -142,6 +152,14 @@ class GrpcLink:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
                 reason = "something else answers there"  # a proxy in front of it, say
+            except _DistrustError as error:
+                # For a while it may be the master of the job before, which had another token.
+                if not self._was_up and time.monotonic() - away_since >= self._distrust_s:
+                    self._on_event(Refused(error.doubt.sentence(error.endpoint)))
+                    return
+                reason = error.doubt.value
+                if self._search is not None:
+                    self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
                 if self._search is not None:
@@ -163,7 +181,7 @@ class GrpcLink:
         if self._search is not None:
             endpoint, patience_s = self._listed[self._search.target], _LISTED_ANSWER_S
             metadata = ((TERM_KEY, str(self._search.term)),)
-        async with grpc.aio.insecure_channel(str(endpoint), options=self._options) as channel:
+        async with open_channel(endpoint, self._options, self._trust) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -175,7 +193,7 @@ class GrpcLink:
                 raise _UnreachableError("no answer") from None
             except grpc.aio.AioRpcError as error:
                 self._outbox = None
-                raise _cannot_open(error) from None
+                raise await self._cannot_open(error, endpoint) from None
             except _ElsewhereError:
                 self._outbox = None
                 raise
@@ -229,6 +247,11 @@ class GrpcLink:
                 await call.write(data)
             await call.done_writing()
 
+    async def _cannot_open(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> Exception:
+        if (why := await doubt(error.details() or "", endpoint, self._trust)) is not None:
+            return _DistrustError(why, endpoint)
+        return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
+
     def _not_a_master(self) -> str:
         return (
             f"what listens at {self._endpoint} is not an ft-run master; check the endpoint "
@@ -252,6 +275,14 @@ class GrpcLink:
             f"no master at {where} within {limit_s:g} s ({reason}); is the endpoint "
             "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
         )
+
+
+class _DistrustError(Exception):
+    """The two ends do not trust each other."""
+
+    def __init__(self, doubt: Doubt, endpoint: Endpoint) -> None:
+        super().__init__(doubt.value)
+        self.doubt, self.endpoint = doubt, endpoint
 
 
 class _UnreachableError(Exception):
@@ -298,10 +329,6 @@ def _backoff_s(attempts: int) -> float:
         return 0.0
     step = min(_BACKOFF_MAX_S, _BACKOFF_FIRST_S * 2.0 ** min(attempts - 1, 10))
     return step * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
-
-
-def _cannot_open(error: grpc.aio.AioRpcError) -> Exception:
-    return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 
 
 def is_foreign(error: grpc.aio.AioRpcError) -> bool:

@@ -18,6 +18,7 @@ from ...values import is_value, names, prepare
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk
 from ..protocol.messages import MasterMessage, NodeMessage
 from ..protocol.stacks import RankStack
+from ..protocol.steps import RankSteps
 
 
 class WireError(Exception):
@@ -176,6 +177,11 @@ def decode_node(data: bytes) -> NodeMessage:
 def encode_stack(stack: RankStack) -> Any:
     """Return a stack as the part of a message, to copy."""
     return _codec(RankStack).encode(stack)
+
+
+def encode_steps(steps: RankSteps) -> Any:
+    """Return the steps of a rank as the part of a message, to copy."""
+    return _codec(RankSteps).encode(steps)
 
 
 def decode_stack(message: Any) -> RankStack:

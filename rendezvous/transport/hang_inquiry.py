@@ -1,8 +1,8 @@
-"""Finds out whether workers hang that their nodes suspect: looks twice where all of them are."""
+"""Finds out whether workers hang that their nodes suspect: looks where all of them are."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from ..group.events import Hung
 from ..group.group import Group, GroupPhase
@@ -11,8 +11,9 @@ from ..protocol.messages import MasterMessage
 from ..protocol.stacks import NoHang, RankStack, Suspicion
 from .stack_calls import Whereabouts
 
-LOOK_AGAIN_S = 10.0
-"""Between two looks: what gets on is seen to."""
+LOOK_AGAIN_S = 2.0
+LOOKS = 6
+"""Over 10 s. More than two: what goes round in a few lines is at the same one by chance."""
 
 
 class HangInquiry:
@@ -43,14 +44,16 @@ class HangInquiry:
 
     def suspect(self, link: int, suspicion: Suspicion) -> None:
         """Take the suspicion of the node on a stream."""
-        node = self._group.roster.by_link(link)
-        if node is None or node.round != suspicion.round or not self._is_running(suspicion.round):
+        node, job, number = self._group.roster.by_link(link), self._group.job, suspicion.round
+        if node is None or job is None or job.hang is None:
+            return
+        if node.round != number or not self._is_running(number):
             return
         mine = range(node.rank_offset, node.rank_offset + node.spec.local_world_size)
         at = time.monotonic() - suspicion.idle_s
         self._seen_at.update((rank, at) for rank in suspicion.ranks if rank in mine)
         if self._task is None:
-            self._task = asyncio.create_task(self._inquire(suspicion.round))
+            self._task = asyncio.create_task(self._inquire(number, job.hang.start_s))
             self._task.add_done_callback(self._done)
 
     def close(self) -> None:
@@ -67,26 +70,24 @@ class HangInquiry:
     def _is_running(self, number: int) -> bool:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING
 
-    async def _inquire(self, number: int) -> None:
-        before: Whereabouts | None = None
+    async def _inquire(self, number: int, start_s: float) -> None:
+        looks: list[tuple[RankStack, ...]] = []
         while self._is_running(number):
-            after = await self._ask()
+            found = await self._ask()
             # Of a node that does not answer it is known soon whether it is lost.
-            if before is not None and not before.silent and not after.silent:
+            looks = [] if found.silent else [*looks, found.stacks]
+            if len(looks) == LOOKS:
                 if self._is_running(number):
-                    self._conclude(number, before.stacks, after.stacks)
+                    self._conclude(number, looks, start_s)
                 return
-            before = after
             await asyncio.sleep(self._look_again_s)
 
     def _conclude(
-        self, number: int, before: tuple[RankStack, ...], after: tuple[RankStack, ...]
+        self, number: int, looks: Sequence[tuple[RankStack, ...]], start_s: float
     ) -> None:
-        job = self._group.job
         now = time.monotonic()
         idle_s = {rank: now - at for rank, at in self._seen_at.items()}
-        start_s = job.hang.start_s if job is not None and job.hang is not None else 0.0
-        found = compare(before, after, idle_s, start_s)
+        found, after = compare(looks, idle_s, start_s), looks[-1]
         if found.verdict is None:
             self._tell(number, found)
             return

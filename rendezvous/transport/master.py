@@ -27,11 +27,15 @@ from ..group.group import Group
 from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
 from ..protocol.notes import MasterNote, NodeRefused
 from ..protocol.stacks import StackReport, Suspicion
+from ..protocol.steps import RankSteps, StepsOrder, StepsReport
 from .hang_inquiry import HangInquiry
 from .stack_calls import StackCalls, Whereabouts
 
 Deliver = Callable[[MasterMessage | None], None]
 """Takes the messages for one stream, in order; None: end the stream after them."""
+
+STEPS_S = 1.0
+"""How long nodes have to say how many steps their workers have done: they only read numbers."""
 
 
 class Office(Protocol):
@@ -85,6 +89,7 @@ class Master:
         """Which node attends on a stream, for people."""
         self._stack_calls = StackCalls(self._say)
         self._hangs = HangInquiry(self.group, self.whereabouts, self._say, self._handle)
+        self._steps_calls = StackCalls(self._say, StepsOrder)
         self._reasons_told: set[str] = set()
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -104,6 +109,8 @@ class Master:
             self._stack_calls.take(link, message)
         elif isinstance(message, Suspicion):
             self._hangs.suspect(link, message)
+        elif isinstance(message, StepsReport):
+            self._steps_calls.take(link, message)
         elif link in self._streams:
             if isinstance(message, Attend):
                 self._names[link] = f"node {message.node.node_id} at {message.node.address}"
@@ -113,6 +120,7 @@ class Master:
         """Take note that a stream is gone."""
         self._names.pop(link, None)
         self._stack_calls.gone(link)
+        self._steps_calls.gone(link)
         if self._streams.pop(link, None) is not None:
             self._handle(Detached(link))
 
@@ -127,6 +135,19 @@ class Master:
                 else:
                     away.append(name)
         return await self._stack_calls.ask(nodes, tuple(away))
+
+    async def steps(self) -> tuple[RankSteps, ...]:
+        """Return how many steps the ranks have done, where workers are watched.
+
+        Nodes that do not answer at once are left out.
+        """
+        group = self.group
+        nodes = {
+            node.link: node.spec.node_id
+            for node in group.roster
+            if node.link is not None and node.spec.is_watched and node.round == group.round
+        }
+        return (await self._steps_calls.ask(nodes, (), STEPS_S)).steps if nodes else ()
 
     def refused(self, node: str, sentence: str) -> None:
         """Tell the user that a node was refused, once per reason."""

@@ -17,10 +17,11 @@ from ...errors import PortInUseError, UsageError
 from ...protos import rendezvous_pb2 as pb
 from ..policy.hang import group_stacks
 from ..protocol import bounds
-from ..protocol.endpoint import Endpoint, join_host_port
+from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
+from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, server_options
-from .codec import WireError, decode_node, encode_master, encode_stack
+from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
 from .master import Master
 from .silent_streams import SilentStreams
 
@@ -57,10 +58,12 @@ class MasterServer:
         master: Master | None,
         version: str,
         silence_s: float,
+        trust: Trust | None = None,
         succession: "Succession | None" = None,
     ) -> None:
         """Serve a master, or with several endpoints the one of ``succession`` while it leads."""
         self._only_master = master
+        self._trust = trust
         self._succession = succession
         self._version = version
         self._silent = SilentStreams()
@@ -98,7 +101,7 @@ class MasterServer:
         _collect_garbage_rarely()
         check_can_bind(address)
         try:
-            port = self._server.add_insecure_port(join_host_port(address.host, address.port))
+            port = listen(self._server, address, self._trust)
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen at {address}: {error}") from error
         await self._server.start()
@@ -245,6 +248,7 @@ class MasterServer:
             assert self._succession is not None
             self._succession.describe(reply)
             return reply
+        steps = await master.steps()
         group = master.group
         uptime_s, round_uptime_s = master.uptime_s()
         reply = pb.StatusReply(
@@ -265,7 +269,8 @@ class MasterServer:
             reply.min_nodes, reply.max_nodes = group.job.min_nodes, group.job.max_nodes
         for node in group.roster:
             placed = node.rank is not None and node.round == group.round
-            reply.nodes.add(
+            first, size = node.rank_offset, node.spec.local_world_size
+            told = reply.nodes.add(
                 node_id=node.spec.node_id,
                 host=node.spec.host,
                 address=node.spec.address,
@@ -275,6 +280,9 @@ class MasterServer:
                 rank_offset=node.rank_offset if placed else -1,
                 local_world_size=node.spec.local_world_size,
                 attached=node.link is not None,
+            )
+            told.workers.extend(
+                encode_steps(rank) for rank in steps if placed and 0 <= rank.rank - first < size
             )
         return reply
 

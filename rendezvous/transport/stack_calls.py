@@ -1,10 +1,14 @@
-"""The master asks all nodes of a round where their workers are. The rules know nothing of it."""
+"""The master asks all nodes of a round where their workers are, or how many steps they have done.
+
+The rules know nothing of it.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
 
 from ...values import dataclass
 from ..protocol.stacks import RankStack, StackOrder, StackReport
+from ..protocol.steps import RankSteps, StepsOrder, StepsReport
 
 REPORTS_S = 4.0
 """How long the nodes have for their reports: more than their workers have to answer them."""
@@ -17,22 +21,30 @@ class Whereabouts:
     stacks: tuple[RankStack, ...]
     silent: tuple[str, ...]
     """The nodes that have not answered, in words."""
+    steps: tuple[RankSteps, ...] = ()
+    """Of the ranks that have shown progress, where these were asked for."""
 
 
 class StackCalls:
     """Asks one question at a time; a call meanwhile gets the same answer."""
 
-    def __init__(self, send: Callable[[int, StackOrder], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[int, StackOrder | StepsOrder], None],
+        order: Callable[[int], StackOrder | StepsOrder] = StackOrder,
+    ) -> None:
         """Create it.
 
         Args:
             send: says something on a stream, if it is there.
+            order: makes the question, of its number.
         """
         self._send = send
+        self._order = order
         self._number = 0
         self._names: dict[int, str] = {}
         """The node on each stream from which a report is awaited."""
-        self._reports: dict[int, StackReport] = {}
+        self._reports: dict[int, StackReport | StepsReport] = {}
         self._missing: list[str] = []
         self._is_complete = asyncio.Event()
         self._asking: asyncio.Task[Whereabouts] | None = None
@@ -51,7 +63,7 @@ class StackCalls:
             self._asking = asyncio.create_task(self._ask(nodes, away, timeout_s))
         return await asyncio.shield(self._asking)
 
-    def take(self, link: int, report: StackReport) -> None:
+    def take(self, link: int, report: StackReport | StepsReport) -> None:
         """Take a report that came in on a stream."""
         if report.number == self._number and link in self._names:
             self._reports[link] = report
@@ -74,7 +86,7 @@ class StackCalls:
         self._names, self._reports = dict(nodes), {}
         self._missing = list(away)
         self._is_complete.clear()
-        order = StackOrder(self._number)
+        order = self._order(self._number)
         for link in nodes:
             self._send(link, order)
         self._look()
@@ -83,6 +95,12 @@ class StackCalls:
         except asyncio.TimeoutError:
             waiting = self._names.keys() - self._reports.keys()
             self._missing += [self._names[link] for link in sorted(waiting)]
-        stacks = [stack for report in self._reports.values() for stack in report.stacks]
+        stacks: list[RankStack] = []
+        steps: list[RankSteps] = []
+        for report in self._reports.values():
+            if isinstance(report, StackReport):
+                stacks += report.stacks
+            else:
+                steps += report.workers
         self._names, self._reports = {}, {}
-        return Whereabouts(tuple(stacks), tuple(self._missing))
+        return Whereabouts(tuple(stacks), tuple(self._missing), tuple(steps))

@@ -23,6 +23,7 @@ from ..lease.times import LeaseTimes
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import NO_HOST, LeaseAsk
+from ..trust.wire import Trust, open_channel
 from .channel_options import HOSTS_KEY, LED_BY_KEY, SERVICE, TERM_KEY, client_options
 from .codec import WireError, decode_lease_answer, decode_lease_ask, encode_lease
 from .master import Master, Office
@@ -56,6 +57,7 @@ class Succession:
         times: LeaseTimes,
         new_master: Callable[[Mandate], Master],
         led: Callable[[int], None],
+        trust: Trust | None = None,
     ) -> None:
         """Begin as a host that knows nothing; ``start`` lets it vote.
 
@@ -65,10 +67,11 @@ class Succession:
             times: lease, fence and silence.
             new_master: makes the master when this host is elected.
             led: is called with the term when this host begins to lead, and with 0 when it ends.
+            trust: between the hosts; None: plain text.
         """
         self.endpoints, self.own = endpoints, own
         self._times = times
-        self._new_master, self._led = new_master, led
+        self._new_master, self._led, self._trust = new_master, led, trust
         process = os.urandom(8).hex()
         self._elector = Elector(len(endpoints), own, process, times, _now(), random.random)
         self.master: Master | None = None
@@ -224,7 +227,7 @@ class Succession:
         channel = self._channels.get(host)
         if channel is None:
             options = client_options(self._times.silence_s)
-            channel = grpc.aio.insecure_channel(str(self.endpoints[host]), options=options)
+            channel = open_channel(self.endpoints[host], options, self._trust)
             self._channels[host] = channel
         method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
         metadata = ((HOSTS_KEY, _text(self.endpoints)),)

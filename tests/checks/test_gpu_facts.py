@@ -200,6 +200,12 @@ def test_a_gpu_with_one_fault(change, words):
     assert words in found.text
 
 
+def test_a_row_that_lost_data_since_the_driver_was_loaded_must_be_replaced_now():
+    """The count of rows that were replaced need not hold it yet."""
+    facts = collect(H100 | {"rows": (3, 0, 1, 0), "ecc": 1})
+    assert (facts["gpu0_row_remap_pending"], facts["gpu0_row_remap_pending_corrected"]) == (1, 0)
+
+
 def test_what_an_old_gpu_does_not_know_is_left_out():
     facts = collect({"uuid": "GPU-old", "name": "Tesla P4"})
     names = {"gpu0_name": "Tesla P4", "gpu_models": "1 x Tesla P4"}

@@ -4,6 +4,7 @@ Nothing here ran on a GPU.
 """
 
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -174,6 +175,24 @@ def test_a_copy_starts_on_the_cpus_near_its_gpu(tmp_path):
         with near(address, tmp_path):
             assert os.sched_getaffinity(0) == mine
     assert os.sched_getaffinity(0) == mine
+
+
+def test_the_memory_that_is_copied_from_is_near_the_gpu(lab, monkeypatch):
+    probe, _, measure_device = on_gpu(lab, monkeypatch)
+    where = []
+
+    @contextmanager
+    def near_noted(address):
+        where.append(address)
+        yield
+        where.append("back")
+
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A, pci_device_id=0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: place)
+    monkeypatch.setattr(measure_device, "near", near_noted)
+    monkeypatch.setattr(probe, "_near_copy_gb_per_s", lambda: where.append("copies"))
+    probe.copy_gb_per_s()
+    assert where == ["0000:1a:00.0", "copies", "back"]
 
 
 # --- the size of a large all-reduce ----------------------------------------------------------

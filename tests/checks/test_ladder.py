@@ -477,6 +477,18 @@ def test_a_node_that_seems_slow_is_measured_with_a_third_partner_where_there_is_
     assert set(standings(verdicts).values()) == {Standing.PASSED}
 
 
+def test_the_last_round_is_not_spent_on_a_third_partner_of_a_slow_node():
+    """The links that fail when all meet would stay unknown, and no node would pass."""
+    links = frozenset({frozenset({"n1", "n2"}), frozenset({"n2", "n3"})})
+    world = World(names(5), bad_links=links, slow_network=frozenset({"n0"}))
+    verdicts, results = climb(world)
+    assert results.rounds == MAX_ROUNDS
+    assert {frozenset(ends) for ends in verdicts.bad_links} == links
+    found = standings(verdicts)
+    assert (found.pop("n0"), found.pop("n2")) == (Standing.SLOW, Standing.LEFT_OUT)
+    assert set(found.values()) == {Standing.PASSED}
+
+
 def test_half_of_the_nodes_are_not_slower_than_the_other_half():
     speeds: dict[tuple[str, ...], float]
     speeds = {("n0", "n1"): 0.4, ("n2", "n3"): 1.0, ("n0", "n2"): 0.5, ("n1", "n3"): 0.5}

@@ -184,6 +184,7 @@ def test_the_last_error_of_nccl_is_a_part_of_the_reason():
         " (last error: socketPollConnect: connect to 10.0.0.7<4242> returned Connection refused)"
     )
     assert len(words) < REASON_MAX
+    assert len(first_words("x" * 999 + "\nLast error:\nrefused")) < REASON_MAX, "or its end is cut"
     assert first_words("one\ntwo") == "one"
     assert first_words("") == ""
 

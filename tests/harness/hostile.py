@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 _EDGES = {
     FieldDescriptor.TYPE_UINT32: (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1),
     FieldDescriptor.TYPE_SINT32: (-(2**31), -1, 0, 1, 255, 2**31 - 1),
+    FieldDescriptor.TYPE_SINT64: (-1, 0, 2**62, -(2**63), 2**53, 2**63 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 1, 2**32, 2**63, 2**64 - 1),
     FieldDescriptor.TYPE_DOUBLE: (0.0, -1.0, 1e9, 1e308, float("inf"), float("nan")),
     FieldDescriptor.TYPE_BOOL: (False, True),

@@ -1,4 +1,4 @@
-"""The invariants I1 to I8 (docs/architecture.md), checked from outside at every step.
+"""The invariants I1 to I9 (docs/architecture.md), checked from outside at every step.
 
 They look at what was sent to and from the nodes, at the nodes themselves, and of the group only
 at what its ``Status`` shows: phase, round, restarts, roster.
@@ -16,6 +16,7 @@ from ft_run.rendezvous.group.events import (
     Event,
     Finish,
     GroupSettings,
+    Hung,
     Note,
     Received,
     Send,
@@ -37,6 +38,7 @@ from ft_run.rendezvous.protocol.messages import (
     Leave,
     NodeSpec,
     Outcome,
+    Progress,
     Refused,
     Start,
     Stop,
@@ -45,7 +47,9 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
+from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
+from ft_run.tests.harness.snapshot_invariants import check_resumption
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
 
 
@@ -81,6 +85,7 @@ class Invariants:
         self._settings = settings
         self._agents = agents
         self._policy = PolicyWatch(job)
+        self._progress = ProgressWatch(job.policy.max_no_progress if job.policy else 0)
         self._takeover = TakeoverWatch()
         self._highest = -1
         self._given_up: dict[str, int] = {}
@@ -94,6 +99,7 @@ class Invariants:
     def new_master(self) -> None:
         """Another master: what the one before has said is no longer known."""
         self._policy.new_master()
+        self._progress.new_master()
         self._takeover.new_master()
         self._is_silent = False
         """Nothing was heard since a stream broke."""
@@ -124,6 +130,10 @@ class Invariants:
         self._has_decided = False
         self._is_counted: bool | None = None
         self._last_restarts: int | None = None
+
+    def came(self, world: _World, progress: Progress) -> None:
+        """The workers of a node have come so far."""
+        self._progress.came(world, progress)
 
     # --- around each event -------------------------------------------------------------------
 
@@ -160,6 +170,8 @@ class Invariants:
             return
         if isinstance(message, Stopped):
             del self._in_world[incarnation]
+            if node.phase is not NodePhase.STALE:
+                self._progress.heard(message.round, node.spec.node_id, message.progress)
         if not isinstance(message, Failed) or node.phase is NodePhase.STALE:
             return
         self._takeover.failed(incarnation, world, message.failure)
@@ -458,8 +470,12 @@ class Invariants:
                     f"I1: round {round_number} formed while {agent.name} has workers"
                 )
         self._all_are_fit(nodes)
+        check_resumption(assignments, self._agents, (self._round, self._formed_by))
         self._highest = max(self._highest, round_number)
         members = {rank: spec.node_id for rank, spec in nodes.items()}
+        self._progress.formed(
+            (round_number, first.formed_by), len(members), has_failed=first.cause is not None
+        )
         is_counted = self._policy.formed(first, members, now)
         if is_counted is not None and self._is_counted is not None:
             was_left = first.cause is not None and first.cause.kind is FailureKind.PREEMPTED
@@ -544,7 +560,7 @@ class Invariants:
             failures = message.claim.failures if message.claim is not None else ()
             is_left = was_running and all(failure.after_stop for failure in failures)
         self._is_counted = not is_left and (
-            was_lost or isinstance(message, Failed | Attend | Stopped)
+            was_lost or isinstance(event, Hung) or isinstance(message, Failed | Attend | Stopped)
         )
         if not self._is_counted:
             self._takeover.ended_freely((self._round, self._formed_by))
@@ -559,7 +575,8 @@ class Invariants:
         if verdict.restarts > self._job.max_restarts and not has_window:
             raise InvariantError("I3: the verdict counts too many restarts")
         is_stuck = any(f.kind is FailureKind.STUCK for f in verdict.failures)
-        self._policy.ended(verdict, now, is_stuck=is_stuck)
+        is_exhausted = self._progress.ended(verdict)
+        self._policy.ended(verdict, now, is_stuck=is_stuck, is_exhausted=is_exhausted)
         match verdict.outcome:
             case Outcome.SUCCEEDED:
                 self._all_are_done(group)

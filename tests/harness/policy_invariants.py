@@ -31,9 +31,11 @@ class PolicyError(AssertionError):
 def action_for(policy: PolicySpec, failure: Failure) -> str:
     """Return what the rules say, but for the rule about slips."""
     name = f"exit:{failure.exit_code}" if failure.kind is FailureKind.WORKER else ""
-    name = {FailureKind.NODE_LOST: "node-lost", FailureKind.PREEMPTED: "preempted"}.get(
-        failure.kind, name
-    )
+    name = {
+        FailureKind.NODE_LOST: "node-lost",
+        FailureKind.PREEMPTED: "preempted",
+        FailureKind.HANG: "hang",
+    }.get(failure.kind, name)
     for rule in policy.rules:
         match, _, action = rule.partition("=")
         if match == name:
@@ -208,12 +210,14 @@ class PolicyWatch:
         if longest and now < self._over_at + delays[-1]:
             raise PolicyError(f"a round after {now - self._over_at} s instead of {delays[-1]} s")
 
-    def ended(self, verdict: Verdict, now: float, *, is_stuck: bool) -> None:
-        """The job is over."""
+    def ended(
+        self, verdict: Verdict, now: float, *, is_stuck: bool, is_exhausted: bool = False
+    ) -> None:
+        """The job is over; ``is_exhausted``: for want of progress."""
         cause = verdict.cause
         action = action_for(self._policy, cause) if cause is not None else ""
         ends = action == "fail" or (cause is not None and self._is_second_slip(action, cause))
-        if verdict.outcome is Outcome.POLICY_ENDED and ends is False:
+        if verdict.outcome is Outcome.POLICY_ENDED and ends is False and not is_exhausted:
             raise PolicyError(f"the policy does not end the job: {verdict.sentence}")
         if verdict.outcome is Outcome.WORKERS_FAILED and not is_stuck:
             if ends:

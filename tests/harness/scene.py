@@ -31,12 +31,14 @@ from ft_run.rendezvous.protocol.messages import (
     ClaimState,
     Done,
     Failed,
+    HangSpec,
     JobSpec,
     MasterMessage,
     NodeMessage,
     NodeSpec,
     Past,
     PolicySpec,
+    Progress,
     Start,
     Stop,
     Stopped,
@@ -59,11 +61,13 @@ def claim_of(
     successor: str = "",
     past: Past | None = None,
     checked: bool = False,
+    term: int = 0,
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
     return Claim(
-        number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past, checked
-    )
+        number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past, checked,
+        term,
+    )  # fmt: skip
 
 
 SPARE = Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
@@ -100,10 +104,11 @@ class Scene:
         checks: CheckSpec | None = None,
         examiner: Examiner | None = None,
         job_rescale_delay_s: float | None = None,
+        hang: HangSpec | None = None,
         **times: Any,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
-        self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s)
+        self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s, hang=hang)
         self.group = Group(GroupSettings(**times), "master", examiner)
         self.now = 0.0
         self.told: dict[str, list[MasterMessage]] = defaultdict(list)
@@ -188,11 +193,11 @@ class Scene:
         rank = self.assignment(name).node_rank
         self.say(name, Failed(self.group.round, failure or worker_failure(rank)))
 
-    def stopped(self, *names: str) -> None:
-        """Nodes confirm that the workers of the present round are dead."""
+    def stopped(self, *names: str, progress: Progress | None = None) -> None:
+        """Nodes confirm that the workers of the present round are dead, after so much progress."""
         number = self.group.round
         for name in names:
-            self.say(name, Stopped(number, self.offer(name)))
+            self.say(name, Stopped(number, self.offer(name), progress))
 
     def done(self, *names: str) -> None:
         """All workers of nodes exit 0."""

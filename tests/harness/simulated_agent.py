@@ -28,6 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
     MasterMessage,
     NodeMessage,
     NodeSpec,
+    Progress,
     Refused,
     Renamed,
     Start,
@@ -36,7 +37,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
 
 
 class Broken:
@@ -97,6 +98,17 @@ def _cut(queue: deque[Any], keep: int) -> None:
     queue.append(BROKEN)
 
 
+@dataclass(frozen=True)
+class Left:
+    """What its workers have left of a step."""
+
+    world_size: int
+    rank_offset: int
+    is_replicated: bool
+    state: tuple[str, int, int]
+    """What tells states apart: the master, the round and the step that it was made in."""
+
+
 class Agent:
     """One agent process and its workers."""
 
@@ -108,6 +120,7 @@ class Agent:
         clock: Callable[[], float],
         *,
         repeats_leave: bool,
+        is_replicated: bool = False,
     ) -> None:
         self.spec = spec
         self.job = job
@@ -132,6 +145,8 @@ class Agent:
         self._last_result: CheckResult | None = None
         self._newest_order = 0
         """On this stream: another master begins to count anew."""
+        self.progress = Progress()
+        """Of the workers of the round."""
         self.starts: list[int] = []
         self._new_port = new_port
         self._clock = clock
@@ -141,7 +156,12 @@ class Agent:
         self._is_spare = False
         self._has_to_say_why = False
         """It stays only to tell the next master that it leaves."""
-        self.offer = Offer(spec.address, new_port())
+        self.left: dict[int, Left] = {}
+        """By step: the snapshots of its workers."""
+        self.steps = 0
+        """How many steps its workers have done."""
+        self._is_replicated = is_replicated
+        self.offer = self._new_offer()
 
     @property
     def name(self) -> str:
@@ -166,6 +186,7 @@ class Agent:
         self._newest_order = 0
         leaving = "SIGTERM" if self.is_leaving else ""
         claim = self._present_claim()
+        self.offer = replace(self.offer, snapshots=self._held())
         self._send(Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving))
         if self.is_leaving and self._repeats_leave:
             self._send(Leave("SIGTERM"))
@@ -238,6 +259,8 @@ class Agent:
                 self._take_finding(message)
             case Waiting():
                 self._is_spare = message.spare and self.live is None and not self.is_done
+                if self._is_spare:
+                    self.left.clear()
         return False
 
     def _end(self) -> None:
@@ -261,7 +284,7 @@ class Agent:
     def finish_check(self, report: str) -> None:
         """The order has been carried out."""
         assert self.order is not None
-        self.offer = Offer(self.spec.address, self._new_port())
+        self.offer = self._new_offer()
         self._last_result = CheckResult(self.order.number, report, self.offer)
         self._last_order, self.order = self.order, None
         self._send(self._last_result)
@@ -272,6 +295,39 @@ class Agent:
         if verdict.exit_code:
             self.sent_away = verdict.exit_code
             self._end()
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    @property
+    def line(self) -> tuple[int, str] | None:
+        """The round that its snapshots belong to."""
+        at = self.assignment
+        return (at.round, at.formed_by) if at is not None else None
+
+    def take_snapshot(self) -> None:
+        """Its workers do a step, and leave its state; the one before stays."""
+        at = self.assignment
+        assert at is not None
+        self.steps += 1
+        self.left[self.steps] = Left(
+            at.world_size,
+            at.rank_offset,
+            self._is_replicated,
+            (at.formed_by, at.round, self.steps),
+        )
+        self.left = {step: self.left[step] for step in sorted(self.left)[-2:]}
+
+    def _held(self) -> Snapshots | None:
+        if self.line is None or not self.left:
+            return None
+        held = [
+            Snapshot(step, one.world_size, one.rank_offset, one.is_replicated)
+            for step, one in sorted(self.left.items())
+        ]
+        return Snapshots(*self.line, tuple(held))
+
+    def _new_offer(self) -> Offer:
+        return Offer(self.spec.address, self._new_port(), self._held())
 
     # --- rounds ------------------------------------------------------------------------------
 
@@ -292,7 +348,13 @@ class Agent:
             term=assignment.term,
         )
         self._started_at = self._clock()
+        resumed = assignment.resumption
+        is_of_these = resumed is not None and (resumed.round, resumed.formed_by) == self.line
+        self.steps = resumed.step if resumed is not None else 0
+        kept = {n: one for n, one in self.left.items() if n == self.steps}
+        self.left = kept if is_of_these else {}
         self.live, self.assignment, self._is_spare = assignment.round, assignment, False
+        self.progress = Progress()
         self.order = None
         self.starts.append(assignment.round)
         return True
@@ -317,8 +379,8 @@ class Agent:
         assert self._claim is not None
         self.live, self.is_stopping = None, False
         self._claim = replace(self._claim, state=ClaimState.STOPPED)
-        self.offer = Offer(self.spec.address, self._new_port())
-        self._send(Stopped(self._claim.round, self.offer))
+        self.offer = self._new_offer()
+        self._send(Stopped(self._claim.round, self.offer, self.progress))
         if self.is_leaving:
             self._go()
 

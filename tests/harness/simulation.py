@@ -19,6 +19,7 @@ from ft_run.rendezvous.group.events import (
     Event,
     Finish,
     GroupSettings,
+    Hung,
     Received,
     Send,
 )
@@ -26,8 +27,8 @@ from ft_run.rendezvous.group.events import Tick as TickEvent
 from ft_run.rendezvous.group.examination import Conclusion, Examiner
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckSpec
-from ft_run.rendezvous.protocol.failure import FailureKind
-from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec
+from ft_run.rendezvous.protocol.failure import FailureKind, hung
+from ft_run.rendezvous.protocol.messages import Attend, JobSpec, NodeSpec, PolicySpec, Progress
 from ft_run.tests.harness.invariants import InvariantError, Invariants
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 
@@ -44,6 +45,8 @@ class Setup:
     job: JobSpec
     rescale_delay_s: float
     has_pins: bool
+    is_replicated: bool
+    """Any rank's state is that of all, so that it outlives a change of the world."""
     repeats_leave: bool
     nodes_at_start: int
     runs_at_start: bool
@@ -68,6 +71,7 @@ class Setup:
             job=job,
             rescale_delay_s=math.inf if options & 1 else 10.0,
             has_pins=bool(options & 2) and bool(options & 4),
+            is_replicated=bool(times & 128),
             repeats_leave=bool(options & 8),
             nodes_at_start=start // 2 % (maximum + _NODES_BEYOND_MAX + 1),
             runs_at_start=not start & 1,
@@ -83,6 +87,7 @@ RULES = (
     "exit:9=replace-node",
     "node-lost=replace-node",
     "preempted=restart",
+    "hang=replace-node",
 )
 EXIT_CODES = (1, 1, 2, 3, 9, 75)
 """How workers fail."""
@@ -97,6 +102,7 @@ def _policy(rules: int, times: int) -> PolicySpec:
         backoff_max_s=longest,
         max_node_failures=(3, 1, 2, 0)[times // 8 % 4],
         rank0_decides=times >> 5 & 3 == 3,
+        max_no_progress=(times >> 7) * (1 + rules // 32 % 2),
     )
 
 
@@ -319,6 +325,7 @@ class Simulation:
             self._number,
             lambda: self.now,
             repeats_leave=self.setup.repeats_leave,
+            is_replicated=self.setup.is_replicated,
         )
         self.agents.append(agent)
         self._log(f"{agent.name} starts")
@@ -420,6 +427,25 @@ class Simulation:
             self._log(f"a worker of {agent.name} fails with {code}")
             agent.fail(exit_code=code)
 
+    def _train(self, choice: int) -> None:
+        """The workers of a node do a step; some say which."""
+        if agent := _pick(self._working(), choice):
+            furthest = max(agent.progress.furthest, choice // 8 % 8 - 4, -1)
+            agent.progress = Progress(furthest, has_stepped=True)
+            assert agent.assignment is not None
+            self._checks.came((agent.assignment.round, agent.assignment.formed_by), agent.progress)
+            self._log(f"{agent.name} has come to {agent.progress}")
+
+    def _hang(self, choice: int) -> None:
+        """The master finds that the workers of this round or the one before hang, also too late."""
+        agents = [a for a in self._there() if a.assignment is not None]
+        if self.group is not None and (agent := _pick(agents, choice)):
+            assert agent.assignment is not None
+            failure = hung(agent.assignment.node_rank, agent.spec.host, "", "it hangs")
+            if choice & 64:
+                failure = hung(None, "", "", "they hang")
+            self.handle(Hung(agent.assignment.round, failure, "", is_alone=bool(choice & 128)))
+
     def _stick(self, choice: int) -> None:
         if agent := _pick([a for a in self._there() if a.is_stopping], choice):
             self._log(f"a worker of {agent.name} does not die")
@@ -446,6 +472,13 @@ class Simulation:
             self._log(f"rank 0 of {agent.name} is done")
             agent.finish_rank0()
             self._checks.done(agent)
+
+    def _take_snapshots(self, choice: int) -> None:
+        """The workers do a step; at times a kill follows before all have done it."""
+        working = sorted(self._working(), key=lambda agent: agent.steps)
+        for agent in working if choice & 1 else working[:1]:
+            agent.take_snapshot()
+            self._log(f"{agent.name} has done step {agent.steps}")
 
     def _working(self) -> list[Agent]:
         return [a for a in self._there() if a.live is not None and not a.is_stopping]
@@ -522,10 +555,13 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._thaw: 2,
     Simulation._terminate: 2,
     Simulation._fail: 5,
+    Simulation._train: 1,
+    Simulation._hang: 1,
     Simulation._stick: 1,
     Simulation._finish_stop: 8,
     Simulation._finish: 5,
     Simulation._finish_rank0: 2,
+    Simulation._take_snapshots: 6,
     Simulation._check: 10,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,

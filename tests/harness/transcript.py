@@ -17,6 +17,7 @@ from ft_run.rendezvous.group.events import (
     Event,
     Finish,
     GroupSettings,
+    Hung,
     Note,
     Received,
     Send,
@@ -25,6 +26,7 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
+from ft_run.rendezvous.protocol.failure import hung
 from ft_run.rendezvous.protocol.messages import (
     Claim,
     ClaimState,
@@ -172,6 +174,15 @@ class Transcript:
     def _freeze(self, name: str, is_frozen: bool) -> None:
         self._agents[name].is_frozen = is_frozen
 
+    def _hang(self, name: str) -> None:
+        agent, group = self._agents[name], self._group
+        assert agent.assignment is not None
+        assert group is not None
+        rank = agent.assignment.node_rank
+        where = f"rank {rank} on node {rank} ({agent.spec.host})"
+        failure = hung(rank, agent.spec.host, "", f"{where} hangs in read() at dataset.py:41")
+        self._handle(Hung(group.round, failure, ""))
+
     def _repeat(self, name: str, text: str) -> None:
         number, message = self._said[f"{name} {text}"]
         self._received(number, message)
@@ -253,6 +264,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
     rf"a worker of {_NAME} exits with (\d+)": lambda self, name, code: self._agents[name].fail(
         exit_code=int(code)
     ),
+    rf"the worker of {_NAME} is found to hang": Transcript._hang,
     rf"the workers of {_NAME} are dead": lambda self, name: self._agents[name].finish_stop(),
     rf"the workers of {_NAME} exit with 0": lambda self, name: self._agents[name].finish(),
     rf"rank 0 on {_NAME} exits with 0": lambda self, name: self._agents[name].finish_rank0(),

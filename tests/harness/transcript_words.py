@@ -98,8 +98,9 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
                 f"MASTER {place.master_addr}:{place.master_port}, {restarts}{free}: {place.reason}"
                 + (f" [{place.decision}]" if place.decision else "")
             )
-        case Stop(number, reason, lets_settle, is_stale):
+        case Stop(number, reason, lets_settle, is_stale, is_hung):
             how = " at once" if is_stale else " (ending workers may end)" if lets_settle else ""
+            how = " (which hang)" if is_hung else how
             return f"stop round {number}{how}: {reason}"
         case Challenge():
             return "are you there?"

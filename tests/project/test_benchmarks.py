@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = ("figures", "procfs", "jobs", "rows", "compare", "scale", "checks")
+MODULES = ("figures", "procfs", "jobs", "rows", "compare", "scale", "checks", "watching")
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,17 @@ class TestProcfs:
             pass
         assert procfs.cpu_s(os.getpid()) > before
 
+    def test_a_process_that_waits_wakes_up(self, procfs: Any) -> None:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waits:
+            assert waits.stdin is not None
+            assert waits.stdout is not None
+            before = procfs.wakeups(waits.pid)
+            while procfs.wakeups(waits.pid) == before:  # as long as it never waits
+                waits.stdin.write(b"x\n")
+                waits.stdin.flush()
+                assert waits.stdout.readline() == b"x\n"
+            waits.stdin.close()
+
     def test_resident_memory_is_at_least_the_proportional(self, procfs: Any) -> None:
         import os
 
@@ -236,6 +247,18 @@ class TestCompare:
         result = run_benchmark("compare.py", "--rows", "start-9")
         assert result.returncode == 2
         assert "no such row: start-9" in result.stderr
+
+
+class TestWatching:
+    @pytest.mark.parametrize("is_watched", [False, True])
+    def test_an_idle_agent(self, load: Callable[[str], Any], is_watched: bool) -> None:
+        wakeups, percent = load("watching")._idle(0.2)(is_watched)
+        assert wakeups >= 0
+        assert percent >= 0
+
+    def test_steps_are_timed(self, load: Callable[[str], Any]) -> None:
+        (microseconds,) = load("watching")._step_us(10, 50)(True)
+        assert microseconds > 0
 
 
 class TestScale:

@@ -21,6 +21,7 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn (extra:
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DIGITS = EXAMPLES / "train_digits.py"
+WITH_CHECKPOINTER = EXAMPLES / "train_digits_snapshots.py"
 EPOCH_LINE = re.compile(r"epoch (\d+)/(\d+) loss \d+\.\d{4} restarts (\d+)")
 
 
@@ -37,12 +38,12 @@ def digits() -> Iterator[ModuleType]:
     del sys.modules["train_digits"]
 
 
-def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*args: str, cwd: Path, script: Path = DIGITS) -> subprocess.CompletedProcess[str]:
     """Run the example with plain Python on the CPU, free of a launcher's variables."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
     return subprocess.run(
-        [sys.executable, str(DIGITS), *args],
+        [sys.executable, str(script), *args],
         cwd=cwd,
         env=env | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
@@ -99,6 +100,24 @@ class TestTraining:
         assert "--die: there is no rank 1 in a world of 1" in again.stdout
         assert "kept already holds 8 epochs: only testing" in again.stdout
         assert sha256_line(again.stdout) == sha256_line(undisturbed.stdout)
+
+
+@pytest.mark.long
+def test_the_variant_with_a_checkpointer_dies_resumes_and_ends_alike(tmp_path: Path) -> None:
+    undisturbed = run("--epochs", "3", cwd=tmp_path, script=WITH_CHECKPOINTER)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert list(tmp_path.iterdir()) == []
+    command = ("--epochs", "3", "--checkpoint-dir", "kept", "--die", "0:3")
+    killed = run(*command, cwd=tmp_path, script=WITH_CHECKPOINTER)
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in (tmp_path / "kept").glob("step-*")) == [
+        "step-00000044",
+        "step-00000088",
+    ]
+    resumed = run(*command, cwd=tmp_path, script=WITH_CHECKPOINTER)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "epoch 2/3" not in resumed.stdout
+    assert sha256_line(resumed.stdout) == sha256_line(undisturbed.stdout)
 
 
 class TestCommandLine:

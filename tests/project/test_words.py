@@ -22,6 +22,7 @@ PLACES = (
     "rendezvous/policy",
     "rendezvous/protocol",
     "rendezvous/transport",
+    "rendezvous/trust",
     "examples",
     ".ci",
     "pyproject.toml",
@@ -32,7 +33,9 @@ PLACES = (
     "docs/checks.md",
     "docs/faults.md",
     "docs/migrating.md",
+    "docs/places.md",
     "docs/policy.md",
+    "docs/security.md",
     "docs/warm-start.md",
 )
 PERSONS = re.compile(

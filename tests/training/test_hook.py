@@ -77,6 +77,10 @@ match sys.argv[1]:
             first.step()
             if number % 2:
                 second.step()
+    case "a new one for each step":
+        for _ in range(5):
+            held = [SGD([parameter()], lr=0.1)]
+            held[0].step()
     case "wrapper":
         optimizer = Wrapper()
         for _ in range(5):
@@ -120,6 +124,7 @@ TICKS = {
     "own": [5, 5],
     "two": [5, 10],
     "two of which one steps more often": [5, 7],
+    "a new one for each step": [5, 5],
     "wrapper": [5, 5],
     "one that fails": [5, 5],
     "compiled": [5, 5],

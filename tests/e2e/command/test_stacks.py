@@ -97,6 +97,11 @@ def test_a_hang_of_two_nodes_is_seen_in_one_look(ft, free_port):
     assert [group["ranks"] for group in found["groups"]] == [[0], [1]]
     assert {group["state"] for group in found["groups"]} == {"answered"}
     assert found["silent_nodes"] == []
+    nodes = json.loads(ft.run("status", f"localhost:{free_port}", "--json").stdout)["nodes"]
+    assert [[(w["rank"], w["steps"]) for w in node["workers"]] for node in nodes] == [
+        [(0, 3), (1, 3)],
+        [(2, 3), (3, 3)],
+    ]
     end(*agents)
 
 

@@ -4,8 +4,10 @@ The whole matrix is for the night; a few rows of it run always.
 """
 
 import itertools
+import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +78,7 @@ for step in range(6):
     if step == 3:
         dist.broadcast(parameter.grad, 0)  # goes on
     optimizer.step()
-print("trained", step + 1, "steps", flush=True)
+sys.stdout.write(f"trained {step + 1} steps\\n")
 dist.destroy_process_group()
 """  # noqa: E501 - a line of the script
 CALLS = ("sleeps", "spins", "spins in C", "reads", "locks", "loads")
@@ -86,7 +88,6 @@ STARTS = {"executed": (), "forked": ("--preload", "torch")}
 ALWAYS = {
     ("sleeps", 1, "two nodes", "executed"),
     ("skips", 1, "two nodes", "forked"),
-    ("stops", 0, "one node", "executed"),
 }
 
 
@@ -97,11 +98,10 @@ def rows() -> list[object]:
     return [pytest.param(*row, marks=() if row in ALWAYS else (slow,)) for row in every]
 
 
-def line_of(marker: str) -> int:
+def line_of(marker: str, script: str = JOB) -> int:
     """Return the number of the line of the script that says so at its end."""
-    (number,) = (
-        number for number, line in enumerate(JOB.split("\n"), 1) if line.endswith(f"# {marker}")
-    )
+    lines = enumerate(script.split("\n"), 1)
+    (number,) = (number for number, line in lines if line.endswith(f"# {marker}"))
     return number
 
 
@@ -171,6 +171,8 @@ def test_a_hang_is_found_and_named_on_every_node(
     nodes = TOGETHER[together]
     agents = start(ft, free_port, nodes, *options, ft.script(JOB), cause, culprit, "")
     expect_hang(agents, first_line(cause, culprit, nodes))
+    for left in ft.temporary.glob("pymp-*"):  # by the loader, which was killed with its worker
+        shutil.rmtree(left)
 
 
 @pytest.mark.slow
@@ -198,37 +200,41 @@ from ft_run.training import progress
 what, rank, folder = sys.argv[1], int(os.environ["RANK"]), sys.argv[2]
 
 def evaluate():
-    for index in range(400):
+    for index in range(200):
         if what == "says so":
             progress()
-        time.sleep(0.02)
-        time.sleep(0.02)
-
+LINES
 def serve():
-    while not os.path.exists(f"{folder}/over"): time.sleep(0.02)
+    while not os.path.exists(f"{folder}/over"): time.sleep(0.02)  # serves
 
 def debug():
     import pdb
-    pdb.Pdb(stdin=open(f"{folder}/fifo"), nosigint=True).set_trace()
+    pdb.Pdb(stdin=open(f"{folder}/fifo"), stdout=sys.stdout, nosigint=True).set_trace()
     print("on")
 
 def load():
     time.sleep(7)
 
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+acts = {"evaluates": evaluate, "says so": evaluate, "loads": load, "debugs": debug, "stops": stop}
 for step in range(3):
     progress(step + 1)
     if step == 1 and rank == 0:
-        {"evaluates": evaluate, "says so": evaluate, "loads": load, "sleeps": time.sleep,
-         "debugs": debug, "serves": serve, "steps": serve}[what](*[1000] * (what == "sleeps"))
+        if what == "sleeps":
+            time.sleep(1000)  # sleeps
+        acts.get(what, serve)()
         open(f"{folder}/over", "w").close()
-    if step == 1 and rank != 0 and what == "steps":
+    if step == 1 and rank and what == "steps":
         while not os.path.exists(f"{folder}/over"):
-            progress()
+            step += 1
+            progress(step)
             time.sleep(0.02)
     elif step == 1:
         serve()
-print("over", flush=True)
-"""
+sys.stdout.write("over\\n")
+""".replace("LINES", "        time.sleep(0.01)\n" * 8)  # at the same line twice is only chance
 
 
 def run_progress(ft: "Launcher", what: str, *more: object) -> "Command":
@@ -241,28 +247,33 @@ def test_the_report_says_where_all_ranks_were(ft: "Launcher") -> None:
     job = run_progress(ft, "sleeps", "--log-dir", ft.folder / "logs")
     assert job.wait() == 1
     report = job.stderr.partition("Root cause: ")[2].splitlines()
+    serves = f"script.py:{line_of('serves', PROGRESS)}"
     assert re.match(
-        r"rank 0 on node 0 \(\S+\) is in <module> at script.py:27, but rank 1 on node 0 \(\S+\) is"
-        r" in serve\(\) at script.py:14; no step for \d+ s \(step 2\)$",
+        rf"rank 0 on node 0 \(\S+\) is in <module> at script.py:{line_of('sleeps', PROGRESS)}, but"
+        rf" rank 1 on node 0 \(\S+\) is in serve\(\) at {serves}; no step for \d+ s \(step 2\)$",
         report[0],
     )
     stacks = [line.strip() for line in report if "script.py:" in line and "stacks" not in line]
-    assert any(line.startswith("script.py:14 serve  while not") for line in stacks)
+    assert any(line.startswith(f"{serves} serve  while not") for line in stacks)
     (kept,) = (ft.folder / "logs").rglob("hang.txt")
     assert kept.read_text().startswith(report[0] + "\n\nrank 0 on node 0 (")
-    assert "script.py:14 serve" in kept.read_text()
+    assert f"{serves} serve" in kept.read_text()
 
 
-def test_a_rule_decides_on_a_hang_and_status_says_why_it_stopped(
+def test_a_rule_decides_on_a_stopped_process_and_status_says_why_it_stopped(
     ft: "Launcher", free_port: int
 ) -> None:
-    where = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--hang-timeout", 1, "--max-restarts", 1)
-    script = ft.script(PROGRESS)
-    rule = ("--on-failure", "hang=restart-free", "--rdzv-id", ft.mark)
-    job = ft.start("--nnodes", 1, *where, *rule, script, "sleeps", ft.folder)
-    job.expect(r"restart without a count \(0/1 used\): rank 0 on node 0 .* hangs in .*hang=restart")
-    said = ft.run("status", f"127.0.0.1:{free_port}").stdout
-    assert re.search(r"(?m)^last stop: rank 0 on node 0 \(\S+\) hangs in <module> at ", said)
+    where = ("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
+    options = ("--hang-timeout", 1, "--max-restarts", 1, "--shutdown-timeout", 1)
+    job = ft.start(
+        *("--nnodes", 1, "--nproc-per-node", 2, *where, *options, "--preload", "colorsys"),
+        *("--on-failure", "hang=restart-free"),
+        *(ft.script(PROGRESS), "stops", ft.folder),
+    )
+    stopped = r"rank 0 on node 0 \(\S+\) is stopped \(by a signal\); no step for \d+ s \(step 2\)"
+    job.expect(rf"restart without a count \(0/1 used\): {stopped} \(rule hang=restart-free\)$")
+    said = ft.run("status", f"127.0.0.1:{free_port}", "--json").stdout
+    assert re.fullmatch(stopped, json.loads(said)["last_stop"])
     job.send(signal.SIGTERM)
     job.wait()
 

@@ -56,17 +56,26 @@ class Listed(Cluster):
         self.ft.wait_until(leads, "a host leads")
         return found[0]
 
-    def term(self, name):
-        """Return the term that a host said it leads with last."""
-        return int(re.findall(r"this host leads, term (\d+)", self._said(name))[-1])
-
     def status(self, name):
         """Ask a host."""
         asked = self.ft.run("status", f"{name}:{PORT}", "--json", host=self.hosts[name])
         return json.loads(asked.stdout)
 
+    def agree(self, names):
+        """Return whether hosts name the same leader, and that it is one of them."""
+        found = [self.status(name) for name in names]
+        leads = {(status["leader"], status["term"]) for status in found}
+        return len(leads) == 1 and sum(status["lease_s"] > 0 for status in found) == 1
+
+    def run_again(self, names):
+        """Wait until the workers of a round after the first run in hosts."""
+        self.ft.wait_until(
+            lambda: all(max(self.rounds(name), default=0) > 0 for name in names),
+            f"{', '.join(names)} run again",
+        )
+
     def worlds_never_met(self):
-        """Check what the workers have written."""
+        """Check what the workers have written; return how many worlds there were."""
         times = defaultdict(list)
         for line in self.beats.read_text().splitlines():
             at, world = line.split()
@@ -91,16 +100,13 @@ def test_the_process_that_leads_dies(ft, network):
     left = without("abcd", leader)
     job.leader(besides=leader)
     job.ft.measured("leader killed: another leads", since)
-    after = job.started(left, 1)
+    job.run_again(left)
     job.ft.measured("leader killed: all run again", since)
-    assert {started.nodes for started in after.values()} == {3}
-    status = {name: job.status(name) for name in without("abc", leader)}
-    assert {(found["leader"], found["term"]) for found in status.values()} == {
-        (f"{job.leader(besides=leader)}:{PORT}", job.term(job.leader(besides=leader)))
-    }
+    ft.wait_until(lambda: job.agree(without("abc", leader)), "the hosts agree which one leads")
     job.ends(left)
-    assert "(1 of 9 restarts used)" in job.agents[left[0]].stderr
-    assert job.worlds_never_met() == 2
+    # A fence that was quicker than the election of a busy machine must not hide the loss.
+    assert re.search(r"\([1-9] of 9 restarts used\)", job.agents[left[0]].stderr)
+    assert job.worlds_never_met() >= 2
 
 
 @pytest.mark.slow
@@ -115,7 +121,7 @@ def test_the_leaders_host_loses_its_power_and_a_spare_takes_its_place(ft, networ
     job.hosts[leader].kill()
     left = without("abcde", leader)
     if job.rounds(leader):
-        ft.wait_until(lambda: sum(1 in job.rounds(n) for n in left) == 4, "four nodes run again")
+        job.run_again(left)
         job.ft.measured("leader without power: all run again", since)
     else:
         job.leader(besides=leader)
@@ -135,11 +141,11 @@ def test_the_leader_is_cut_off_and_comes_back(ft, network):
     left = without("abcde", leader)
     job.agents[leader].expect("this host no longer leads")
     job.agents[leader].expect("the workers here are killed")
-    job.started(left, 1)
+    job.run_again(left)
     job.ft.measured("leader cut off: the others run again", since)
     job.hosts[leader].mend()
     job.agents[leader].expect("connected to the master again")
-    assert job.worlds_never_met() == 2
+    assert job.worlds_never_met() >= 2
     job.ends("abcde")
     job.worlds_never_met()
 
@@ -157,6 +163,6 @@ def test_two_of_three_hosts_are_lost_and_one_comes_back(ft, network):
     job.expect(left, "the workers here are killed")
     job.hosts[other].mend()
     job.agent(other)
-    ft.wait_until(lambda: all(len(job.rounds(n)) > 1 for n in left), "the others run again")
+    job.run_again(left)
     job.ends(left + other)
     job.worlds_never_met()

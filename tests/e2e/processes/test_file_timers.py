@@ -31,11 +31,13 @@ def test_what_is_taken_back_or_is_no_request_of_a_worker_changes_nothing(ft):
         HEAD + "os.write(os.open(fifo, os.O_WRONLY), b'{\\n[]\\n' + b'[' * 3000 + b'\\n5\\n')\n"
         "ask(0.2)\nask(-1)\n"
         "ask(0, pid=os.getppid())\nask(0, 'no signal', signal=0)\nask(0, 'bad', signal=99999)\n"
-        "ask(float('nan'), 'when')\nask(float('inf'), 'never')\n"
+        "ask(0, pid=float('inf'))\nask(float('nan'), 'when')\nask(float('inf'), 'never')\n"
         "time.sleep(0.5)\nprint(oct(os.stat(fifo).st_mode & 0o777), fifo)\n"
     )
     command = ft.start("--standalone", script, env=ENABLED)
     assert command.wait() == 0, command.stderr
+    assert "expired" not in command.stderr
+    assert "Traceback" not in command.stderr
     mode, fifo = command.stdout.split()
     assert mode == "0o600"
     assert not Path(fifo).exists()

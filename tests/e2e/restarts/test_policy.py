@@ -178,3 +178,24 @@ def test_a_script_called_policy_and_the_command_of_that_name(ft: "Launcher") -> 
     told = ft.run("policy", "--explain", "exit:137 oom", "--on-failure", "oom=fail")
     assert told.process.returncode == 0
     assert "is answered by fail: the job ends with exit status 3." in told.stdout
+
+
+def test_restarts_that_do_no_new_step_end_the_job_with_status_3(ft: "Launcher") -> None:
+    # It resumes from a checkpoint at 5 each time; once it comes beyond the step of the first round.
+    script = ft.script(
+        "import os, sys\n"
+        "from ft_run.training import progress\n"
+        "last = 9 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' else 7\n"
+        "for step in range(5, last + 1): progress(step)\n"
+        "sys.exit('a bad batch')\n"
+    )
+    command = ft.start(
+        *ALONE, "--watch-workers", "--max-no-progress", 2, "--max-restarts", 9, script
+    )
+    assert command.wait() == exit_codes.POLICY_ENDED_JOB
+    assert re.search(
+        r"the failure policy ended the job: rank [01] on node 0 \(.*\) exited with 1.* "
+        r"\(2 restarts running without a step beyond step 9: --max-no-progress 2; "
+        r"3 of 9 restarts used\)",
+        command.stderr,
+    )

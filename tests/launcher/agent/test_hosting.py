@@ -8,9 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+import grpc
+import grpc.aio
 import pytest
 from ft_run.errors import UsageError
-from ft_run.events import Event, MasterNoted
+from ft_run.events import Event, HostLeads, MasterNoted, WireOpen
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
@@ -29,7 +31,11 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.notes import JobForgotten
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink
+from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.token import new_token
+from ft_run.rendezvous.trust.wire import open_channel
 from ft_run.tests.harness.ports import free_port
 
 _E = TypeVar("_E")
@@ -172,6 +178,77 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
         await link.close()
         await coming.stop(wait=True)
         assert not listens(port)
+
+    run(test)
+
+
+def test_the_next_job_may_have_another_token(port: int) -> None:
+    """The master of the last one, which has the port for a moment, cannot even be asked."""
+
+    async def test() -> None:
+        options = RendezvousOptions(job_id="j", endpoint=Endpoint("127.0.0.1", port))
+        last, coming = (Hosting(options, lambda _: None, TokenTrust(new_token())) for _ in range(2))
+        await last.start()
+        await coming.start()
+        events = asyncio.Queue[LinkEvent]()
+        agent = SimpleNamespace(attend=lambda: first_word("new"), post=events.put_nowait)
+        link = coming.connect(cast(Agent, agent))
+        assert await next_of(events, LinkDown) == LinkDown("the token differs")
+        await last.stop(wait=False)
+        await next_of(events, Start)
+        assert coming.serves_others
+        await link.close()
+        await coming.stop(wait=False)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("bind", "trust", "is_told"),
+    [
+        ("127.0.0.1", None, False),
+        ("localhost", None, False),
+        ("::", None, True),
+        ("::", TokenTrust(new_token()), False),
+    ],
+)
+def test_a_master_that_is_open_to_all_says_so_once(
+    port: int, bind: str, trust: TokenTrust | None, is_told: bool
+) -> None:
+    async def test() -> None:
+        notes: list[Event] = []
+        endpoint = Endpoint(bind, port)
+        here = Hosting(RendezvousOptions(job_id="j", endpoint=endpoint), notes.append, trust)
+        await here.start()
+        assert here.serves_others
+        assert notes == ([WireOpen(str(endpoint))] if is_told else [])
+        await here.stop(wait=False)
+
+    run(test)
+
+
+def test_the_hosts_that_may_lead_trust_each_other_by_the_token_and_no_other() -> None:
+    async def test() -> None:
+        listed = tuple(Endpoint("127.0.0.1", free_port()) for _ in range(3))
+        options = RendezvousOptions(job_id="j", endpoint=listed[0], endpoints=listed)
+        trust, leads = TokenTrust(new_token()), asyncio.Event()
+
+        def note(event: Event) -> None:
+            if isinstance(event, HostLeads) and event.term:
+                leads.set()
+
+        hosts = [Hosting(options, note, trust) for _ in listed]
+        for host in hosts:
+            await host.start()
+        await leads.wait()
+        for endpoint in listed:
+            async with open_channel(endpoint, (), None) as channel:
+                ask: Any = channel.unary_unary(f"/{SERVICE}/Status")
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await ask(b"")
+                assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        for host in hosts:
+            await host.stop(wait=False)
 
     run(test)
 

@@ -7,6 +7,7 @@ import pytest
 from ft_run.launcher.agent.claim import OwnClaim
 from ft_run.launcher.agent.ending import NodeEnd
 from ft_run.launcher.agent.reports import NodeReports, Report
+from ft_run.launcher.agent.snapshots import HeldSnapshots, NodeOffers
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.rendezvous.protocol.failure import FailureKind
@@ -38,7 +39,7 @@ class Node:
         self.reports = NodeReports(
             self.claim,
             self.end,
-            self.port,
+            NodeOffers(self.port, HeldSnapshots(1)),
             self.sent.append,
             self._left,
             rank0_decides=rank0_decides,
@@ -87,7 +88,7 @@ def test_success_is_told_once_when_all_have_it(node: Node) -> None:
 
 def test_a_node_that_has_stopped_offers_another_port(node: Node) -> None:
     before = node.port.offer
-    node.reports.workers_gone(PLACE)
+    node.reports.workers_gone(PLACE, None)
     assert node.sent == [Stopped(3, node.port.offer)]
     assert node.port.offer != before
     assert (node.claim.state, node.times_left) == (ClaimState.STOPPED, 1)
@@ -95,7 +96,7 @@ def test_a_node_that_has_stopped_offers_another_port(node: Node) -> None:
 
 def test_after_the_verdict_the_end_of_workers_is_not_told(node: Node) -> None:
     node.end.set_verdict(Verdict(Outcome.SUCCEEDED, 0, "", 0, 4, None, (), 0))
-    node.reports.workers_gone(PLACE)
+    node.reports.workers_gone(PLACE, None)
     assert (node.sent, node.times_left) == ([], 1)
 
 
@@ -136,21 +137,21 @@ def test_a_node_that_loses_rank_0_after_its_success_has_not_failed(decided: Node
 
 
 def test_a_round_that_rank_0_has_won_waits_for_the_verdict(decided: Node) -> None:
-    decided.reports.workers_gone(PLACE)
+    decided.reports.workers_gone(PLACE, None)
     assert (decided.sent, decided.times_left) == ([], 0)
     assert decided.claim.state is ClaimState.DONE
 
 
 def test_a_round_that_rank_0_has_won_may_be_stopped_all_the_same(decided: Node) -> None:
     decided.reports.told_to_stop(2)
-    decided.reports.workers_gone(PLACE)
+    decided.reports.workers_gone(PLACE, None)
     assert decided.sent == []
     decided.reports.told_to_stop(3)
-    decided.reports.workers_gone(PLACE)
+    decided.reports.workers_gone(PLACE, None)
     assert decided.sent == [Stopped(3, decided.port.offer)]
 
 
 def test_a_node_that_was_told_to_go_does_not_wait_for_the_verdict(decided: Node) -> None:
     decided.end.asked_by(signal.SIGTERM)
-    decided.reports.workers_gone(PLACE)
+    decided.reports.workers_gone(PLACE, None)
     assert (decided.sent, decided.times_left) == ([Stopped(3, decided.port.offer)], 1)

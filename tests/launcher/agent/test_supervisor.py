@@ -195,6 +195,9 @@ def test_others_follow_workers_that_failed_only_when_the_memory_of_gpus_is_free(
         assert node.listener.workers_gone.call_count == 0
         then()
         assert node.listener.workers_gone.call_count == 1
+        assert memory.remember.call_count == 0
+        node.start()
+        assert memory.remember.call_count == 1, "or there is nothing to wait for"
 
     with_node(lambda node: test(node, (0, 1), True))
     with_node(lambda node: test(node, (0, 0), False))

@@ -661,8 +661,9 @@ def test_help_is_grouped_and_fits_80_columns(
         if argv == ["--help"]:
             headings = [line for line in out.splitlines() if line[:1].isalpha() and line[-1] == ":"]
             assert headings == [
-                *("Examples:", "Commands:", "Workers:", "Rendezvous:", "Failure:", "Checks:"),
-                *("Logs:", "Script:", "Compatibility with torchrun:", "Help:", "Exit codes:"),
+                *("Examples:", "Commands:", "Workers:", "Rendezvous:", "Trust:", "Failure:"),
+                *("Checks:", "Logs:", "Script:", "Compatibility with torchrun:", "Help:"),
+                "Exit codes:",
             ]
             assert "ft-run master --help" in out
             assert "Every option can be set by PET_<NAME>" in out

@@ -65,6 +65,23 @@ def test_every_flag() -> None:
     assert options.propagate_exit_code
 
 
+@pytest.mark.parametrize(
+    ("argv", "most"),
+    [
+        (("--watch-workers",), 3),
+        (("--hang-timeout", "auto"), 3),
+        (("--watch-workers", "--max-no-progress", "7"), 7),
+    ],
+)
+def test_restarts_without_a_step_are_limited_where_workers_are_watched(
+    argv: tuple[str, ...], most: int
+) -> None:
+    assert policy(*argv) == PolicySpec(max_no_progress=most)
+    assert launch(*ENDPOINT, *argv, "--max-no-progress=never").policy is None
+    assert policy("--watch-workers", PET_MAX_NO_PROGRESS="9").max_no_progress == 9
+    assert launch(*ENDPOINT, PET_MAX_NO_PROGRESS="never").policy is None
+
+
 def test_variables_and_the_command_line_beats_them() -> None:
     found = policy(PET_ON_FAILURE="exit:3=fail; oom=restart ;", PET_RESTART_WINDOW="90m")
     assert found.rules == ("exit:3=fail", "oom=restart")
@@ -97,6 +114,8 @@ def test_times(text: str, seconds: float) -> None:
         (("--restart-backoff", "60s:1s"), "right would be FIRST:MAX with FIRST <= MAX"),
         (("--restart-backoff", "0:0"), "right would be FIRST:MAX"),
         (("--max-node-failures", "0"), "right would be a whole number, 1 or more, or never"),
+        (("--watch-workers", "--max-no-progress", "0"),
+         "--max-no-progress was given '0'; right would be a whole number, 1 or more, or never"),
         (("--success-policy", "most"), "right would be all or rank0"),
         (("--on-failure", "exit:3=fail", "--on-failure", "exit:3=restart"),
          "the rule exit:3=restart would never be used: exit:3=fail comes before it"),
@@ -132,6 +151,10 @@ def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
          "--max-node-failures 5 could never exclude a node, because --max-restarts is 4: each"
          " failure of a node costs a restart, so that the job ends before; right would be"
          " --max-restarts 5 or more, or fewer failures."),
+        (("--max-no-progress", "2"),
+         "--max-no-progress 2 could never end the job, because neither --hang-timeout nor"
+         " --watch-workers was given: the steps of workers are known where they are watched; right"
+         " would be one of them as well, or no --max-no-progress."),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_three_parts(argv: tuple[str, ...], told: str) -> None:

@@ -15,3 +15,29 @@ def test_what_nodes_say_steers_no_terminal(
     told = capsys.readouterr().out
     assert told.count("\\x1b]0;x\\x07[red]\\nhost") == 6
     assert not {"\x1b", "\x07"} & set(told)
+
+
+def test_steps_are_shown_where_workers_are_watched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def node(rank: int, *steps: pb.RankSteps) -> pb.NodeStatus:
+        return pb.NodeStatus(host="h", node_rank=rank, phase="running", workers=steps)
+
+    slow = pb.RankSteps(rank=0, steps=7, steps_per_s=99.0, idle_s=0.1)
+    fast = pb.RankSteps(rank=1, steps=8, steps_per_s=0.25, idle_s=11.0)
+    late = pb.RankSteps(rank=2, steps=9, steps_per_s=0.25, idle_s=12.0)
+    reply = pb.StatusReply(job_id="j", nodes=[node(0, slow, fast), node(1, late), node(2)])
+    assert [len(one["workers"]) for one in _as_dict(reply)["nodes"]] == [2, 1, 0]
+    assert _as_dict(reply)["nodes"][1]["workers"] == [
+        {"rank": 2, "steps": 9, "steps_per_s": 0.25, "idle_s": 12.0}
+    ]
+    _print_table(_as_dict(reply))
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert table[0][-2:] == ["STEP", "STEPS/S"]
+    assert table[1][-2:] == ["8", "0.25"]
+    assert table[2][-4:] == ["9", "none", "for", "0:00:12"]
+    assert table[3][-2:] == ["-", "-"]
+    _print_table(_as_dict(pb.StatusReply(job_id="j", nodes=[node(0)])))
+    assert "STEP" not in capsys.readouterr().out

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,32 @@ def test_a_file_takes_everything(tmp_path: Path) -> None:
         assert console.write(b"a\nb") == 3
         console.close()
     assert (tmp_path / "out").read_bytes() == b"a\nb"
+
+
+@pytest.fixture(params=[True, False], ids=["opened again", "shared"])
+def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleFile]:
+    """A pipe that can be opened again, or cannot, as the terminal of another user."""
+    reader, writer = os.pipe()
+    if not request.param:
+
+        def refuse(*_: object) -> int:
+            raise PermissionError
+
+        monkeypatch.setattr(os, "open", refuse)
+    console = ConsoleFile(writer)
+    monkeypatch.undo()
+    yield console
+    console.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_whole_lines_are_written_as_one(pipe: ConsoleFile) -> None:
+    assert pipe.write((b"x" * 99 + b"\n") * 100) == 4000, "more than PIPE_BUF may be torn"
+
+
+def test_a_pipe_is_not_waited_for_however_long_a_line_is(pipe: ConsoleFile) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while pipe.write(b"x" * 1_000_000) > 0:
+            pass
+    assert not pipe.is_writable(0.0)

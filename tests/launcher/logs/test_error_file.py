@@ -62,6 +62,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         1_700_000_000_000,  # milli-, micro-, nanoseconds
         "1700000000000000",
         "1700000000000000000",
+        "9999999999",  # as many digits as the latest time has
         "9" * 22,
         "9" * 5000,
         10**17,
@@ -156,6 +157,12 @@ def test_a_record_with_odd_parts_is_told_and_bounded(tmp_path: Path, content: An
     assert len(failure.error_json) <= defaults.ERROR_FILE_MAX_BYTES
     assert len(failure.message) <= MESSAGE_MAX_CHARS
     assert_it_is_told(failure)
+
+
+def test_a_message_that_is_no_utf_8_is_read_all_the_same(tmp_path: Path) -> None:
+    found = read_error_file(written(tmp_path / "error.json", b'{"message": "caf\xe9"}'))
+    assert found is not None
+    assert found.message == "caf\ufffd"
 
 
 def test_no_file_was_asked_for() -> None:

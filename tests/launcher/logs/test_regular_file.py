@@ -24,8 +24,15 @@ def make_link_to_zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def make_link_to_a_file(path: Path) -> None:
+    path.with_name("secret").write_text("of another")
+    path.symlink_to("secret")
+
+
 @pytest.mark.timeout(20)  # where they wait, they do it for ever
-@pytest.mark.parametrize("make", [None, make_fifo, make_link_to_zeros, Path.mkdir])
+@pytest.mark.parametrize(
+    "make", [None, make_fifo, make_link_to_zeros, make_link_to_a_file, Path.mkdir]
+)
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path, make) -> None:
     path = tmp_path / "odd"
     if make is not None:

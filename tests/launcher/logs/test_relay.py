@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -19,7 +23,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from ft_run.events import LogFileEnded, OutputUnshown, RelayLost, RelayReplaced
+from ft_run.errors import NoProcessError
+from ft_run.events import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
+from ft_run.launcher.logs import relay_client
 from ft_run.launcher.logs.log_dir import Stream
 from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, RelayEvent, start_relay
 from ft_run.launcher.logs.relay_stream import (
@@ -422,11 +428,18 @@ def test_closed_console_stops_neither_files_nor_workers(consoles: Consoles, tmp_
 def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     client = consoles.start(write_fd)
-    stream = client.add_stream(order("[a]:", tmp_path / "a"))
-    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+    first = client.add_stream(order("[a]:", tmp_path / "a"))
+    assert worker(TALKER, first, "a", 20_000, 50).wait() == 0
     os.close(read_fd)
-    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
-    assert (tmp_path / "a").read_bytes().count(b"\n") == 20_000
+    assert wait_drained(client, [first.number], PATIENCE_S) == frozenset()
+    second = client.add_stream(order("[b]:", tmp_path / "b"))
+    assert worker(TALKER, second, "b", 20_000, 50).wait() == 0
+    assert wait_drained(client, [second.number], PATIENCE_S) == frozenset()
+    read = re.search(r"rchar: (\d+)", Path(f"/proc/{client.pid}/io").read_text())
+    assert read is not None
+    sizes = [len((tmp_path / name).read_bytes()) for name in "ab"]
+    assert int(read[1]) < 1.2 * sum(sizes), "files are read back for a console that is gone"
+    assert [(tmp_path / name).read_bytes().count(b"\n") for name in "ab"] == [20_000] * 2
     finish(client)
 
 
@@ -478,6 +491,22 @@ def test_full_disk_and_stalled_console_block_no_worker(
     assert shown.startswith((small_disk / "a").read_bytes()[: 200 * 1024])
 
 
+@pytest.mark.root
+def test_a_console_on_a_full_disk_goes_on_when_there_is_room(
+    consoles: Consoles, small_disk: Path
+) -> None:
+    client = consoles.in_file(small_disk / "console")
+    with contextlib.suppress(OSError):
+        (small_disk / "filler").write_bytes(b"x" * (1 << 20))
+    lost = client.add_stream(order())
+    say(lost, b"lost\n")
+    assert wait_drained(client, [lost.number], PATIENCE_S) == frozenset()
+    (small_disk / "filler").unlink()
+    say(client.add_stream(order()), b"shown\n")
+    finish(client)
+    assert (small_disk / "console").read_bytes() == b"[default0]:shown\n"
+
+
 def test_log_file_that_cannot_be_opened(consoles: Consoles, tmp_path: Path) -> None:
     client, reader = consoles.piped()
     say(client.add_stream(order(log_path=tmp_path / "missing" / "log")), b"shown\n")
@@ -489,13 +518,16 @@ def test_log_file_that_cannot_be_opened(consoles: Consoles, tmp_path: Path) -> N
 
 
 AGENT = """
-    import os, sys
+    import os, select, sys
     from ft_run.launcher.logs.log_dir import Stream
     from ft_run.launcher.logs.relay_client import start_relay
     from ft_run.launcher.logs.relay_stream import StreamOrder
 
     client = start_relay(print)
     stream = client.add_stream(StreamOrder(Stream.STDOUT, b"[a]:", log_path=sys.argv[1]))
+    # It dies with an answer of the relay unread.
+    os.close(client.add_stream(StreamOrder(Stream.STDERR, b"")).write_fd)
+    select.select([client], [], [])
     # The "worker" outlives its agent; only when the agent is dead does it write.
     gate_read, gate_write = os.pipe()
     if os.fork() == 0:
@@ -562,6 +594,75 @@ def test_signals_to_the_job_do_not_reach_the_relay(consoles: Consoles) -> None:
     assert reader.finish() == b"[default0]:begun\n[default0]:still here\n"
 
 
+INTERRUPTED = """
+    import asyncio, os, signal
+    from ft_run.launcher.logs.relay_client import start_relay
+
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"handled"))
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    client = start_relay(print)
+    print(asyncio.run(client.aclose(60)))
+"""
+
+
+def test_no_handler_of_the_agent_runs_in_a_relay_that_is_being_forked() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED)]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == b"True\n"
+
+
+def test_where_no_process_can_be_made_there_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    before = open_descriptors()
+    with pytest.raises(NoProcessError, match="no process can be made"):
+        start_relay(print)
+    assert open_descriptors() == before
+
+
+@pytest.fixture
+def few_files() -> Iterator[tuple[int, int]]:
+    """The limit on open files, of which this process has only a part."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    yield hard, hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_relay_may_open_as_many_files_as_there_can_be(
+    consoles: Consoles, few_files: tuple[int, int]
+) -> None:
+    client, reader = consoles.piped()
+    stream = client.add_stream(order())
+    say(stream, b"begun\n")
+    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
+    assert resource.prlimit(client.pid, resource.RLIMIT_NOFILE) == few_files
+    finish(client)
+    reader.finish()
+
+
+def test_a_stream_for_which_the_relay_has_no_descriptor_is_told_and_over(
+    consoles: Consoles,
+) -> None:
+    client, reader = consoles.piped()
+    first = client.add_stream(order())
+    os.write(first.write_fd, b"begun\n")
+    until(lambda: bool(reader.data))
+    used = {int(name) for name in os.listdir(f"/proc/{client.pid}/fd")}
+    least_free = next(number for number in itertools.count() if number not in used)
+    _, hard = resource.prlimit(client.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (least_free, hard))
+    second = client.add_stream(order())
+    assert wait_drained(client, [second.number], PATIENCE_S) == frozenset()
+    assert consoles.warnings == [RelayFull()]
+    os.close(second.write_fd)
+    say(first, b"still here\n")
+    finish(client)
+    assert reader.finish() == b"[default0]:begun\n[default0]:still here\n"
+
+
 def test_relay_keeps_no_file_of_the_agent(consoles: Consoles, tmp_path: Path) -> None:
     with open(tmp_path / "secret", "w"):
         client, reader = consoles.piped()
@@ -592,6 +693,7 @@ def test_a_killed_relay_is_told_and_replaced(consoles: Consoles, tmp_path: Path)
         os.close(saved)
         os.close(write_fd)
     assert consoles.warnings == [RelayLost(killed, 1), RelayReplaced(client.pid)]
+    assert not Path(f"/proc/{killed}").exists(), "it is a zombie"
     say(second, b"kept\n")
     assert wait_drained(client, [first.number, second.number], PATIENCE_S) == frozenset()
     assert (tmp_path / "log").read_bytes() == b"kept\n"
@@ -615,6 +717,49 @@ def test_where_no_other_relay_starts_the_output_goes_to_the_file(
     assert (tmp_path / "log").read_bytes() == b"kept\n"
     close(client, 0.0)
     reader.finish()
+
+
+def test_where_there_is_no_file_either_a_worker_writes_to_the_agents_own_streams(
+    consoles: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, reader = consoles.piped()
+    os.kill(client.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    saved = os.dup(1), os.dup(2)
+    ends = [os.pipe(), os.pipe()]
+    try:
+        for target, (_, write_fd) in enumerate(ends, start=1):
+            os.dup2(write_fd, target)
+            os.close(write_fd)
+        for kind in Stream:
+            say(client.add_stream(order(stream=kind)), kind.value.encode())
+    finally:
+        for target, fd in enumerate(saved, start=1):
+            os.dup2(fd, target)
+            os.close(fd)
+    assert [Reader(read_fd).finish() for read_fd, _ in ends] == [b"stdout", b"stderr"]
+    close(client, 0.0)
+    reader.finish()
+
+
+def test_a_relay_that_takes_nothing_is_not_waited_for(
+    consoles: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_client, "_SEND_TIMEOUT_S", 0.1)
+    client, reader = consoles.piped()
+    os.kill(client.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, client.pid, os.WSTOPPED)
+    streams = [client.add_stream(order(log_path=tmp_path / "log"))]
+    while stat.S_ISFIFO(os.fstat(streams[-1].write_fd).st_mode):
+        streams.append(client.add_stream(order(log_path=tmp_path / "log")))
+    say(streams.pop(), b"kept\n")
+    assert (tmp_path / "log").read_bytes() == b"kept\n"
+    for stream in streams:
+        os.close(stream.write_fd)
+    os.kill(client.pid, signal.SIGCONT)
+    finish(client)
+    assert reader.finish() == b""
 
 
 def test_what_nothing_read_is_counted(consoles: Consoles, tmp_path: Path) -> None:
@@ -693,6 +838,21 @@ def test_tail_of_a_stream_that_is_open_and_of_one_that_has_ended(consoles: Conso
     reader.finish()
 
 
+def test_tail_of_a_stream_that_has_ended_and_waits_for_the_console(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    read_fd, write_fd = os.pipe()
+    client = consoles.start(write_fd)
+    stream = client.add_stream(order(log_path=tmp_path / "log", stream=Stream.STDERR))
+    say(stream, b"z" * 999_999 + b"\n")
+    assert wait_drained(client, [stream.number], 0.0) == {stream.number}
+    for _ in range(3):  # with the last chunk, with the end of file, and after that
+        assert asyncio.run(client.tail(stream.number, PATIENCE_S)) == b"z" * 4095 + b"\n"
+    reader = Reader(read_fd)
+    finish(client)
+    assert reader.finish() == b"[default0]:" + b"z" * 999_999 + b"\n"
+
+
 def test_waiting_for_streams_in_a_loop_is_cancelled_cleanly(consoles: Consoles) -> None:
     client, reader = consoles.piped()
 
@@ -706,6 +866,7 @@ def test_waiting_for_streams_in_a_loop_is_cancelled_cleanly(consoles: Consoles) 
             await waiting
         say(stream, b"x\n")
         assert await other == frozenset()
+        assert not client._waiters, "each of them would be kept"
         client.detach()
 
     asyncio.run(scenario())
@@ -741,6 +902,42 @@ def test_loss_of_the_relay_wakes_its_waiters(consoles: Consoles) -> None:
 
     asyncio.run(scenario())
     os.close(stream.write_fd)
+    reader.finish()
+
+
+def test_the_loop_that_heard_a_lost_relay_hears_the_next_one(consoles: Consoles) -> None:
+    client, reader = consoles.piped()
+
+    async def lost(times: int) -> None:
+        os.kill(client.pid, signal.SIGKILL)
+        while sum(isinstance(told, RelayLost) for told in consoles.warnings) < times:  # noqa: ASYNC110 - the loop alone listens to the relay
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        client.attach(asyncio.get_running_loop())
+        await lost(1)
+        os.close(client.add_stream(order()).write_fd)
+        await lost(2)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    reader.finish()
+
+
+def test_the_relay_keeps_nothing_of_a_stream_that_is_over(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    client, reader = consoles.piped()
+    folder = Path(f"/proc/{client.pid}/fd")
+    counts = []
+    for name in "abc":
+        stream = client.add_stream(
+            order(log_path=tmp_path / name, filters=(b"x",), filtered_path=tmp_path / "filtered")
+        )
+        say(stream, b"x\n")
+        assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
+        counts.append(len(list(folder.iterdir())))
+    assert len({*counts}) == 1
+    finish(client)
     reader.finish()
 
 

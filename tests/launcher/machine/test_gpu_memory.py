@@ -1,6 +1,7 @@
 """When the memory of workers that ended is free. In NVML's place: what it would tell, in turn."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import pytest
 from ft_run.checks.devices import nvml
 from ft_run.checks.devices.nvml import NvmlFailedError
 from ft_run.launcher.machine.gpu_memory import GpuMemory, Used, ask_used
+from ft_run.launcher.processes.tree import children
 from ft_run.tests.harness.hand_clock import HandClock
 
 GB = 1_000_000_000
@@ -83,6 +85,10 @@ def test_the_next_round_waits_until_the_dead_have_given_back_their_memory() -> N
     assert told == []
 
 
+def test_memory_that_was_in_use_before_the_workers_holds_nothing_up() -> None:
+    assert waited_s(Driver({"GPU-a": 50 * GB})) == (0.0, [])
+
+
 def test_memory_of_others_holds_nothing_up_for_long() -> None:
     found, told = waited_s(Driver({"GPU-a": 0}, {"GPU-a": 50 * GB}))
     assert 10 < found < 20
@@ -116,5 +122,11 @@ def test_the_driver_is_asked_by_a_process_with_a_deadline(
     if used:
         assert asyncio.run(ask_used()) == used
     else:
-        with pytest.raises(NvmlFailedError, match="the driver hangs"):
-            asyncio.run(ask_used())
+        before = children(os.getpid())
+
+        async def hangs() -> None:
+            with pytest.raises(NvmlFailedError, match="the driver hangs"):
+                await ask_used()
+            assert {*children(os.getpid())} <= {*before}, "the agent goes on, and it need not"
+
+        asyncio.run(hangs())

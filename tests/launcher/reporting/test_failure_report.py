@@ -1,7 +1,9 @@
 """The report of a failed job: what it says where the root cause is not certain."""
 
+from dataclasses import replace
+
 from ft_run.launcher.reporting.failure_report import final_report
-from ft_run.rendezvous.protocol.failure import Failure, node_lost, preempted
+from ft_run.rendezvous.protocol.failure import Failure, hung, node_lost, preempted
 from ft_run.rendezvous.protocol.messages import Outcome, Verdict
 from ft_run.tests.harness.scene import worker_failure
 
@@ -50,3 +52,21 @@ def test_a_message_of_spaces_is_none() -> None:
     assert report(worker_failure(1, message=" \n ")).startswith(
         "Root cause: rank 1 on node 1 (host-1) exited with 1\n"
     )
+
+
+def test_a_hang_says_where_all_ranks_were() -> None:
+    found = replace(
+        hung(2, "host-2", "", "rank 5 on node 2 (host-2) hangs in read() at a.py:4"),
+        stderr_tail="rank 5 on node 2 (host-2)\n  a.py:4 read\nranks 0-4\n  a.py:9 main",
+    )
+    told = report(found)
+    assert told.startswith("Root cause: rank 5 on node 2 (host-2) hangs in read() at a.py:4\n")
+    assert (
+        "[0]:\n"
+        "  reason    : rank 5 on node 2 (host-2) hangs in read() at a.py:4\n"
+        "  stacks    : rank 5 on node 2 (host-2)\n"
+        "                a.py:4 read\n"
+        "              ranks 0-4\n"
+        "                a.py:9 main\n"
+        "====="
+    ) in told

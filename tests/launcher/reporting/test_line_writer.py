@@ -50,8 +50,11 @@ def test_the_end_waits_for_a_slow_reader() -> None:
 
 
 def test_what_nothing_reads_is_dropped_and_counted() -> None:
-    with pipe_as_stderr(filled=4096) as reader:
+    with pipe_as_stderr() as reader:
         writer = LineWriter()
+        writer.put("read\n")
+        assert os.read(reader, 10_000) == b"read\n"
+        os.write(2, b"x" * 4096)
         writer.put("one\ntwo\n")
         writer.put("three\n")
         writer.hurry()

@@ -625,6 +625,7 @@ def test_checks_are_given_up_where_a_round_of_an_earlier_master_runs():
     for rank, name in enumerate("cd"):
         scene.attend(name, claim=claim_of(4, rank, checked=True))
     assert scene.is_in(GroupPhase.RUNNING)
+    assert scene.notes.count("the checks are given up") == 1
     assert scene.last("b", Waiting).spare
     count = len(scene.all_told("b", CheckOrder))
     scene.detach("b")
@@ -636,6 +637,15 @@ def test_checks_are_given_up_where_a_round_of_an_earlier_master_runs():
     scene.stopped("c", "d")
     assert scene.check_all() == ["facts", "solo", "pair", "all"]
     assert scene.assignment("c").nodes == 4
+
+
+def test_checks_are_given_up_where_the_job_that_runs_already_has_none():
+    scene = checked("ab", 2)
+    assert scene.is_in(GroupPhase.CHECKING)
+    scene.job = replace(scene.job, min_nodes=4, max_nodes=4, checks=None)
+    scene.attend("d", claim=claim_of(4, 0, nodes=4))
+    assert all(scene.last(name, Refused) for name in "ab")
+    assert scene.notes.count("the checks are given up") == 1
 
 
 # --- later rounds ----------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from ft_run.rendezvous.protocol.messages import (
     NodeSpec,
     Outcome,
     Past,
+    PastProgress,
     PolicySpec,
+    Progress,
     Refused,
     Start,
     Stop,
@@ -673,3 +675,80 @@ def test_a_hang_may_end_the_job_or_cost_the_node() -> None:
     hang(scene, of_node(None))  # no single one is to blame
     scene.stopped("a", "b")
     assert scene.rounds("b") == [0, 1]
+
+
+# --- no progress -----------------------------------------------------------------------------
+
+STEPPED = Progress(has_stepped=True)
+
+
+def fail_after(scene: Scene, of_a: Progress | None, of_b: Progress | None) -> None:
+    scene.fail("a", worker_failure(0))
+    scene.stopped("a", progress=of_a)
+    scene.stopped("b", progress=of_b)
+
+
+def test_restarts_without_a_step_end_the_job() -> None:
+    scene = running(2, restarts=9, policy=PolicySpec(max_no_progress=2))
+    for progress in (STEPPED, Progress()):
+        fail_after(scene, Progress(), progress)
+        assert scene.group.phase is GroupPhase.RUNNING
+    fail_after(scene, Progress(), Progress())
+    verdict = scene.last("b", Verdict)
+    assert verdict.outcome is Outcome.POLICY_ENDED
+    assert verdict.exit_code == exit_codes.POLICY_ENDED_JOB
+    assert verdict.sentence == (
+        "the failure policy ended the job: rank 0 on node 0 (host-0) exited with 1 "
+        "(2 restarts running without a step: --max-no-progress 2; 2 of 9 restarts used)"
+    )
+
+
+def test_restarts_that_are_not_counted_count_here() -> None:
+    scene = running(2, restarts=0, policy=rules("exit:1=restart-free", max_no_progress=1))
+    fail_after(scene, Progress(), Progress())
+    assert scene.group.phase is GroupPhase.RUNNING
+    fail_after(scene, Progress(), Progress())
+    assert "1 restart without a step: --max-no-progress 1" in scene.last("a", Verdict).sentence
+
+
+def test_it_goes_before_the_budget_and_after_a_rule_that_fails() -> None:
+    scene = running(2, restarts=1, policy=rules("exit:3=fail", max_no_progress=1))
+    fail_after(scene, Progress(), Progress())
+    fail_after(scene, Progress(), Progress())
+    assert scene.last("a", Verdict).outcome is Outcome.POLICY_ENDED
+    scene = running(2, restarts=1, policy=rules("exit:3=fail", max_no_progress=1))
+    fail_after(scene, Progress(), Progress())
+    scene.fail("a", worker_failure(0, code=3))
+    scene.stopped("a", "b", progress=Progress())
+    assert "rule exit:3=fail" in scene.last("a", Verdict).sentence
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_without_a_limit_or_a_word_of_all_nodes_the_budget_ends_it(limit: int) -> None:
+    told = (Progress(), None) if limit else (Progress(), Progress())
+    scene = running(2, restarts=2, policy=PolicySpec(max_no_progress=limit))
+    for _ in range(3):
+        fail_after(scene, *told)
+    assert scene.last("a", Verdict).outcome is Outcome.WORKERS_FAILED
+
+
+def test_a_later_master_goes_on_with_the_count() -> None:
+    scene = running(2, restarts=9, policy=PolicySpec(max_no_progress=2))
+    fail_after(scene, Progress(12, True), Progress())
+    fail_after(scene, Progress(), Progress())
+    past = scene.assignment("a").past
+    assert past is not None
+    assert past.progress == PastProgress(12, 1)
+    later = Scene(2, restarts=9, policy=PolicySpec(max_no_progress=2))
+    for rank, name in enumerate("ab"):
+        later.attend(name, claim=claim_of(2, rank, restarts=2, past=past))
+    assert later.group.phase is GroupPhase.RUNNING
+    later.say("a", Failed(2, worker_failure(0)))
+    later.stopped("a", "b", progress=Progress(12, True))
+    assert "2 restarts running without a step beyond step 12" in later.last("a", Verdict).sentence
+
+
+def test_it_costs_nothing_where_it_is_not_asked_for() -> None:
+    scene = running(2, restarts=9)
+    fail_after(scene, Progress(), Progress())
+    assert scene.assignment("a").past == Past(failures=(NodeFailures("a", (0,)),))

@@ -1,6 +1,6 @@
 """Random histories of joins, failures, losses, reconnections, duplicates, delays and masters.
 
-Each lives through a few hundred steps with the invariants I1 to I7 checked at every one.
+Each lives through a few hundred steps with the invariants I1 to I9 checked at every one.
 ``FT_RUN_SIMULATION_HISTORIES`` says how many (1000), ``FT_RUN_SIMULATION_SEED`` which; the seed is
 printed. A history that breaks an invariant is shrunk and told step by step.
 """

@@ -1,14 +1,14 @@
 """Random histories of hosts that may lead: cuts of any shape, deaths, returns, freezes, clocks.
 
-I8 and I9 (docs/architecture.md) are checked in each. ``FT_RUN_SIMULATION_HISTORIES`` says how many
-(1000, of which a tenth are played here), ``FT_RUN_SIMULATION_SEED`` which; the seed is printed.
+I10 and I11 (docs/architecture.md) are checked in each. ``FT_RUN_SIMULATION_HISTORIES`` says how
+many (1000, of which a tenth are played here), ``FT_RUN_SIMULATION_SEED`` which; the seed is printed.
 """
 
 import os
 import random
 
 import pytest
-from ft_run.tests.harness.lease_simulation import live_through
+from ft_run.tests.harness.lease.simulation import live_through
 
 GIVEN = os.environ.get("FT_RUN_SIMULATION_HISTORIES")
 HISTORIES = int(GIVEN) if GIVEN else 100

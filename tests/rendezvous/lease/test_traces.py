@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ft_run.tests.harness.lease_transcript import perform
+from ft_run.tests.harness.lease.transcript import perform
 
 FILES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
 

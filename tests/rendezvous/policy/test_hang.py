@@ -144,15 +144,17 @@ def test_a_rank_of_which_nothing_is_known_is_not_taken_for_a_waiting_one() -> No
     assert found.words == "ranks 0-1 hang at a place that is not known; no step for 61 s"
 
 
-def test_a_rank_has_moved_when_its_own_line_or_its_steps_differ(job: Path) -> None:
+def test_a_rank_has_moved_when_its_line_or_its_steps_differ(job: Path) -> None:
     before = recorded("sleep", 1, job)
     assert not has_moved(before, before)
     assert has_moved(before, replace(before, steps=13))
     assert has_moved(before, recorded("lock", 1, job))
-    # Another line of a library under the same line of the user's is no movement: a poll.
+    # Also another line of a library: a long evaluation is at one line of the script.
     polls = recorded("loader", 1, job)
     other = (Frame("selectors.py", 416, "select", is_library=True), *polls.frames[1:])
-    assert not has_moved(polls, replace(polls, frames=other))
+    assert has_moved(polls, replace(polls, frames=other))
+    silent = replace(polls, state=RankState.SILENT, frames=())
+    assert not has_moved(polls, silent)
 
 
 def test_groups_are_told_the_smallest_first(job: Path) -> None:

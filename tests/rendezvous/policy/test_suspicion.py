@@ -9,6 +9,7 @@ from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
 
 START_S = 1800.0
+SILENT = RankState.SILENT
 MAIN = Frame("train.py", 95, "<module>", source="main()")
 
 
@@ -33,14 +34,14 @@ def library(file: str) -> Frame:
 
 
 def words(before: list[RankStack], after: list[RankStack], late: set[int]) -> str:
-    found = compare(before, after, {rank: 312.0 + rank for rank in late}, START_S)
+    found = compare([before, after], {rank: 312.0 + rank for rank in late}, START_S)
     assert found.verdict is None
     return found.words
 
 
 def test_where_no_rank_moves_the_stacks_are_judged() -> None:
     stacks = [waits(0), reads(1), waits(2)]
-    found = compare(stacks, stacks, {0: 70.0, 1: 71.0}, START_S)
+    found = compare([stacks, stacks], {0: 70.0, 1: 71.0}, START_S)
     assert found.verdict is not None
     assert found.verdict.culprits == (1,)
     assert found.verdict.words.endswith("; no step for 70 s (step 12)")
@@ -53,10 +54,30 @@ def test_a_rank_that_moves_is_named_and_nothing_hangs(late: set[int]) -> None:
     assert said == "no step for 312 s, but rank 1 is moving: dataset.py:42"
 
 
-def test_a_rank_that_is_polled_under_one_line_does_not_move() -> None:
-    before = [waits(0), reads(1, 41, library("selectors.py"))]
-    after = [waits(0), reads(1, 41, library("queue.py"))]
-    assert compare(before, after, {0: 9.0}, START_S).verdict is not None
+def test_a_rank_that_moves_below_one_line_of_the_script_moves() -> None:
+    before = [waits(0), reads(1, 41, library("torch/nn/linear.py"))]
+    after = [waits(0), reads(1, 41, library("torch/nn/relu.py"))]
+    assert words(before, after, {0}).endswith("rank 1 is moving: dataset.py:41")
+
+
+def test_a_rank_that_is_back_at_its_line_at_the_last_look_has_moved() -> None:
+    same = [waits(0), reads(1)]
+    found = compare([same, same, [waits(0), reads(1, 42)], same], {0: 70.0}, START_S)
+    assert found.verdict is None
+    assert found.words.endswith("rank 1 is moving: dataset.py:41")
+
+
+def test_a_rank_that_is_slow_to_answer_once_is_taken_by_what_it_says_else() -> None:
+    same, silent = [waits(0), reads(1)], [waits(0), replace(reads(1), frames=(), state=SILENT)]
+    for looks in ([same, silent, same], [silent, same, silent]):
+        found = compare(looks, {0: 70.0}, START_S)
+        assert found.verdict is not None
+        assert "hangs in read() at dataset.py:41" in found.verdict.words
+    moved = compare([same, silent, [waits(0), reads(1, 42)]], {0: 70.0}, START_S)
+    assert moved.verdict is None
+    found = compare([silent, silent], {0: 70.0}, START_S)
+    assert found.verdict is not None
+    assert "does not answer" in found.verdict.words
 
 
 def test_late_ranks_that_have_done_a_step_meanwhile_go_on() -> None:
@@ -64,9 +85,9 @@ def test_late_ranks_that_have_done_a_step_meanwhile_go_on() -> None:
     assert words(before, after, {0, 1}) == ""
 
 
-def test_progress_that_is_only_said_is_progress() -> None:
-    after = [waits(0), replace(reads(1), ticks=13)]
-    said = words([waits(0), reads(1)], after, {0})
+def test_progress_that_is_only_said_is_progress_of_all() -> None:
+    after = [reads(0, 7), replace(reads(1), ticks=13)]
+    said = words([reads(0, 7), reads(1)], after, {0})
     assert said == "no step for 312 s, but rank 1 is moving: dataset.py:41"
 
 
@@ -77,7 +98,7 @@ def test_a_rank_that_has_ended_leaves_nothing_to_say() -> None:
 def test_a_rank_alone_is_judged_while_others_get_on() -> None:
     before = [reads(0), reads(1), reads(2)]
     after = [reads(0, ticks=13), reads(1), reads(2, ticks=15)]
-    found = compare(before, after, {1: 61.0}, START_S)
+    found = compare([before, after], {1: 61.0}, START_S)
     assert found.verdict is not None
     assert found.is_alone
     assert found.verdict.words == (
@@ -121,17 +142,17 @@ def test_a_call_that_may_take_long_has_the_time_until_the_first_step() -> None:
     stacks = [waits(0), reads(1, 41, library("torch/serialization.py"))]
     said = words(stacks, stacks, {0, 1})
     assert said == "no step for 312 s, but rank 1 is in a call that may take long: dataset.py:41"
-    found = compare(stacks, stacks, {0: START_S, 1: START_S}, START_S)
+    found = compare([stacks, stacks], {0: START_S, 1: START_S}, START_S)
     assert found.verdict is not None
     assert found.verdict.culprits == (1,)
 
 
 def test_a_stopped_rank_hangs_and_a_stopped_job_does_not() -> None:
     stacks = [waits(0), stopped(1)]
-    found = compare(stacks, stacks, {0: 61.0, 1: 61.0}, START_S)
+    found = compare([stacks, stacks], {0: 61.0, 1: 61.0}, START_S)
     assert found.verdict is not None
     assert found.verdict.kind is HangKind.PROCESS
-    alone = compare([stopped(0)], [stopped(0)], {0: 61.0}, START_S)
+    alone = compare([[stopped(0)], [stopped(0)]], {0: 61.0}, START_S)
     assert alone.verdict is not None
     stacks = [stopped(0), stopped(1)]
     assert words(stacks, stacks, {0, 1}) == (
@@ -144,7 +165,7 @@ def test_a_job_of_which_nothing_is_known_does_not_hang() -> None:
     assert words([unknown], [unknown], {0}) == ""
     # But others may wait for a process that never came to be watched.
     stacks = [unknown, waits(1)]
-    found = compare(stacks, stacks, {1: 61.0}, START_S)
+    found = compare([stacks, stacks], {1: 61.0}, START_S)
     assert found.verdict is not None
     assert found.verdict.culprits == (0,)
 
@@ -161,7 +182,7 @@ def test_a_job_of_which_nothing_is_known_does_not_hang() -> None:
     ],
 )
 def test_a_hang_as_a_failure(stacks: list[RankStack], rank: int, node_rank: int, host: str) -> None:
-    found = compare(stacks, stacks, {0: 61.0}, START_S)
+    found = compare([stacks, stacks], {0: 61.0}, START_S)
     assert found.verdict is not None
     failure = failure_of(found.verdict, stacks)
     assert failure.kind is FailureKind.HANG
@@ -173,7 +194,7 @@ def test_a_hang_as_a_failure(stacks: list[RankStack], rank: int, node_rank: int,
 
 def test_the_stacks_are_cut_where_they_are_too_long() -> None:
     stacks = [waits(0), reads(1)]
-    found = compare(stacks, stacks, {0: 61.0}, START_S)
+    found = compare([stacks, stacks], {0: 61.0}, START_S)
     assert found.verdict is not None
     whole = stacks_text(found.verdict, stacks)
     assert whole.splitlines() == [

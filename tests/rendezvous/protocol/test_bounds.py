@@ -28,16 +28,19 @@ from ft_run.rendezvous.protocol.messages import (
     NodeMessage,
     NodeSpec,
     Past,
+    PastProgress,
     PolicySpec,
+    Progress,
     Stopped,
 )
-from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
+from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
-OFFER = Offer("::1", 1)
+OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),)))
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
@@ -55,18 +58,19 @@ MESSAGES: list[NodeMessage] = [
         offer=OFFER,
         claim=Claim(
             0, "m", 0, 1, 0, 0, "n", ClaimState.RUNNING, (FAILURE,),
-            Past((1,), ("a",), 1, (NodeFailures("a", (1,)),)),
+            Past((1,), ("a",), 1, (NodeFailures("a", (1,)),), PastProgress(1, 1)),
         ),
         leaving="x",
     ),
     Failed(0, FAILURE),
     Done(0),
-    Stopped(0, OFFER),
+    Stopped(0, OFFER, Progress(1, True)),
     Leave("x"),
     StackReport(
         0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
     ),
     Suspicion(0, (0,), 1.0),
+    StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),)),
     CheckResult(0, "", OFFER),
 ]  # fmt: skip
 
@@ -93,7 +97,8 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is str:
         yield name, "x" * 300_000
     elif hint is int:
-        yield name, 2**31 - 1 if name != "time_s" else 2**64 - 1
+        bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64}
+        yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
         yield name, 1e308
     else:
@@ -142,7 +147,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(), hang=(),
         node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
-        separate_store=(False,), leaving=("", "", "x"),
+        separate_store=(False,), snapshots=(), leaving=("", "", "x"),
         restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,), term=(0, 0, 3),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()

@@ -1,4 +1,4 @@
-"""The master looks twice where the workers are before it takes them to hang."""
+"""The master looks some times where the workers are before it takes them to hang."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from ft_run.rendezvous.group.events import Hung
-from ft_run.rendezvous.protocol.messages import MasterMessage
+from ft_run.rendezvous.protocol.messages import HangSpec, MasterMessage
 from ft_run.rendezvous.protocol.stacks import Frame, NoHang, RankStack, RankState, Suspicion
-from ft_run.rendezvous.transport.hang_inquiry import HangInquiry
+from ft_run.rendezvous.transport.hang_inquiry import LOOKS, HangInquiry
 from ft_run.rendezvous.transport.stack_calls import Whereabouts
 from ft_run.tests.harness.scene import Scene, running
+
+HANG = HangSpec(60.0, 1800.0)
 
 
 def at(rank: int, line: int) -> RankStack:
@@ -54,14 +56,14 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60.0))
 
 
-def test_what_does_not_move_between_two_looks_is_a_hang() -> None:
+def test_what_does_not_move_from_look_to_look_is_a_hang() -> None:
     async def test() -> None:
-        node = Inquiry(running(2), iter([both(5), both(5)]))
+        node = Inquiry(running(2, hang=HANG), iter([both(5)] * LOOKS))
         node.suspect("a", 0)
         node.suspect("b", 1)
         await node.over()
         (hung,) = node.hung
-        assert (node.asked, hung.round, hung.is_alone, node.said) == (2, 0, False, [])
+        assert (node.asked, hung.round, hung.is_alone, node.said) == (LOOKS, 0, False, [])
         assert "no step for 61 s" in hung.failure.summary()
         assert hung.stacks.startswith("rank 0 on node 0 (h)\n  train.py:5 main")
         node.inquiry.close()
@@ -71,9 +73,9 @@ def test_what_does_not_move_between_two_looks_is_a_hang() -> None:
 
 def test_of_what_moves_all_nodes_of_the_round_are_told() -> None:
     async def test() -> None:
-        scene = running(2)
+        scene = running(2, hang=HANG)
         scene.attend("c")  # a spare
-        node = Inquiry(scene, iter([both(5), both(6)]))
+        node = Inquiry(scene, iter([both(5)] * (LOOKS - 1) + [both(6)]))
         node.suspect("a", 0)
         await node.over()
         answer = NoHang(0, "no step for 61 s, but rank 0 is moving: train.py:6")
@@ -83,13 +85,23 @@ def test_of_what_moves_all_nodes_of_the_round_are_told() -> None:
     run(test)
 
 
-def test_two_looks_count_only_if_all_nodes_have_answered() -> None:
+def test_looks_count_only_if_all_nodes_have_answered() -> None:
     async def test() -> None:
-        looks = [both(5), both(6, "node 1"), both(7), both(8, "node 1"), both(9), both(9)]
-        node = Inquiry(running(2), iter(looks))
+        looks = [*[both(5)] * (LOOKS - 1), both(5, "node 1"), *[both(5)] * LOOKS]
+        node = Inquiry(running(2, hang=HANG), iter(looks))
         node.suspect("a", 0)
         await node.over()
-        assert (node.asked, len(node.hung)) == (6, 1)
+        assert (node.asked, len(node.hung)) == (2 * LOOKS, 1)
+
+    run(test)
+
+
+def test_a_job_that_looks_for_no_hangs_has_none() -> None:
+    async def test() -> None:
+        node = Inquiry(running(2), iter([]))
+        node.suspect("a", 0)
+        await node.over()
+        assert node.asked == 0
 
     run(test)
 
@@ -103,7 +115,7 @@ def test_two_looks_count_only_if_all_nodes_have_answered() -> None:
 )
 def test_what_is_not_of_the_round_is_not_looked_into(suspect: Callable[[Inquiry], None]) -> None:
     async def test() -> None:
-        node = Inquiry(running(2), iter([]))
+        node = Inquiry(running(2, hang=HANG), iter([]))
         suspect(node)
         await node.over()
         assert node.asked == 0
@@ -113,7 +125,7 @@ def test_what_is_not_of_the_round_is_not_looked_into(suspect: Callable[[Inquiry]
 
 def test_a_node_suspects_its_own_workers_only() -> None:
     async def test() -> None:
-        node = Inquiry(running(2), iter([both(5), both(5)]))
+        node = Inquiry(running(2, hang=HANG), iter([both(5)] * LOOKS))
         node.suspect("a", 1)  # of node b
         await node.over()
         assert not node.hung
@@ -124,7 +136,7 @@ def test_a_node_suspects_its_own_workers_only() -> None:
 
 def test_it_is_given_up_when_the_round_ends() -> None:
     async def test() -> None:
-        scene = running(2)
+        scene = running(2, hang=HANG)
 
         def looks() -> Iterator[Whereabouts]:
             yield both(5)
@@ -142,8 +154,8 @@ def test_it_is_given_up_when_the_round_ends() -> None:
 def test_a_later_suspicion_is_looked_into_anew() -> None:
     async def test() -> None:
         moved = replace(at(0, 5), ticks=4)
-        looks = [both(5), Whereabouts((moved, at(1, 7)), ()), both(5), both(5)]
-        node = Inquiry(running(2), iter(looks))
+        looks = [*[both(5)] * (LOOKS - 1), Whereabouts((moved, at(1, 7)), ()), *[both(5)] * LOOKS]
+        node = Inquiry(running(2, hang=HANG), iter(looks))
         for _ in range(2):
             node.suspect("a", 0)
             await node.over()

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackOrder, StackReport
+from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackReport
+from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
 from ft_run.rendezvous.transport.stack_calls import StackCalls, Whereabouts
 
 LONG_S = 100.0
@@ -94,9 +95,24 @@ def test_a_stream_that_ends_is_not_waited_for() -> None:
 
 def test_a_master_without_a_round_asks_nobody() -> None:
     async def main() -> None:
-        told: list[StackOrder] = []
+        told: list[object] = []
         calls = StackCalls(lambda link, order: told.append(order))
         assert await calls.ask({}, ()) == Whereabouts((), ())
         assert not told
+
+    run(main())
+
+
+def test_steps_are_asked_for_in_the_same_way() -> None:
+    async def main() -> None:
+        told: list[object] = []
+        calls = StackCalls(lambda link, order: told.append(order), StepsOrder)
+        asking = asyncio.create_task(calls.ask({1: "node 0"}, (), LONG_S))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert told == [StepsOrder(1)]
+        calls.take(1, StepsReport(1, (RankSteps(0, 7, 1.5, 0.0),)))
+        found = await asking
+        assert found == Whereabouts((), (), (RankSteps(0, 7, 1.5, 0.0),))
 
     run(main())

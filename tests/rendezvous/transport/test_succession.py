@@ -19,6 +19,9 @@ from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
 from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.transport.succession import Mandate, Succession
+from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.token import new_token
+from ft_run.rendezvous.trust.wire import Trust, open_channel
 from ft_run.tests.harness.ports import free_port
 from ft_run.tests.rendezvous.transport.test_server import attend
 
@@ -29,14 +32,17 @@ TIMEOUT_S = 60.0
 class Hosts:
     """Three hosts that may lead; all are this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust: Trust | None = None) -> None:
+        self.trust = trust
         self.endpoints = [Endpoint("127.0.0.1", free_port()) for _ in range(3)]
         self.parts: list[tuple[Succession, MasterServer]] = []
 
     async def __aenter__(self) -> "Hosts":
         for place, endpoint in enumerate(self.endpoints):
-            succession = Succession(self.endpoints, place, TIMES, self._lead, lambda _: None)
-            server = MasterServer(None, "1", 5.0, succession)
+            succession = Succession(
+                self.endpoints, place, TIMES, self._lead, lambda _: None, self.trust
+            )
+            server = MasterServer(None, "1", 5.0, self.trust, succession)
             await server.start(endpoint)
             succession.start()
             self.parts.append((succession, server))
@@ -74,6 +80,7 @@ class Hosts:
             connect_timeout_s=TIMEOUT_S,
             master_timeout_s=TIMEOUT_S,
             listed=self.endpoints,
+            trust=self.trust,
         )
 
 
@@ -114,6 +121,32 @@ def test_nodes_find_the_leader_and_its_successor() -> None:
             assert await hosts.leader(leader) != leader
             assert (await until(said, LinkUp)).again
             await until(said, Waiting)
+            await link.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("stranger", [None, TokenTrust(new_token())], ids=["none", "another"])
+def test_with_a_token_hosts_elect_a_leader_and_a_stranger_gets_nothing(
+    stranger: Trust | None,
+) -> None:
+    async def test() -> None:
+        async with Hosts(TokenTrust(new_token())) as hosts:
+            leader = await hosts.leader()
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said)
+            await until(said, Waiting)
+            voter, _ = hosts.parts[(leader + 1) % 3]
+            asked: list[bytes] = []
+            voter.answer = lambda *call: asked.append(call[0])  # type: ignore[assignment,method-assign]  # what got through
+            ask = LeaseAsk(LeaseStep.PREPARE, leader, "p", 9999, 9999, 1000)
+            data, text = encode_lease(ask), ",".join(map(str, hosts.endpoints))
+            async with open_channel(hosts.endpoints[voter.own], (), stranger) as channel:
+                call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await call(data, metadata=((HOSTS_KEY, text),))
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert data not in asked
             await link.close()
 
     run(test)

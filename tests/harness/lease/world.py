@@ -2,11 +2,11 @@
 
 Around the rules that keep two leaders apart: ``Elector``, ``Search``, ``Fence`` and ``Group``, with
 the agents of ``simulated_agent``. The transcripts of ``tests/rendezvous/lease`` and the random
-histories of ``lease_simulation`` both drive it. It checks, at every step:
+histories of ``simulation`` both drive it. It checks, at every step:
 
 - at most one process has the lease;
-- **I8**: no worker is started while one lives that another leader has started or taken over, but on
-  a host that is frozen or thaws; and workers without a leader die in time.
+- **I10**: no worker is started while one lives that another leader has started or taken over, but
+  on a host that is frozen or thaws; and workers without a leader die in time.
 """
 
 import heapq
@@ -332,7 +332,7 @@ class World:
             for other in others:
                 assert other.elector is not None
                 if other.elector.leads(other.clock()):
-                    raise InvariantError(f"I8: {process.name} and {other.name} have the lease")
+                    raise InvariantError(f"I10: {process.name} and {other.name} have the lease")
         holds = elector.leads(now)
         is_led = holds and group is not None and group.state.settings.term == elector.term
         if group is not None and group.verdict is None and not is_led:
@@ -602,7 +602,7 @@ class World:
     # --- what must hold ----------------------------------------------------------------------
 
     def _started(self, node: Process) -> None:
-        """Check I8: workers of a round have been started."""
+        """Check I10: workers of a round have been started."""
         assert node.agent.assignment is not None
         at = node.agent.assignment
         node.under = at.term
@@ -610,18 +610,18 @@ class World:
         for other in self.processes():
             if other.under != at.term and self._counts(other):
                 raise InvariantError(
-                    f"I8: {node.name} starts workers of term {at.term} while {other.name} has "
+                    f"I10: {node.name} starts workers of term {at.term} while {other.name} has "
                     f"workers under term {other.under}"
                 )
 
     def _check_others(self, leader: Process, number: int) -> None:
-        """Check I8: a round has been taken over as it is."""
+        """Check I10: a round has been taken over as it is."""
         assert leader.elector is not None
         for other in self.processes():
             is_led = other.under == leader.elector.term
             if other.agent.live != number and not is_led and self._counts(other):
                 raise InvariantError(
-                    f"I8: {leader.name} takes round {number} over while {other.name} has workers "
+                    f"I10: {leader.name} takes round {number} over while {other.name} has workers "
                     f"of round {other.agent.live} under term {other.under}"
                 )
 
@@ -637,7 +637,7 @@ class World:
             return
         longest = (self.times.silence_s + self.times.fence_s) / 0.95 + 2 * KILL_S + _LOOK_S
         if self.now - since > longest:
-            raise InvariantError(f"I8: workers of {process.name} outlive their leader")
+            raise InvariantError(f"I10: workers of {process.name} outlive their leader")
 
     def running(self) -> Group | None:
         """Return the group whose round runs on all its members now."""

@@ -1,4 +1,4 @@
-"""Plays a script of faults in the world of ``lease_world``, and writes down what becomes of it.
+"""Plays a script of faults in the world of ``world``, and writes down what becomes of it.
 
 The notation is explained in ``tests/rendezvous/lease/traces/README.md``.
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.tests.harness.lease_world import Host, World, job_of
+from ft_run.tests.harness.lease.world import Host, World, job_of
 
 _LATENCY_S = 0.005
 _STEP_S = 0.001

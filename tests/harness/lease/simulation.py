@@ -1,7 +1,8 @@
-"""Random histories of the world of ``lease_world``: cuts of any shape, deaths, freezes, returns.
+"""Random histories of the world of ``world``: cuts of any shape, deaths, freezes, returns.
 
-**I9**, at the end of each: when nothing breaks any more, and a majority of the listed hosts and
-enough nodes see each other, a round runs within a lease, the wait of a new leader and 2 s.
+**I11**, at the end of each: when nothing breaks any more, and a majority of the listed hosts and
+enough nodes see each other, a round runs within a lease, the wait of a new leader and 2 s, by a
+slow clock, and ``_CALM_S``.
 """
 
 import random
@@ -10,7 +11,7 @@ from typing import TypeVar
 
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.tests.harness.invariants import InvariantError
-from ft_run.tests.harness.lease_world import Host, World, job_of
+from ft_run.tests.harness.lease.world import Host, World, job_of
 
 _T = TypeVar("_T")
 _CALM_S = 12.0
@@ -145,7 +146,7 @@ class History:
     # --- the end -----------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Nothing breaks any more; now I9 must hold."""
+        """Nothing breaks any more; now I11 must hold."""
         world = self.world
         self._slow = 0.0
         world.heal()
@@ -170,11 +171,11 @@ class History:
             if world.now - begin < _CALM_S:
                 self._replace()
             if world.now - begin > bound:
-                raise InvariantError(f"I9: no round runs {bound:.1f} s after the last fault")
+                raise InvariantError(f"I11: no round runs {bound:.1f} s after the last fault")
         self.longest_s = world.now - begin
         world.run_until(world.now + _CALM_S)
         if world.running() is None and world.now - begin > bound:
-            raise InvariantError("I9: the round does not last")
+            raise InvariantError("I11: the round does not last")
 
     def _replace(self) -> None:
         """Start nodes again where too few are left: some have gone meanwhile as they were asked."""

@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ...rendezvous.lease.fence import Fence
-from ...rendezvous.protocol.timeouts import Timeouts
-from ...rendezvous.transport.channel_options import silence_s
+from ..lease.fence import Fence
+from ..protocol.timeouts import Timeouts
+from .channel_options import silence_s
 
 _TICK_S = 1.0
 

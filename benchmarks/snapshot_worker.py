@@ -1,0 +1,113 @@
+"""A rank of ``snapshots.py``: a model whose step is a pause, so that only the state costs.
+
+    snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
+
+MODE is ``checkpointer`` or ``torch-save`` (every 20 steps, rank 0 writes, all read): in the first
+life rank 0 kills itself in the middle between two of them. Or ``stall``: one process, whose
+snapshots are measured. What is measured goes to FOLDER as lines of JSON.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ft_run.training import Checkpointer
+from torch import nn
+
+DIES_AT = 30
+SAVES_EVERY = 20
+MODE, FOLDER, STEPS, PARAMETERS, STEP_S = (
+    kind(w) for kind, w in zip((str, Path, int, int, float), sys.argv[1:], strict=True)
+)
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and an Adam that has done a step: 12 bytes for each parameter."""
+    layer = nn.Linear(1000, 1000, bias=False)
+    model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS // 10**6)])
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    return model, optimizer
+
+
+def note(**values: object) -> None:
+    """Write a line."""
+    with open(FOLDER / f"lines-{os.environ['RANK']}", "a") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """Do as a careful script does without ft-run."""
+    path, begin = FOLDER / "checkpoint.pt", 0
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        begin = saved["step"]
+    for step in range(begin, STEPS):
+        yield step
+        if (step + 1) % SAVES_EVERY == 0 and dist.get_rank() == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**state, "step": step + 1}, f"{path}.new")
+            os.replace(f"{path}.new", path)
+
+
+def train() -> None:
+    """Train, and die once."""
+    dist.init_process_group("gloo")
+    model, optimizer = make()
+    state = {"model": model, "optimizer": optimizer}
+    steps = by_hand(model, optimizer)
+    if MODE == "checkpointer":
+        steps = Checkpointer(FOLDER / "c", state, checkpoint_every=None).steps(STEPS)
+    is_first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    for step in steps:
+        if is_first_life and step == DIES_AT and dist.get_rank() == 0:
+            note(death=time.time())
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(STEP_S)
+        dist.barrier()  # the gradients of a real step
+        note(step=step, time=time.time())
+    dist.destroy_process_group()
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return how long something takes, in seconds."""
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+def stall() -> None:
+    """Measure a bare copy of the state, and steps with and without a snapshot, in turn."""
+    model, optimizer = make()
+    state = {"model": model, "optimizer": optimizer}
+    checkpointer = Checkpointer(FOLDER / "c", state, checkpoint_every=None)
+    checkpointer.restore()
+    tensors = [*model.state_dict().values()]
+    tensors += [value for one in optimizer.state.values() for value in one.values()]
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+
+    def copy() -> None:
+        for to, tensor in zip(copies, tensors, strict=True):
+            to.copy_(tensor)
+
+    with torch.no_grad():
+        for number in range(1, STEPS + 1):
+            bare, plain = timed(copy), timed(lambda: time.sleep(STEP_S))
+            time.sleep(STEP_S)
+            snapshot = timed(lambda number=number: checkpointer.step(number))  # type: ignore[misc]  # bound now
+            if number > 3:  # the memory is new
+                note(bare=bare, snapshot=snapshot, slowdown=snapshot / plain)
+
+
+torch.set_num_threads(1)
+(stall if MODE == "stall" else train)()

@@ -1,0 +1,83 @@
+"""What a crash costs with snapshots, and what snapshots cost.
+
+    python benchmarks/snapshots.py [--runs N] [--quick]
+
+The recovery is from the SIGKILL of a rank to the end of the first step that was not done before,
+under ft-run with ``Checkpointer`` and under torchrun with ``torch.save`` every 20 steps, with the
+same state and the same pause as a step, in alternation. The rank dies in the middle between two
+saves, which is what a crash costs on average.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WORKER = Path(__file__).with_name("snapshot_worker.py")
+PRELOAD = ["--preload", "torch,torch._dynamo,ft_run.training.checkpointer"]
+BIN = Path(sys.executable).parent
+
+
+def lines_of(folder: Path) -> list[dict[str, float]]:
+    """Return what the ranks noted."""
+    texts = [path.read_text() for path in sorted(folder.glob("lines-*"))]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def run(launcher: str, workers: int, mode: str, *args: object) -> list[dict[str, float]]:
+    """Run a job; return what its ranks noted."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [BIN / launcher, "--standalone", "--nproc-per-node", workers]
+        command += ["--max-restarts", 3, *(PRELOAD if launcher == "ft-run" else [])]
+        command += [WORKER, mode, folder, *args]
+        # Without it torchrun with gloo needs further restarts now and then.
+        env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            list(map(str, command)), env=env, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"{launcher} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        return lines_of(Path(folder))
+
+
+def recovery_s(lines: list[dict[str, float]]) -> float:
+    """Return the time from the death to the end of the first new step, on the last rank."""
+    (death,) = (line["death"] for line in lines if "death" in line)
+    done_before = {line["step"] for line in lines if line.get("time", death) < death}
+    first = max(done_before) + 1
+    return max(line["time"] for line in lines if line.get("step") == first) - death
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one short run: does it still work?")
+    options = parser.parse_args()
+    parameters, step_s, runs = 25_000_000, 0.2, options.runs
+    if options.quick:
+        parameters, step_s, runs = 2_000_000, 0.01, 1
+    print(f"load {os.getloadavg()[0]:.1f}; {parameters * 12 / 1e6:.0f} MB of state in each rank")
+    ours, theirs = [], []
+    for _ in range(runs):
+        theirs.append(recovery_s(run("torchrun", 2, "torch-save", 34, parameters, step_s)))
+        ours.append(recovery_s(run("ft-run", 2, "checkpointer", 34, parameters, step_s)))
+    mine, other = statistics.median(ours), statistics.median(theirs)
+    print(f"recovery: torchrun {other:.2f} s, ft-run {mine:.2f} s, {mine / other:.2f} x (<= 0.1 x)")
+    lines = run("ft-run", 1, "stall", 20, parameters, step_s)
+    bare, snapshot, slowdown = (
+        statistics.median(line[key] for line in lines) for key in ("bare", "snapshot", "slowdown")
+    )
+    print(
+        f"stall: bare copy {bare * 1e3:.1f} ms, snapshot {snapshot * 1e3:.1f} ms, "
+        f"{snapshot / bare:.2f} x (<= 1.3 x)"
+    )
+    print(f"slowdown of a step of {step_s:g} s: {slowdown:.1%} (<= 5 %)")
+
+
+if __name__ == "__main__":
+    main()

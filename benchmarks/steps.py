@@ -1,0 +1,33 @@
+"""The worker of ``watching.py``: ``steps.py ROUNDS STEPS`` does steps of an optimizer of torch's.
+
+A step is so many rounds of an empty loop, as they take as long in each run, and one step of SGD on
+one small tensor. It writes the median time of a step, in microseconds.
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+
+_WARM_UP = 20
+
+
+def main() -> None:
+    """Do the steps."""
+    rounds, steps = int(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    parameter = torch.nn.Parameter(torch.zeros(8))
+    parameter.grad = torch.ones(8)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    times = []
+    for _ in range(steps + _WARM_UP):
+        started = time.perf_counter_ns()
+        for _ in range(rounds):
+            pass
+        optimizer.step()
+        times.append(time.perf_counter_ns() - started)
+    print("median", statistics.median(times[_WARM_UP:]) / 1e3)
+
+
+main()

@@ -1,0 +1,171 @@
+"""What --watch-workers costs: a training step, and an agent that has nothing to do.
+
+    python benchmarks/watching.py [--runs N] [--idle-s SECONDS] [--json FILE] [--quick]
+
+Jobs with and without it run in alternation. See README.md for how to read it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from figures import Summary, facts_line, machine_facts, number, summarize, table
+from jobs import Launcher, Shape, environment, running_job
+from procfs import cpu_s, helpers, marked, wakeups
+
+_STEPS = Path(__file__).with_name("steps.py")
+_SETTLE_S = 2.0
+_CALIBRATION_ROUNDS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure, with and without watching."""
+
+    title: str
+    unit: str
+    without: Summary | None
+    watched: Summary | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=7, help="jobs of each kind (default 7)")
+    parser.add_argument("--idle-s", type=float, default=20.0, help="how long an agent is watched")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
+    parser.add_argument("--quick", action="store_true", help="does it still work?")
+    args = parser.parse_args(argv)
+    runs, idle_s = (1, 1.0) if args.quick else (args.runs, args.idle_s)
+    facts = machine_facts()
+    print(facts_line(facts), flush=True)
+    rounds_per_us = _rounds_per_us()
+    samples: dict[str, list[list[float]]] = {}
+    rows = []
+    for name, step_us, steps in (("100 us", 100, 20_000), ("10 ms", 10_000, 300)):
+        rounds = int(step_us * rounds_per_us)
+        found = _alternate(runs, _step_us(rounds, steps // (10 if args.quick else 1)))
+        samples[name] = [[value for (value,) in kind] for kind in found]
+        rows.append(_row(f"a step of some {name}", "us", samples[name]))
+    found = _alternate(runs, _idle(idle_s))
+    for index, (title, unit) in enumerate(
+        (
+            ("an idle agent and its helpers wake up", "/s"),
+            ("an idle agent and its helpers: CPU", "%"),
+        )
+    ):
+        samples[title] = [[values[index] for values in kind] for kind in found]
+        rows.append(_row(title, unit, samples[title]))
+    print(f"\n{_report(rows)}\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps({"machine": facts, "samples": samples}, indent=1) + "\n")
+    return 0
+
+
+def _alternate(
+    runs: int, measure: Callable[[bool], tuple[float, ...]]
+) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    without: list[tuple[float, ...]] = []
+    watched: list[tuple[float, ...]] = []
+    for number_of_run in range(runs):
+        # Which one comes first changes: what goes before may warm up the machine.
+        for is_watched in (False, True) if number_of_run % 2 else (True, False):
+            (watched if is_watched else without).append(measure(is_watched))
+    return without, watched
+
+
+def _row(title: str, unit: str, samples: list[list[float]]) -> Row:
+    return Row(title, unit, summarize(samples[0]), summarize(samples[1]))
+
+
+def _report(rows: Sequence[Row]) -> str:
+    lines = [("", "unit", "without", "watched", "difference", "minimum without", "watched")]
+    for row in rows:
+        if row.without is None or row.watched is None:
+            continue
+        before, after = row.without, row.watched
+        lines.append(
+            (
+                row.title,
+                row.unit,
+                number(before.median),
+                number(after.median),
+                f"{after.median - before.median:+.3g}",
+                number(before.minimum),
+                number(after.minimum),
+            )
+        )
+    return table(lines)
+
+
+# --- a step -------------------------------------------------------------------------------------
+
+
+def _rounds_per_us() -> float:
+    """Return how many rounds of the loop in ``steps.py`` take a microsecond here."""
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(_CALIBRATION_ROUNDS):
+            pass
+        times.append(time.perf_counter() - started)
+    return _CALIBRATION_ROUNDS / (min(times) * 1e6)
+
+
+def _step_us(rounds: int, steps: int) -> Callable[[bool], tuple[float, ...]]:
+    """Return what measures the median step of one worker, in microseconds."""
+
+    def measure(is_watched: bool) -> tuple[float, ...]:
+        command = [str(Launcher.FT_RUN.path), "--standalone", *_flags(is_watched)]
+        done = subprocess.run(
+            [*command, str(_STEPS), str(rounds), str(steps)],
+            env=environment() | {"LOGLEVEL": "WARNING"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("median ")]
+        return (float(line.split()[1]),)
+
+    return measure
+
+
+def _flags(is_watched: bool) -> list[str]:
+    return ["--watch-workers"] if is_watched else []
+
+
+# --- an agent -----------------------------------------------------------------------------------
+
+
+def _idle(seconds: float) -> Callable[[bool], tuple[float, ...]]:
+    """Return what measures how often an agent and its helpers wake up, and their CPU in percent."""
+
+    def measure(is_watched: bool) -> tuple[float, ...]:
+        shape = Shape(is_watched=is_watched)
+        with running_job(Launcher.FT_RUN, shape, "wait") as job:
+            workers = {line.pid for line in job.wait_for_lines(shape.world_size, 60.0)}
+            time.sleep(_SETTLE_S)
+            (agent,) = [agent.pid for agent in job.agents]
+            family = [agent, *helpers(agent, workers, marked(job.mark))]
+            before = [sum(map(clock, family)) for clock in (wakeups, cpu_s)]
+            started = time.monotonic()
+            time.sleep(seconds)
+            took_s = time.monotonic() - started
+            after = [sum(map(clock, family)) for clock in (wakeups, cpu_s)]
+            job.release()
+            problems = job.finish(attempts=1, timeout_s=60.0).problems
+        if problems or len(workers) != shape.world_size:
+            raise RuntimeError(f"the job went wrong: {problems}")
+        rates = [(late - early) / took_s for early, late in zip(before, after, strict=True)]
+        return rates[0], 100 * rates[1]
+
+    return measure
+
+
+if __name__ == "__main__":
+    sys.exit(main())

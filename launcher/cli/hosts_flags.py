@@ -1,0 +1,197 @@
+"""The command line of ``ft-run hosts``: its own flags, then those of the job."""
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from ... import defaults
+from ...errors import UsageError
+from ...rendezvous.protocol.endpoint import Endpoint
+from ..options import HostsOptions, NodeCommand
+from ..places.hostfile import HostLine, read_hostfile, read_list, select
+from . import values
+from .command_line import CommandLine, Flag, Given, HelpText
+from .launch_flags import launch_command
+from .values import BadValue, shown
+
+_BEFORE = """\
+Usage: ft-run hosts --hostfile FILE [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
+       ft-run hosts --hosts A,B,C [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
+
+Start the same job on every host over ssh, which must let you in without a
+question. Output has the name of its host in front. Ctrl-C ends the job in
+order. No process stays on a host when this command or its connection ends.
+
+What JOB_OPTIONS do not say: --nnodes is the number of hosts, --rdzv-endpoint
+the first host, --rdzv-id a new one, --nproc-per-node the slots of the host.
+
+Example:
+  ft-run hosts --hostfile hosts --max-restarts 3 train.py --lr 0.1
+"""
+_AFTER = "The options of the job are those of ft-run --help.\n"
+
+
+def hosts_command() -> CommandLine:
+    """Return the flags of ``ft-run hosts`` itself."""
+
+    def flag(name: str, metavar: str, text: str, **more: bool) -> Flag:
+        return Flag(
+            name, group="Options", metavar=metavar, read=values.string, help=text, ours=True, **more
+        )
+
+    flags = [
+        flag("--hostfile", "FILE", "A line HOST slots=N for each host; # begins a comment."),
+        flag("--hosts", "A,B,C", "The hosts, with commas."),
+        flag("--include", "A,B", "Only these of them."),
+        flag("--exclude", "A,B", "Not these of them."),
+        flag("--ssh", "COMMAND", "How to reach a host, such as 'ssh -p 2222'; default: ssh."),
+        flag("--env", "NAME[=VALUE]", "A variable for the job; may be repeated.", multiple=True),
+        flag("--chdir", "DIR", "The working directory on the hosts; default: this one."),
+        flag("--ft-run", "PATH", "ft-run on the hosts; default: the path of this one."),
+        Flag(
+            "--launcher-as-node",
+            group="Options",
+            ours=True,
+            help="This host is the first node, besides the hosts that are named.",
+        ),
+    ]
+    return CommandLine("ft-run hosts", flags, HelpText(_BEFORE, _AFTER))
+
+
+def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
+    """Return what to start on which hosts.
+
+    Args:
+        argv: the arguments after ``hosts``.
+        environ: the environment.
+
+    Raises:
+        UsageError: the hosts and the options of the job cannot work together.
+    """
+    line = hosts_command()
+    own, job = _split(line, argv)
+    given, _ = line.read(own, {})
+    hosts = _hosts(given)
+    is_node = given["launcher_as_node"]
+    names = [""] * is_node + [host.name for host in hosts]
+    job_line = launch_command()
+    wanted, rest = job_line.read(job, {})
+    if not rest:
+        raise UsageError(
+            "no script was given; right would be ft-run hosts --hostfile FILE [OPTIONS] SCRIPT."
+        )
+    low, high = wanted.get("nnodes", (len(names), len(names)))
+    _refuse_counts(low, len(hosts), is_node)
+    first = socket.gethostname() if is_node else hosts[0].address
+    added = []
+    if wanted["nnodes"] is None:
+        added.append(f"--nnodes={len(names)}")
+    if wanted["rdzv_endpoint"] is None and wanted["master_addr"] is None and len(names) > 1:
+        added.append(f"--rdzv-endpoint={Endpoint(first, defaults.ENDPOINT_PORT)}")
+    if not wanted["rdzv_id"]:
+        added.append(f"--rdzv-id=hosts-{os.urandom(6).hex()}")
+    slots = ([None] if is_node else []) + [_slots(host, wanted) for host in hosts]
+    has_ranks = wanted["nnodes"] is None and wanted["rdzv_backend"] != "c10d" and len(names) > 1
+    commands = []
+    for rank, (name, count) in enumerate(zip(names, slots, strict=True)):
+        of_node = [f"--nproc-per-node={count}"] if count else []
+        of_node += [f"--node-rank={rank}"] if has_ranks and wanted["node_rank"] is None else []
+        commands.append(NodeCommand(name, (*added, *of_node, *job)))
+    return HostsOptions(
+        nodes=tuple(commands),
+        least=min(low, high),
+        ssh=tuple(_words(given.get("ssh", "ssh"))),
+        environ=dict(_variable(text, environ) for text in given["env"]),
+        folder=given["chdir"] or os.getcwd(),
+        program=given["ft_run"] or _own_path(),
+    )
+
+
+def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the leading arguments that are flags of this command, and the rest."""
+    flags = {flag.spelling: flag for flag in line.flags} | {"-h": line.flags[-2]}
+    at = 0
+    while at < len(argv):
+        name, equals, _ = argv[at].partition("=")
+        flag = flags.get(name.replace("_", "-"))
+        if flag is None:
+            break
+        at += 2 if flag.takes_value and not equals else 1
+    job = argv[at:]
+    return argv[:at], job[1:] if job and job[0] == "--" else job
+
+
+def _hosts(given: Given) -> tuple[HostLine, ...]:
+    path, listed = given["hostfile"], given["hosts"]
+    if (path is None) is (listed is None):
+        raise UsageError(
+            "ft-run hosts needs one of --hostfile and --hosts, and was given"
+            f" {'none' if path is None else 'both'}; right would be --hostfile FILE, or --hosts"
+            " A,B,C."
+        )
+    if listed is not None:
+        hosts = read_list(listed, "--hosts")
+    else:
+        try:
+            with open(path, encoding="utf-8") as file:
+                hosts = read_hostfile(file.read(), path)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"--hostfile was given {shown(path)}, which cannot be read: {error}; right would be"
+                " a file with a line HOST slots=N for each host."
+            ) from error
+    return select(hosts, given["include"], given["exclude"])
+
+
+def _refuse_counts(low: int, hosts: int, is_node: bool) -> None:
+    count = hosts + is_node
+    if low > count:
+        of_launcher = " and this one" if is_node else ""
+        raise UsageError(
+            f"--nnodes asks for {low} nodes, but there are {hosts} hosts{of_launcher}; right would"
+            f" be --nnodes {count}, or more hosts."
+        )
+    if is_node and low == 1 and count > 1:
+        raise UsageError(
+            f"--nnodes asks for 1 node, but --launcher-as-node makes this host one beside {hosts}"
+            f" others; right would be --nnodes {count}, or no --launcher-as-node."
+        )
+
+
+def _slots(host: HostLine, wanted: Given) -> int | None:
+    """Return how many workers to ask for on a host; None if the job's options say it."""
+    workers = wanted["nproc_per_node"]
+    if workers is None:
+        return host.slots
+    if host.slots is not None and workers.isdecimal() and int(workers) != host.slots:
+        raise UsageError(
+            f"{host.where} has slots={host.slots}, but --nproc-per-node is {workers}; right would"
+            f" be slots={workers}, or no --nproc-per-node."
+        )
+    return None
+
+
+def _own_path() -> str:
+    """Return the path of this command; by ``python -m ft_run`` that of the one beside Python."""
+    own = os.path.abspath(sys.argv[0])
+    return own if os.path.basename(own) == "ft-run" else f"{os.path.dirname(sys.executable)}/ft-run"
+
+
+def _words(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words:
+        raise values.refuse("--ssh", text, BadValue("a command, such as 'ssh -p 2222'"))
+    return words
+
+
+def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or (not equals and name not in environ):
+        right = "NAME=VALUE, or the NAME of a variable that is set here"
+        raise values.refuse("--env", text, BadValue(right))
+    return name, value if equals else environ[name]

@@ -1,0 +1,92 @@
+"""``--auto-config`` and ``--dry-run``: what the place of this process adds to the command line."""
+
+from collections.abc import Mapping, Sequence
+
+from .command_line import CommandLine, Flag, Given, answer, say
+
+_MARKS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_NAMESPACE",
+    "SLURM_JOB_ID",
+    "SLURM_JOBID",
+    "LWS_LEADER_ADDRESS",
+    "JOB_COMPLETION_INDEX",
+    "SKYPILOT_NODE_IPS",
+    "SM_HOSTS",
+    "AWS_BATCH_JOB_NODE_INDEX",
+)
+"""Variables of which each place has one; what reads them is only loaded where one is set."""
+
+_SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
+
+
+def place_flags() -> list[Flag]:
+    """Return the flags."""
+    return [
+        Flag(
+            "--auto-config",
+            group="Rendezvous",
+            ours=True,
+            help="Take nodes, rank, endpoint, job id and workers from Slurm, MPI, Kubernetes,"
+            " SkyPilot, SageMaker or AWS Batch, where no flag gives them.",
+        ),
+        Flag(
+            "--dry-run",
+            group="Rendezvous",
+            ours=True,
+            help="Print the command with all that --auto-config and PET_* add to it, and exit.",
+        ),
+    ]
+
+
+def placed(
+    line: CommandLine, given: Given, environ: Mapping[str, str], remarks: list[str]
+) -> Given:
+    """Return the flags with those that the place gives, if ``--auto-config`` was given.
+
+    Raises:
+        UsageError: the place cannot tell, or contradicts itself.
+    """
+    if given["auto_config"]:
+        from socket import getfqdn
+
+        from ..places.auto_config import auto_config, told
+
+        texts = {key: words[-1] for key, words in given.texts.items() if given[key] is not False}
+        found = auto_config(environ, texts, getfqdn)
+        remarks.append(told(found))
+        return line.filled(given, {key: (t.text, t.source) for key, t in found.items()})
+    says_one = not any(given[key] for key in _SAYS_HOW_MANY)
+    if says_one and any(mark in environ for mark in _MARKS):
+        from ..places.auto_config import suggestion
+
+        remarks.extend(filter(None, (suggestion(environ),)))
+    return given
+
+
+def answer_dry_run(
+    line: CommandLine, given: Given, rest: Sequence[str], remarks: Sequence[str]
+) -> None:
+    """Print the resulting command and exit with 0, if ``--dry-run`` was given."""
+    if given["dry_run"]:
+        say(remarks)
+        answer(resulting_command(line, given, rest))
+
+
+def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> str:
+    """Return the command that needs no place and no ``PET_*``, quoted for a shell."""
+    from shlex import join
+
+    words = ["ft-run"]
+    for flag in line.flags:
+        texts = given.texts.get(flag.key, ())
+        if flag.key in ("auto_config", "dry_run") or given[flag.key] is False:
+            continue
+        words += [
+            f"{flag.spelling}={text}" if flag.takes_value else flag.spelling
+            for text in (texts if flag.multiple else texts[-1:])
+        ]
+    if rest and rest[0].startswith("-"):
+        words.append("--")
+    return join([*words, *rest])

@@ -1,0 +1,122 @@
+"""The flags that close the wire: a token, or certificates of the user's own."""
+
+from collections.abc import Mapping, Sequence
+
+from ...errors import UsageError
+from ...rendezvous.trust.source import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TrustOptions
+from ...rendezvous.trust.token import Token
+from ..options import TokenOptions
+from . import values
+from .command_line import CommandLine, Flag, Given, HelpText
+from .values import shown
+
+_FILES = ("tls_cert", "tls_key", "tls_ca")
+
+
+def trust_flags(group: str = "Trust") -> list[Flag]:
+    """Return the flags, for the help under the heading ``group``."""
+    return [
+        Flag(
+            "--token-file",
+            group=group,
+            metavar="FILE",
+            read=values.string,
+            ours=True,
+            help="The job's secret (ft-run token makes one): the wire is then mutual TLS. Also"
+            f" {TOKEN_FILE_VARIABLE}, or {TOKEN_VARIABLE} with the secret itself.",
+        ),
+        Flag(
+            "--tls-cert",
+            group=group,
+            metavar="FILE",
+            read=values.string,
+            ours=True,
+            help="Instead of a token: a certificate for both ends of a connection, PEM.",
+        ),
+        Flag(
+            "--tls-key",
+            group=group,
+            metavar="FILE",
+            read=values.string,
+            ours=True,
+            help="Its key.",
+        ),
+        Flag(
+            "--tls-ca",
+            group=group,
+            metavar="FILE",
+            read=values.string,
+            ours=True,
+            help="The authority that has signed the certificates of all nodes.",
+        ),
+    ]
+
+
+def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
+    """Return what protects the wire; None where nothing was given.
+
+    Args:
+        given: the flags and their variables.
+        environ: has the variables of the token.
+
+    Raises:
+        UsageError: one of the three files of a certificate is missing, or there is a token too.
+    """
+    token = _token(given, environ)
+    files = [key for key in _FILES if given[key]]
+    if not files:
+        return token
+    if token is not None:
+        raise UsageError(
+            f"{given.origin(files[0])} and {token.origin} exclude each other; right would be a"
+            " token, or certificates."
+        )
+    missing = [f"--{key.replace('_', '-')}" for key in _FILES if key not in files]
+    if missing:
+        raise UsageError(
+            f"{given.origin(files[0])} was given without {' and '.join(missing)}; right would be"
+            " --tls-cert, --tls-key and --tls-ca together."
+        )
+    return TrustOptions(
+        tls_cert=given["tls_cert"], tls_key=given["tls_key"], tls_ca=given["tls_ca"]
+    )
+
+
+def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptions:
+    """Return what the arguments after ``ft-run token`` mean.
+
+    Raises:
+        UsageError: they cannot work.
+        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+    """
+    _, rest = _token_command().read(argv, environ)
+    if len(rest) > 1:
+        raise UsageError(
+            f"ft-run token takes one FILE, but was given {shown(rest[0])} and {shown(rest[1])}."
+        )
+    return TokenOptions(rest[0] if rest else None)
+
+
+def _token_command() -> CommandLine:
+    before = """\
+Usage: ft-run token [FILE]
+
+Make a secret for a job, of 256 bits: into a new file that only this user can
+read, or, without FILE, onto standard output. Give every node of the job, and
+ft-run master, status and stacks, the same by --token-file.
+
+Example:
+  ft-run token job.token
+  ft-run --token-file job.token --nnodes 2 --rdzv-endpoint node0 train.py
+"""
+    return CommandLine("ft-run token", [], HelpText(before, ""))
+
+
+def _token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
+    if given["token_file"]:
+        return TrustOptions(token_file=given["token_file"], origin=given.origin("token_file"))
+    if path := environ.get(TOKEN_FILE_VARIABLE):
+        return TrustOptions(token_file=path, origin=TOKEN_FILE_VARIABLE)
+    if text := environ.get(TOKEN_VARIABLE):
+        return TrustOptions(token=Token(text), origin=TOKEN_VARIABLE)
+    return None

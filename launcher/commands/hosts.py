@@ -1,0 +1,179 @@
+"""``ft-run hosts``: one job on several hosts over the system's ssh."""
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO, Final
+
+from ... import exit_codes
+from ...errors import RendezvousError
+from ...printable import printable
+from ..options import HostsOptions, NodeCommand
+from .hosts_node import BEAT_S, LOST
+
+_SSH_OPTIONS: Final = (
+    "-oBatchMode=yes",
+    "-oConnectTimeout=20",
+    "-oServerAliveInterval=10",
+    "-oServerAliveCountMax=3",
+    "-T",
+)
+"""No questions, no terminal, and a connection that is gone is noticed within 30 s; what the user's
+own command says goes before."""
+
+_NOT_IN_THE_JOB: Final = (LOST, exit_codes.USAGE, exit_codes.REFUSED, 126, 127)
+"""Statuses of a host without a node: no connection, wrong use, no such program."""
+
+_TICK_S: Final = 0.2
+"""How soon a signal is passed on: the main thread waits for hosts meanwhile."""
+
+_CHUNK = 1 << 16
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Host:
+    """One host: its ssh, and how it has ended."""
+
+    def __init__(self, command: NodeCommand, options: HostsOptions) -> None:
+        self.name = command.host or "here"
+        self.status: int | None = None
+        start = [options.program, "hosts-node"]
+        if command.host:  # where a shell reads it
+            start = [*options.ssh, *_SSH_OPTIONS, "--", command.host, shlex.join(start)]
+        self._process = subprocess.Popen(
+            start,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which passes it on
+        )
+        order = {
+            "program": options.program,
+            "argv": command.argv,
+            "folder": options.folder,
+            "environ": dict(options.environ),
+        }
+        self.send(json.dumps(order))
+
+    def send(self, line: str) -> None:
+        """Send a line; one that is gone has ended or is about to."""
+        stream = self._process.stdin
+        assert stream is not None
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(line.encode() + b"\n")
+            stream.flush()
+
+    def attend(self, console: "_Console", ended: "queue.SimpleQueue[_Host]") -> None:
+        """Pass the output on until the end; then say so."""
+        out, err = self._process.stdout, self._process.stderr
+        assert out is not None
+        assert err is not None
+        reader = threading.Thread(
+            target=console.copy, args=(self.name, err, sys.stderr.fileno()), daemon=True
+        )
+        reader.start()
+        console.copy(self.name, out, sys.stdout.fileno())
+        reader.join()
+        status = self._process.wait()
+        self.status = LOST if status < 0 else status  # ssh itself was killed
+        ended.put(self)
+
+
+class _Console:
+    """Both streams, on which lines of several hosts do not run into each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def copy(self, name: str, stream: IO[bytes], target: int) -> None:
+        """Copy lines to a file descriptor with the host's name in front, until their end."""
+        prefix = f"[{name}] ".encode()
+        with stream:
+            for line in _lines(stream):
+                self.write(target, prefix + line)
+
+    def write(self, target: int, data: bytes) -> None:
+        """Write all of it; what nothing reads any more is dropped, so that no host stalls."""
+        view = memoryview(data)
+        with self._lock, contextlib.suppress(OSError):
+            while view:
+                view = view[os.write(target, view) :]
+
+
+def run_hosts(options: HostsOptions) -> int:
+    """Run a job on all hosts; return its exit status.
+
+    Raises:
+        RendezvousError: too few hosts could be reached, or are left.
+    """
+    console = _Console()
+    ended: queue.SimpleQueue[_Host] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in _FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: asked.put(number))
+    hosts = [_Host(command, options) for command in options.nodes]
+    for host in hosts:
+        threading.Thread(target=host.attend, args=(console, ended), daemon=True).start()
+    too_few = ""
+    since_beat = 0.0
+    while any(host.status is None for host in hosts):
+        with contextlib.suppress(queue.Empty):
+            host = ended.get(timeout=_TICK_S)
+            _tell(host, console)
+            lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
+            if len(hosts) - len(lost) < options.least and not too_few:
+                too_few = (
+                    f"{len(lost)} of {len(hosts)} hosts are not in the job or have left it"
+                    f" ({', '.join(lost[:8])}), and it needs {options.least}; right would be hosts"
+                    " that ssh reaches without a question, with ft-run and the script."
+                )
+                asked.put(signal.SIGTERM)
+        since_beat += _TICK_S
+        words = [signal.Signals(number).name for number in _drain(asked)]
+        if since_beat >= BEAT_S:
+            words.append("beat")
+            since_beat = 0.0
+        for word in words:
+            for host in hosts:
+                host.send(word)
+    statuses = {host.status for host in hosts}
+    if too_few and (len(statuses) > 1 or LOST in statuses):
+        raise RendezvousError(too_few)
+    return _status(hosts)
+
+
+def _drain(numbers: "queue.SimpleQueue[int]") -> Iterator[int]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield numbers.get_nowait()
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines, each with its end; a very long one in pieces."""
+    while line := stream.readline(_CHUNK):
+        yield line if line.endswith(b"\n") else line + b"\n"
+
+
+def _tell(host: _Host, console: _Console) -> None:
+    if host.status in (exit_codes.SUCCESS, None):
+        return
+    what = "the connection is lost" if host.status == LOST else f"exit status {host.status}"
+    line = printable(f"ft-run hosts: {host.name}: {what}")
+    console.write(sys.stderr.fileno(), line.encode() + b"\n")
+
+
+def _status(hosts: list[_Host]) -> int:
+    """Return the job's status: that of the first host that has not been lost or excluded."""
+    statuses = [host.status for host in hosts if host.status not in (LOST, None)]
+    of_the_job = [status for status in statuses if status != exit_codes.NODE_EXCLUDED]
+    first = next(iter(of_the_job or statuses), exit_codes.RENDEZVOUS_FAILED)
+    assert first is not None
+    return first

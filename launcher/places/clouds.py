@@ -1,0 +1,101 @@
+"""SkyPilot, SageMaker training and AWS Batch's multi-node parallel jobs."""
+
+import json
+
+from ...errors import UsageError
+from .place import PORT, Place, Taken, Variables, attempt, gpus, known, refuse_count, refuse_rank
+
+
+def skypilot(variables: Variables) -> Place | None:
+    """Return what SkyPilot says; None outside of it.
+
+    Raises:
+        UsageError: its variables contradict.
+    """
+    addresses = variables.text("SKYPILOT_NODE_IPS")
+    if addresses is None:
+        return None
+    hosts = tuple(addresses.text.split())
+    nodes = variables.whole("SKYPILOT_NUM_NODES", low=1)
+    refuse_count(nodes, hosts, addresses.source)
+    nodes = nodes or Taken(str(len(hosts)), addresses.source)
+    rank = variables.whole("SKYPILOT_NODE_RANK")
+    refuse_rank(rank, nodes)
+    return Place(
+        "SkyPilot",
+        known(
+            nnodes=nodes,
+            node_rank=rank,
+            rdzv_endpoint=Taken(f"{_bracketed(hosts[0])}:{PORT}", addresses.source),
+            rdzv_id=variables.text("SKYPILOT_TASK_ID"),
+            nproc_per_node=gpus(variables.whole("SKYPILOT_NUM_GPUS_PER_NODE")),
+        ),
+    )
+
+
+def sagemaker(variables: Variables) -> Place | None:
+    """Return what SageMaker says; None outside of it.
+
+    Raises:
+        UsageError: its variables contradict.
+    """
+    listed, own = variables.text("SM_HOSTS"), variables.text("SM_CURRENT_HOST")
+    if listed is None or own is None:
+        return None
+    try:
+        hosts = json.loads(listed.text)
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
+        raise UsageError(
+            f"{listed.source} is {listed.text[:80]!r}; right would be a JSON list of hosts such as"
+            ' ["algo-1","algo-2"], or no --auto-config.'
+        )
+    if own.text not in hosts:
+        raise UsageError(
+            f"{own.source} is {own.text[:80]}, but {listed.source} is {listed.text[:80]}; right"
+            " would be one of these hosts, or --nnodes and --node-rank."
+        )
+    return Place(
+        "SageMaker",
+        known(
+            nnodes=Taken(str(len(hosts)), listed.source),
+            node_rank=Taken(str(hosts.index(own.text)), f"{listed.source}, {own.source}"),
+            rdzv_endpoint=Taken(f"{hosts[0]}:{PORT}", listed.source),
+            rdzv_id=variables.text("TRAINING_JOB_NAME"),
+            nproc_per_node=gpus(variables.whole("SM_NUM_GPUS")),
+        ),
+    )
+
+
+def aws_batch(variables: Variables) -> Place | None:
+    """Return what AWS Batch says; None outside of a multi-node parallel job.
+
+    Raises:
+        UsageError: its variables contradict.
+    """
+    rank = variables.whole("AWS_BATCH_JOB_NODE_INDEX")
+    if rank is None:
+        return None
+    nodes = variables.whole("AWS_BATCH_JOB_NUM_NODES", low=1)
+    refuse_rank(rank, nodes)
+    main = variables.whole("AWS_BATCH_JOB_MAIN_NODE_INDEX")
+    address = variables.text("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
+    if address is None and main is not None and main.text == rank.text:
+        address = Taken(variables.own_name(), f"{main.source}: this node")  # the others are told it
+    job, again = variables.text("AWS_BATCH_JOB_ID"), variables.whole("AWS_BATCH_JOB_ATTEMPT", low=1)
+    if job is not None:  # <job>#<index of the node>
+        text, source = job.text.partition("#")[0], job.source
+        if again is not None and again.text != "1":
+            text += attempt(Taken(str(int(again.text) - 1), again.source))
+            source += f", {again.source}"
+        job = Taken(text, source)
+    endpoint = None if address is None else Taken(f"{address.text}:{PORT}", address.source)
+    return Place(
+        "AWS Batch",
+        known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint, rdzv_id=job),
+    )
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,117 @@
+"""Hostfiles as Open MPI and DeepSpeed have them: a line ``HOST slots=N`` for each host."""
+
+import re
+
+from ...errors import UsageError
+from ...values import dataclass
+
+_HOST = re.compile(
+    r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9._-]*|([A-Za-z0-9_.-]+@)?[0-9A-Fa-f:]+"
+)
+_SLOTS = re.compile(r"[1-9][0-9]{0,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLine:
+    """One host, and how many workers it has room for: None where the file does not say."""
+
+    name: str
+    """As ssh takes it: ``[USER@]HOST``."""
+    slots: int | None
+    where: str
+    """For people: ``line 3 of hosts``."""
+
+    @property
+    def address(self) -> str:
+        """The name without the user."""
+        return self.name.rpartition("@")[2]
+
+
+def read_hostfile(text: str, path: str) -> tuple[HostLine, ...]:
+    """Return the hosts of a file.
+
+    Raises:
+        UsageError: a line is not understood, or names a host again.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            hosts.append(_host(words, f"line {number} of {path}"))
+    return _checked(hosts, path)
+
+
+def read_list(text: str, flag: str) -> tuple[HostLine, ...]:
+    """Return the hosts of ``a,b,c``.
+
+    Raises:
+        UsageError: a name is empty or is none, or is there twice.
+    """
+    hosts = [
+        _host([word.strip()], f"host {number} of {flag}")
+        for number, word in enumerate(text.split(","), 1)
+    ]
+    return _checked(hosts, flag)
+
+
+def select(
+    hosts: tuple[HostLine, ...], include: str | None, exclude: str | None
+) -> tuple[HostLine, ...]:
+    """Return the hosts that ``--include`` names, or those that ``--exclude`` does not.
+
+    Raises:
+        UsageError: one of them names a host that is not there, or none is left.
+    """
+    known = {host.name for host in hosts} | {host.address for host in hosts}
+    chosen = hosts
+    for flag, text, is_wanted in (("--include", include, True), ("--exclude", exclude, False)):
+        if text is None:
+            continue
+        names = {word.strip() for word in text.split(",")}
+        unknown = sorted(names - known)
+        if unknown:
+            raise UsageError(
+                f"{flag} names {unknown[0]!r}, which is not among the {len(hosts)} hosts; right"
+                f" would be some of {', '.join(host.name for host in hosts[:8])}."
+            )
+        chosen = tuple(h for h in chosen if bool(names & {h.name, h.address}) is is_wanted)
+    if not chosen:
+        raise UsageError("--include and --exclude leave no host; right would be to leave one.")
+    return chosen
+
+
+def _host(words: list[str], where: str) -> HostLine:
+    name, *rest = words
+    if _HOST.fullmatch(name) is None:
+        raise UsageError(
+            f"{where} has {name[:80]!r}, which is no name of a host; right would be HOST or"
+            " USER@HOST, and in a file HOST slots=N."
+        )
+    slots = None
+    for word in rest:
+        key, _, value = word.partition("=")
+        if key != "slots" or slots is not None:
+            raise UsageError(
+                f"{where} has {word[:80]!r} after {name}; right would be slots=N, once, and"
+                " nothing else."
+            )
+        if _SLOTS.fullmatch(value) is None:
+            raise UsageError(
+                f"{where} has {word[:80]!r}; right would be slots=N with N a whole number from 1."
+            )
+        slots = int(value)
+    return HostLine(name, slots, where)
+
+
+def _checked(hosts: list[HostLine], source: str) -> tuple[HostLine, ...]:
+    if not hosts:
+        raise UsageError(f"{source} has no host; right would be a line HOST slots=N for each.")
+    first: dict[str, HostLine] = {}
+    for host in hosts:
+        before = first.setdefault(host.address, host)
+        if before is not host:
+            raise UsageError(
+                f"{host.where} has {host.name}, and so has {before.where}; right would be one line"
+                " for each host, with the sum of their slots."
+            )
+    return tuple(hosts)

@@ -1,0 +1,75 @@
+"""Host lists as Slurm writes them: ``gpu[001-016,020],login1``."""
+
+import re
+from collections.abc import Iterator
+
+MOST_HOSTS = 100_000
+"""More than any cluster has: a longer list is a mistake."""
+
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_PLAIN = re.compile(r"[A-Za-z0-9._:-]*")
+
+
+class BadHostListError(ValueError):
+    """Raised when a text is no host list; its text says why."""
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Return the hosts of a list, in its order.
+
+    Raises:
+        BadHostListError: brackets that do not match, an empty name, a range that runs backwards,
+            or more than ``MOST_HOSTS`` hosts.
+    """
+    hosts: list[str] = []
+    for word in _split(text):
+        for name in _names(word):
+            if len(hosts) == MOST_HOSTS:
+                raise BadHostListError(f"it has more than {MOST_HOSTS} hosts")
+            hosts.append(name)
+    return tuple(hosts)
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts between the commas that are in no brackets."""
+    words, depth = [""], 0
+    for letter in text:
+        if letter == "," and not depth:
+            words.append("")
+            continue
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise BadHostListError("its brackets do not match")
+        words[-1] += letter
+    if depth:
+        raise BadHostListError("its brackets do not match")
+    if not all(words):
+        raise BadHostListError("it has an empty name")
+    return words
+
+
+def _names(word: str) -> Iterator[str]:
+    """Yield the names of ``rack[1-2]gpu[01-04]``: the last brackets count fastest."""
+    before, bracket, rest = word.partition("[")
+    if _PLAIN.fullmatch(before) is None:
+        raise BadHostListError(f"{before!r} is no name of a host")
+    if not bracket:
+        yield before
+        return
+    inside, _, after = rest.partition("]")
+    for number in _numbers(inside):
+        for end in _names(after):
+            yield before + number + end
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """Yield the numbers of ``001-016,020``, as wide as they are written."""
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            raise BadHostListError(f"{part!r} is no number and no range")
+        first, last = found[1], found[2] or found[1]
+        if int(last) < int(first):
+            raise BadHostListError(f"the range {part} runs backwards")
+        for number in range(int(first), int(last) + 1):
+            yield f"{number:0{len(first)}d}"

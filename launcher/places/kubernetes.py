@@ -1,0 +1,86 @@
+"""Kubernetes: LeaderWorkerSet, JobSet, Indexed Job; also under Kubeflow, whose ``PET_*`` go first.
+
+``LWS_*`` and ``JOB_COMPLETION_INDEX`` are set by their controllers. A JobSet's labels are no
+variables by themselves: examples/kubernetes/jobset.yaml shows how a pod gets them.
+"""
+
+from .place import GIVE_COUNT, PORT, Place, Taken, Variables, attempt, known, refuse_rank
+
+
+def read(variables: Variables) -> Place | None:
+    """Return what Kubernetes says of this pod; None outside of these kinds of pods.
+
+    Raises:
+        UsageError: the variables contradict.
+    """
+    if variables.text("LWS_LEADER_ADDRESS") is not None:
+        return _leader_worker_set(variables)
+    index = variables.whole("JOB_COMPLETION_INDEX")
+    if index is None:
+        return None
+    if variables.text("JOBSET_NAME") is not None:
+        return _job_set(variables, index)
+    return _indexed_job(variables, index)
+
+
+def _leader_worker_set(variables: Variables) -> Place:
+    nodes = variables.whole("LWS_GROUP_SIZE", low=1)
+    rank = variables.whole("LWS_WORKER_INDEX")
+    refuse_rank(rank, nodes)
+    leader = variables.text("LWS_LEADER_ADDRESS")
+    assert leader is not None
+    name = leader.text.partition(".")[0]
+    return Place(
+        "LeaderWorkerSet",
+        known(
+            nnodes=nodes,
+            node_rank=rank,
+            rdzv_endpoint=Taken(f"{leader.text}:{PORT}", leader.source),
+            rdzv_id=Taken(name, leader.source),
+        ),
+    )
+
+
+def _job_set(variables: Variables, index: Taken) -> Place:
+    name = variables.text("JOBSET_NAME")
+    job = variables.text("JOBSET_REPLICATEDJOB_NAME")
+    again = variables.whole("JOBSET_RESTART_ATTEMPT")
+    assert name is not None
+    replicas = variables.whole("JOBSET_REPLICATEDJOB_REPLICAS", low=1)
+    endpoint = None
+    if job is not None:
+        pod = f"{name.text}-{job.text}-0-0.{name.text}"
+        endpoint = Taken(f"{pod}:{PORT}", f"{name.source}, {job.source}")
+    # The index counts within one Job of the replicated ones.
+    rank = index if replicas is None or replicas.text == "1" else None
+    sources = (
+        name.source if not attempt(again) or again is None else f"{name.source}, {again.source}"
+    )
+    return Place(
+        "JobSet",
+        known(
+            node_rank=rank,
+            rdzv_endpoint=endpoint,
+            rdzv_id=Taken(name.text + attempt(again), sources),
+        ),
+        doubt=f"the pods of a JobSet are not told how many they are; right would be {GIVE_COUNT}",
+    )
+
+
+def _indexed_job(variables: Variables, index: Taken) -> Place:
+    """Read the pod's own name, which is ``<job>-<index>.<service>``: the first has index 0."""
+    own = variables.own_name()
+    pod, _, service = own.partition(".")
+    job = pod.removesuffix(f"-{index.text}")
+    flags = known(node_rank=index)
+    source = f"{index.source} and the host name {own}"
+    if job != pod:
+        flags["rdzv_id"] = Taken(job, source)
+        if service:
+            flags["rdzv_endpoint"] = Taken(f"{job}-0.{service}:{PORT}", source)
+    return Place(
+        "Indexed Job",
+        flags,
+        doubt="the pods of an Indexed Job are not told how many they are; right would be"
+        f" {GIVE_COUNT}",
+    )

@@ -1,0 +1,112 @@
+"""Open MPI, MPICH's Hydra (also Intel MPI's) and PMIx.
+
+Recorded from Open MPI 4.1.4 and MPICH 4.0.2; Open MPI 5 and PMIx as their sources have it.
+"""
+
+import re
+
+from ...errors import UsageError
+from ...values import dataclass
+from .place import GIVE_COUNT, PORT, Place, Taken, Variables, known, refuse_rank
+
+_PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
+"""The name that version 5 gives to a job: the host of ``mpirun`` and its process id."""
+_MPIRUN = "mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config"
+_HYDRA = "mpiexec -ppn 1 ft-run --auto-config"
+
+
+def read(variables: Variables) -> Place | None:
+    """Return what the MPI launcher that has started this process says; None without one.
+
+    Raises:
+        UsageError: it has started several tasks on this node, or its variables contradict.
+    """
+    if variables.text("OMPI_COMM_WORLD_RANK") is not None:
+        return _open_mpi(variables)
+    if variables.text("PMI_RANK") and variables.text("MPI_LOCALNRANKS"):
+        return _hydra(variables)
+    namespace = variables.text("PMIX_NAMESPACE")
+    if namespace is not None and not namespace.text.startswith("slurm."):
+        return _pmix(variables)
+    return None
+
+
+def _open_mpi(variables: Variables) -> Place:
+    rank = variables.whole("OMPI_COMM_WORLD_RANK")
+    nodes = variables.whole("OMPI_COMM_WORLD_SIZE", low=1)
+    _refuse_several(variables.whole("OMPI_COMM_WORLD_LOCAL_SIZE"), "Open MPI", _MPIRUN)
+    refuse_rank(rank, nodes)
+    flags = known(nnodes=nodes, node_rank=rank)
+    mpirun = _mpirun(variables)
+    if mpirun is not None:
+        flags["rdzv_endpoint"] = Taken(f"{mpirun.host}:{PORT}", mpirun.source)
+        flags["rdzv_id"] = Taken(mpirun.job, mpirun.source)
+    return Place("Open MPI", flags, _MPIRUN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mpirun:
+    """The ``mpirun`` of a job: on which host it runs, and whether this process runs there too."""
+
+    host: str
+    job: str
+    source: str
+    is_here: bool
+
+
+def _mpirun(variables: Variables) -> _Mpirun | None:
+    uri = variables.text("OMPI_MCA_orte_hnp_uri")
+    if uri is not None:  # version 4: <job>.0;tcp://10.0.0.1,192.168.0.1:40000;tcp6://...
+        name, _, addresses = uri.text.partition(";")
+        host = addresses.partition("tcp://")[2].partition(":")[0].partition(",")[0]
+        own = variables.text("OMPI_MCA_orte_local_daemon_uri")
+        is_here = own is None or own.text.partition(";")[0] == name
+        return _Mpirun(host, f"mpi-{name.partition('.')[0]}", uri.source, is_here) if host else None
+    namespace = variables.text("PMIX_NAMESPACE")
+    named = namespace and _PRTERUN.fullmatch(namespace.text)
+    if namespace is None or not named:
+        return None
+    here = variables.text("PMIX_HOSTNAME")
+    is_here = here is None or here.text == named[1]
+    return _Mpirun(named[1], f"mpi-{named[1]}-{named[2]}", namespace.source, is_here)
+
+
+def refuse_foreign_mpirun(variables: Variables) -> None:
+    """Refuse that nodes meet at the host of ``mpirun``, where none of them runs.
+
+    Raises:
+        UsageError: rank 0 is not on the host of ``mpirun``.
+    """
+    rank, mpirun = variables.whole("OMPI_COMM_WORLD_RANK"), _mpirun(variables)
+    if rank is not None and rank.text == "0" and mpirun is not None and not mpirun.is_here:
+        raise UsageError(
+            f"mpirun runs at {mpirun.host} ({mpirun.source}), which is not the host of rank 0, and"
+            " the nodes know no other host in common; right would be --rdzv-endpoint HOST:PORT,"
+            " where HOST is the first host of mpirun."
+        )
+
+
+def _hydra(variables: Variables) -> Place:
+    rank, nodes = variables.whole("PMI_RANK"), variables.whole("PMI_SIZE", low=1)
+    _refuse_several(variables.whole("MPI_LOCALNRANKS"), "MPICH's Hydra", _HYDRA)
+    refuse_rank(rank, nodes)
+    return Place("MPICH's Hydra", known(nnodes=nodes, node_rank=rank), _HYDRA)
+
+
+def _pmix(variables: Variables) -> Place:
+    rank = variables.whole("PMIX_RANK")
+    return Place(
+        "PMIx",
+        known(node_rank=rank, rdzv_id=variables.text("PMIX_NAMESPACE")),
+        doubt="PMIx says the rank of a task in its variables, but not how many there are; right"
+        f" would be {GIVE_COUNT}",
+    )
+
+
+def _refuse_several(local: Taken | None, name: str, right: str) -> None:
+    if local is not None and int(local.text) > 1:
+        raise UsageError(
+            f"{name} has started {local.text} tasks on this node ({local.source}), but one ft-run"
+            f" per node starts all its workers; right would be {right}"
+            f" --nproc-per-node {local.text} SCRIPT."
+        )

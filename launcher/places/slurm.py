@@ -1,0 +1,138 @@
+"""Slurm: the step that ``srun`` has started, or the allocation around it.
+
+Recorded from Slurm 22.05; the names are the same from 14.11 to today.
+"""
+
+from ...errors import UsageError
+from .hostlist import BadHostListError, expand
+from .place import PORT, Place, Taken, Variables, attempt, gpus, known, refuse_count, refuse_rank
+
+_SRUN = "srun --ntasks-per-node=1 ft-run --auto-config"
+_INTERACTIVE = "4294967290"
+"""The id of the step of a shell that ``salloc`` has started on a node."""
+_PORTS = 1000
+"""Jobs that share a first node meet at different ports: from 29400, below those that Linux gives
+to outgoing connections."""
+
+
+def read(variables: Variables, mpi: Place | None) -> Place | None:
+    """Return what Slurm says; None outside of Slurm.
+
+    Args:
+        variables: the environment.
+        mpi: the launcher between Slurm and this process. ``mpirun`` starts its own daemons by
+            ``srun``: the rank and the number of nodes that the step has are theirs then.
+
+    Raises:
+        UsageError: this is one of several tasks on its node, or the variables contradict.
+    """
+    job = variables.whole("SLURM_JOB_ID", "SLURM_JOBID")
+    if job is None:
+        return None
+    job_id, port = _job_id(variables, job)
+    allocated = variables.whole("SLURM_JOB_NUM_NODES", "SLURM_NNODES", low=1)
+    flags = known(rdzv_id=job_id, nproc_per_node=_workers(variables))
+    if mpi is not None:
+        hosts = variables.text("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+        if hosts is not None and mpi.nodes == len(_hosts(hosts)):
+            flags["rdzv_endpoint"] = Taken(f"{_hosts(hosts)[0]}:{port}", hosts.source)
+        return Place("Slurm", flags, mpi.start)
+    nodes = variables.whole("SLURM_STEP_NUM_NODES", low=1)
+    if nodes is None or variables.text("SLURM_STEP_ID", "SLURM_STEPID") == _interactive():
+        if allocated is not None and allocated.text != "1":
+            doubt = (
+                f"this is no task of srun, but Slurm has given the job {allocated.text} nodes"
+                f" ({allocated.source}); right would be {_SRUN} SCRIPT."
+            )
+            return Place("Slurm", flags, _SRUN, doubt)
+        return Place("Slurm", flags | known(nnodes=allocated), _SRUN)
+    return Place("Slurm", flags | _step(variables, nodes, port), _SRUN, _part(variables, nodes))
+
+
+def _interactive() -> Taken:
+    return Taken(_INTERACTIVE, "SLURM_STEP_ID")
+
+
+def _step(variables: Variables, nodes: Taken, port: int) -> dict[str, Taken]:
+    tasks = variables.whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", low=1)
+    if tasks is not None and int(tasks.text) > int(nodes.text):
+        raise UsageError(
+            f"{tasks.source} is {tasks.text}, but {nodes.source} is {nodes.text}, and one ft-run"
+            f" per node starts all its workers; right would be {_SRUN} SCRIPT."
+        )
+    rank = variables.whole("SLURM_PROCID")
+    refuse_rank(rank, nodes)
+    hosts = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    endpoint = None
+    if hosts is not None:
+        names = _hosts(hosts)
+        refuse_count(nodes, names, hosts.source)
+        endpoint = Taken(f"{names[0]}:{port}", hosts.source)
+    return known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint)
+
+
+def _part(variables: Variables, nodes: Taken) -> str:
+    """Doubt a step of the first part of a heterogeneous job: ``srun`` takes no more unasked."""
+    parts = variables.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
+    if parts is None:
+        return ""
+    counts = [
+        variables.whole(f"SLURM_JOB_NUM_NODES_HET_GROUP_{part}")
+        for part in range(min(int(parts.text), 1000))
+    ]
+    total = sum(int(count.text) for count in counts if count is not None)
+    if int(nodes.text) >= total:
+        return ""
+    return (
+        f"the step has {nodes.text} ({nodes.source}) of the {total} nodes of a heterogeneous"
+        f" job of {parts.text} parts ({parts.source}); right would be srun"
+        f" --het-group=0-{int(parts.text) - 1} ft-run --auto-config SCRIPT, or --nnodes"
+        f" {nodes.text} for these alone."
+    )
+
+
+def _hosts(taken: Taken) -> tuple[str, ...]:
+    try:
+        return expand(taken.text)
+    except BadHostListError as error:
+        raise UsageError(
+            f"{taken.source} is {taken.text[:80]!r}, and {error}; right would be a list such as"
+            " gpu[001-016,020], or --rdzv-endpoint HOST:PORT."
+        ) from error
+
+
+def _job_id(variables: Variables, job: Taken) -> tuple[Taken, int]:
+    """Return the id of the job as Slurm's users know it, and the port at which its nodes meet."""
+    array = variables.whole("SLURM_ARRAY_JOB_ID")
+    task = variables.whole("SLURM_ARRAY_TASK_ID")
+    text, source = job.text, job.source
+    if array is not None and task is not None:
+        text, source = f"{array.text}_{task.text}", f"{array.source}, {task.source}"
+    number = int(job.text)
+    step = variables.whole("SLURM_STEP_ID", "SLURM_STEPID")
+    if step is not None and 0 < int(step.text) < _PORTS:  # the larger ones have a meaning
+        text, source = f"{text}.{step.text}", f"{source}, {step.source}"
+        number += int(step.text)
+    again = variables.whole("SLURM_RESTART_COUNT")
+    if attempt(again) and again is not None:
+        text, source = text + attempt(again), f"{source}, {again.source}"
+    return Taken(text, source), PORT + number % _PORTS
+
+
+def _workers(variables: Variables) -> Taken | None:
+    """Return how many GPUs the step has on this node.
+
+    Raises:
+        UsageError: the step may see more or fewer of them.
+    """
+    count = gpus(variables.whole("SLURM_GPUS_ON_NODE"))
+    visible = variables.text("CUDA_VISIBLE_DEVICES")
+    if count is not None and visible is not None:
+        shown = len(visible.text.split(","))
+        if shown != int(count.text):
+            raise UsageError(
+                f"{count.source} is {count.text}, but {visible.source} shows {shown}"
+                f" ({visible.text[:80]}); right would be --nproc-per-node {shown}, or"
+                f" {count.text} with all of them visible."
+            )
+    return count

@@ -1,0 +1,133 @@
+"""From a token to certificates: the job's authority, and one certificate for this process.
+
+The package ``cryptography`` is imported where it is needed: most jobs have no token.
+"""
+
+import datetime
+from typing import TYPE_CHECKING
+
+from ...values import dataclass
+from .token import Token
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate, Name
+
+WIRE_NAME = "wire.ft-run.invalid"
+"""The name in every certificate. Not that of a host: hosts are found by name, and trusted by
+token."""
+
+_AUTHORITY_NAME = "ft-run authority"
+_SALT = b"ft-run authority 1"
+_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**12, 8, 1
+"""4 MiB and some 10 ms for each guess. A token has 128 bits or more, so that this is for those that
+are not random; it is part of the start of every agent."""
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Of the group of P-256."""
+
+BEGIN = datetime.datetime(1970, 1, 1)
+END = datetime.datetime(9999, 12, 31, 23, 59, 59)
+"""What RFC 5280 has for "does not end". A certificate ends with its process, and clocks of nodes
+may differ by years: dates would only keep out those that are to come in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Papers:
+    """What a process shows and what it believes; all PEM."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+def papers(token: Token) -> Papers:
+    """Return new papers for this process; those of one token accept each other."""
+    authority = authority_key(token)
+    return issue(authority, certificate_of(authority))
+
+
+def authority_key(token: Token) -> "EllipticCurvePrivateKey":
+    """Return the key of the authority that a token makes."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+    # 16 bytes more than the order has, so that the remainder favours no number.
+    stretched = Scrypt(salt=_SALT, length=48, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P).derive(
+        token.reveal().encode()
+    )
+    number = int.from_bytes(stretched, "big") % (_ORDER - 1) + 1
+    return ec.derive_private_key(number, ec.SECP256R1())
+
+
+def certificate_of(authority: "EllipticCurvePrivateKey") -> "Certificate":
+    """Return the authority's certificate of itself; each process makes its own."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    name, public = _name(_AUTHORITY_NAME), authority.public_key()
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder(name, name, public, 1, BEGIN, END)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+
+
+def issue(
+    authority: "EllipticCurvePrivateKey",
+    root: "Certificate",
+    begin: datetime.datetime = BEGIN,
+    end: datetime.datetime = END,
+) -> Papers:
+    """Return papers with a new key, signed by an authority.
+
+    Args:
+        authority: its key.
+        root: its certificate.
+        begin: of their validity.
+        end: of their validity.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    certificate = (
+        x509.CertificateBuilder(root.subject, _name(WIRE_NAME), key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(WIRE_NAME)]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
+        .add_extension(signed_by, critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    return Papers(
+        root.public_bytes(pem),
+        certificate.public_bytes(pem),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def _name(text: str) -> "Name":
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

@@ -1,0 +1,134 @@
+"""Credentials for gRPC: of a token, or of files with certificates. Both ends show theirs."""
+
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+from .certificates import WIRE_NAME, Papers, papers
+from .token import Token, read_private
+
+if TYPE_CHECKING:
+    import grpc
+
+
+class TokenTrust:
+    """A process of the job with this token trusts every other, and is trusted."""
+
+    wire_name: str | None = WIRE_NAME
+    """The name that a master's certificate must have; None: that of its endpoint."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    @cached_property
+    def _papers(self) -> Papers:
+        return papers(self._token)
+
+    def for_channel(self) -> "grpc.ChannelCredentials":
+        """Return what opens a channel."""
+        import grpc
+
+        mine = self._papers
+        return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
+
+    def for_server(self) -> "grpc.ServerCredentials":
+        """Return what a port is listened at with."""
+        import grpc
+
+        mine = self._papers
+        return grpc.ssl_server_credentials(
+            [(mine.key, mine.certificate)], mine.authority, require_client_auth=True
+        )
+
+
+class FileTrust:
+    """Certificates of the user's own; a file that has changed counts for the next connection."""
+
+    wire_name: str | None = None
+
+    def __init__(self, cert: str, key: str, ca: str) -> None:
+        """Read the files once.
+
+        Raises:
+            UsageError: one cannot be read, or they do not belong together.
+        """
+        self._cert, self._key, self._ca = cert, key, ca
+        self._shown = self._served = self._read()
+        self._check()
+
+    def for_channel(self) -> "grpc.ChannelCredentials":
+        """Return what opens a channel, of the files as they are now."""
+        import grpc
+
+        mine = self._current()
+        return grpc.ssl_channel_credentials(mine.authority, mine.key, mine.certificate)
+
+    def for_server(self) -> "grpc.ServerCredentials":
+        """Return what a port is listened at with; it looks at the files for each connection."""
+        import grpc
+
+        self._served = self._current()
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(self._served),
+            self._if_changed,  # type: ignore[arg-type]  # None: unchanged, says its documentation
+            True,
+        )
+
+    def _if_changed(self) -> "grpc.ServerCertificateConfiguration | None":
+        now = self._current()
+        if now == self._served:
+            return None
+        self._served = now
+        return self._configuration(now)
+
+    def _configuration(self, mine: Papers) -> "grpc.ServerCertificateConfiguration":
+        import grpc
+
+        return grpc.ssl_server_certificate_configuration(
+            [(mine.key, mine.certificate)], mine.authority
+        )
+
+    def _check(self) -> None:
+        """Refuse what gRPC would refuse without a word."""
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(self._ca)
+        except (ssl.SSLError, OSError):
+            raise UsageError(
+                f"{self._ca} (--tls-ca) has no certificate; right would be a PEM file."
+            ) from None
+        try:
+            context.load_cert_chain(self._cert, self._key, password="")
+        except (ssl.SSLError, OSError):
+            raise UsageError(
+                f"{self._cert} (--tls-cert) and {self._key} (--tls-key) are not a certificate and"
+                " its key; right would be PEM files that belong together, the key without a"
+                " password."
+            ) from None
+
+    def _current(self) -> Papers:
+        """Return what the files have; what they had while one cannot be read."""
+        with suppress(UsageError):
+            self._shown = self._read()
+        return self._shown
+
+    def _read(self) -> Papers:
+        return Papers(
+            _read(self._ca, "--tls-ca"),
+            _read(self._cert, "--tls-cert"),
+            read_private(self._key, f"the key {self._key} (--tls-key)"),
+        )
+
+
+def _read(path: str, flag: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path} ({flag}): {error.strerror}; right would be a PEM file that this"
+            " user can read."
+        ) from error

@@ -1,0 +1,85 @@
+"""Why two ends do not trust each other, as far as the end that connects can find out.
+
+gRPC tells a server nothing of a handshake that failed, so it is the node that is told.
+"""
+
+import asyncio
+import enum
+import re
+import socket
+
+from ..protocol.endpoint import Endpoint
+from .certificates import WIRE_NAME
+from .wire import Trust
+
+_PROBE_S = 2.0
+
+
+class Doubt(enum.Enum):
+    """What is wrong between this process and the master, in the words for a log."""
+
+    WANTS_TOKEN = "the master wants a token"  # noqa: S105 - no secret: a sentence
+    WANTS_CERTIFICATE = "the master wants a certificate"
+    OTHER_TOKEN = "the token differs"  # noqa: S105 - as above
+    OTHER_CERTIFICATE = "the master's certificate is not trusted"
+    PLAIN = "the master speaks plain text"
+
+    def sentence(self, endpoint: Endpoint) -> str:
+        """Return what is wrong and what would be right."""
+        return _SENTENCES[self].format(endpoint=endpoint)
+
+
+_SENTENCES = {
+    Doubt.WANTS_TOKEN: "the master at {endpoint} wants a token; right would be --token-file with"
+    " that of the job (or FT_RUN_TOKEN_FILE, FT_RUN_TOKEN).",
+    Doubt.WANTS_CERTIFICATE: "the master at {endpoint} wants a certificate; right would be"
+    " --tls-cert, --tls-key and --tls-ca.",
+    Doubt.OTHER_TOKEN: "the token differs from that of the master at {endpoint}; right would be the"
+    " same token for the whole job.",
+    Doubt.OTHER_CERTIFICATE: "the certificate of the master at {endpoint} is not trusted; right"
+    " would be one that --tls-ca has signed, with the endpoint's host among its names.",
+    Doubt.PLAIN: "the master at {endpoint} speaks plain text, which this node, with its token or"
+    " certificate, does not; right would be the same for the whole job.",
+}
+
+_CLOSED = re.compile(r"Socket closed|connection reset", re.IGNORECASE)
+_NOT_TRUSTED = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed|is not in peer certificate"
+)
+_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|UNKNOWN_PROTOCOL")
+
+
+async def doubt(details: str, endpoint: Endpoint, trust: Trust | None) -> Doubt | None:
+    """Return what a failed connection says of the trust between both ends; None: nothing.
+
+    Args:
+        details: gRPC's.
+        endpoint: where the master is.
+        trust: of this process.
+    """
+    if trust is None:
+        if _CLOSED.search(details):
+            return await asyncio.to_thread(_wanted, endpoint)
+        return None
+    if _NOT_TRUSTED.search(details):
+        return Doubt.OTHER_CERTIFICATE if trust.wire_name is None else Doubt.OTHER_TOKEN
+    return Doubt.PLAIN if _NO_TLS.search(details) else None
+
+
+def _wanted(endpoint: Endpoint) -> Doubt | None:
+    """Return what a master wants that hung up on plain text: it may have just gone away, too."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # it is only looked at, and nothing is said
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((endpoint.host, endpoint.port), _PROBE_S) as raw,
+            context.wrap_socket(raw) as wire,
+        ):
+            shown = wire.getpeercert(binary_form=True) or b""
+    except (OSError, UnicodeError):
+        return None
+    return Doubt.WANTS_TOKEN if WIRE_NAME.encode() in shown else Doubt.WANTS_CERTIFICATE

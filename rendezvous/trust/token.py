@@ -1,0 +1,152 @@
+"""The token of a job: where it is read, how long it must be, and how it is kept out of sight."""
+
+import math
+import os
+import stat
+from typing import NoReturn
+
+from ...errors import UsageError
+
+LEAST_BITS = 128
+"""A certificate that a token has signed can be fetched, and tokens tried on it elsewhere."""
+
+_MOST_BYTES = 4096
+_ALPHABETS = (
+    (frozenset("0123456789"), 10),
+    (frozenset("0123456789abcdef"), 16),
+    (frozenset("0123456789ABCDEF"), 16),
+)
+_OF_OTHERS = 64
+"""Letters, digits and two signs, as of base64."""
+
+ADVICE = "right would be one that ft-run token makes."
+
+
+class Token:
+    """The secret text; nothing shows it by accident, and it goes into no pickle."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Token(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Token) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return 0  # a number that was made from it would tell something of it
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a token is not pickled")
+
+
+def new_token() -> Token:
+    """Return a random token of 256 bits."""
+    return Token(os.urandom(32).hex())
+
+
+def checked(token: Token, origin: str) -> Token:
+    """Return a token that is hard to guess, without the white space around it.
+
+    Args:
+        token: as it was given.
+        origin: what gave it, for the sentence.
+
+    Raises:
+        UsageError: it is not hard to guess.
+    """
+    text = token.reveal().strip()
+    if not text:
+        raise UsageError(f"the token of {origin} is empty; {ADVICE}")
+    letters = frozenset(text)
+    alphabet = next((size for signs, size in _ALPHABETS if letters <= signs), _OF_OTHERS)
+    if len(text) * math.log2(alphabet) < LEAST_BITS:
+        raise UsageError(
+            f"the token of {origin} has {len(text)} characters, which is less than {LEAST_BITS}"
+            f" bits; {ADVICE}"
+        )
+    return Token(text)
+
+
+def read_token(path: str, origin: str) -> Token:
+    """Return the token in a file.
+
+    Args:
+        path: of the file.
+        origin: the flag or the variable that named it.
+
+    Raises:
+        UsageError: it cannot be read, other users can read it, or it has no good token.
+    """
+    data = read_private(path, f"the token file {path} ({origin})")
+    if len(data) > _MOST_BYTES:
+        raise UsageError(
+            f"the token file {path} ({origin}) has more than {_MOST_BYTES} bytes; {ADVICE}"
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"the token file {path} ({origin}) is not text; {ADVICE}") from None
+    return checked(Token(text), f"the file {path} ({origin})")
+
+
+def write_token(path: str, token: Token) -> None:
+    """Write a token into a new file that only this user can read.
+
+    Raises:
+        UsageError: the file is there already, or cannot be made.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as out:
+            out.write(f"{token.reveal()}\n")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write a token to {path}: {error.strerror}; right would be the name of a new"
+            " file."
+        ) from error
+
+
+def read_private(path: str, what: str) -> bytes:
+    """Return the beginning of a file that only this user, or root, can read, as ssh wants it.
+
+    A group may read what belongs to root: a volume of Kubernetes with ``fsGroup`` is so.
+
+    Args:
+        path: of the file.
+        what: the file in words.
+
+    Raises:
+        UsageError: it cannot be read, or other users can read it.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            _refuse_open(found, path, what)
+            return file.read(64 * 1024)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {what}: {error.strerror}; right would be a file that this user can read."
+        ) from error
+
+
+def _refuse_open(found: os.stat_result, path: str, what: str) -> None:
+    if found.st_uid not in (0, os.geteuid()):
+        raise UsageError(
+            f"{what} belongs to another user (uid {found.st_uid}); right would be a file of this"
+            " user or of root."
+        )
+    is_own = found.st_uid == os.geteuid()
+    closed = stat.S_IRWXO | (stat.S_IRWXG if is_own else stat.S_IWGRP)
+    if found.st_mode & closed:
+        raise UsageError(
+            f"{what} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); right would"
+            f" be chmod 600 {path}."
+        )

@@ -1,0 +1,58 @@
+"""Where channels are opened and ports listened at: in plain text, or with both ends known."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from ..protocol.endpoint import Endpoint, join_host_port
+
+Options = Sequence[tuple[str, int]]
+
+_ATTEMPT, _ATTEMPT_MS = "grpc.min_reconnect_backoff_ms", 2_000
+"""How long an attempt to connect may take. A handshake costs the master some 0.75 ms of CPU time:
+when all nodes of a large job come at once, those at the end of the row wait, and what they give up
+was in vain. Longer would delay the attempt at a host's new address."""
+
+
+class Trust(Protocol):
+    """Credentials for both ends of a connection."""
+
+    wire_name: str | None
+    """The name that a master's certificate must have; None: that of its endpoint."""
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """Return what opens a channel."""
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Return what a port is listened at with."""
+
+
+def open_channel(target: Endpoint, options: Options, trust: Trust | None) -> grpc.aio.Channel:
+    """Return a channel to a master; it connects when it is used.
+
+    Args:
+        target: where the master is.
+        options: of gRPC.
+        trust: None: plain text, which a master with a token does not take.
+    """
+    if trust is None:
+        return grpc.aio.insecure_channel(str(target), options=list(options))
+    mine: list[tuple[str, int | str]] = [(_ATTEMPT, _ATTEMPT_MS)]
+    if trust.wire_name is not None:
+        mine.append(("grpc.ssl_target_name_override", trust.wire_name))
+    rest = (option for option in options if option[0] != _ATTEMPT)
+    return grpc.aio.secure_channel(str(target), trust.for_channel(), options=[*mine, *rest])
+
+
+def listen(server: grpc.aio.Server, address: Endpoint, trust: Trust | None) -> int:
+    """Have a server listen at an address; return the port.
+
+    Raises:
+        RuntimeError: it cannot.
+    """
+    where = join_host_port(address.host, address.port)
+    if trust is None:
+        return server.add_insecure_port(where)
+    return server.add_secure_port(where, trust.for_server())

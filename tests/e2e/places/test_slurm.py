@@ -1,0 +1,172 @@
+"""ft-run under a real Slurm: the recipe of ``examples/slurm`` as it stands."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ft_run.tests.e2e.conftest import EXAMPLES, FT_RUN, Launcher
+from ft_run.tests.harness import slurm
+from ft_run.tests.harness.hosts import Network
+from ft_run.tests.harness.slurm import Slurm
+
+pytestmark = pytest.mark.root
+RECIPE = EXAMPLES / "slurm" / "train.sbatch"
+
+WORKER = """\
+import os, pathlib, signal, sys, threading
+rank, round_ = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+run, world = os.environ["TORCHELASTIC_RUN_ID"], os.environ["WORLD_SIZE"]
+go_on = pathlib.Path(sys.argv[1])
+# Not by way of srun, whose connections to a node that is cut off hold up those to the others.
+with open(f"{go_on}.workers", "a") as workers:
+    workers.write(f"rank {rank} of {world} run {run} restarts {round_} pid {os.getpid()}\\n")
+while not go_on.exists():
+    threading.Event().wait(0.05)
+"""
+
+
+@pytest.fixture
+def cluster(ft: Launcher, network: Network) -> Iterator[Slurm]:
+    """Slurm with a controller and three nodes."""
+    reason = slurm.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    for name in ("controller", "gpu001", "gpu002", "gpu003"):
+        network.add(name)
+    cluster = Slurm(network)
+    yield cluster
+    try:
+        ft.wait_until(lambda: not ft.processes(), "all processes of the job have ended")
+    finally:
+        cluster.close()
+
+
+class Job:
+    """A job that was submitted, and what it has printed."""
+
+    def __init__(self, ft: Launcher, cluster: Slurm, *options: str, script: Path = RECIPE) -> None:
+        self.go_on = ft.folder / "go-on"
+        self.output = ft.folder / "output"
+        self._ft, self._cluster = ft, cluster
+        worker = ft.script(WORKER)
+        temporary = ft.folder / "of-nodes"  # a node that loses its power leaves files
+        temporary.mkdir()
+        variables = {"PATH": f"{Path(FT_RUN).parent}:/usr/bin:/bin", "TMPDIR": str(temporary)}
+        submitted = ft.run(
+            "--parsable", f"--output={self.output}", *options, script, worker, self.go_on,
+            program=("sbatch",),
+            env=cluster.environment() | variables,
+            host=cluster.controller,
+        )  # fmt: skip
+        assert submitted.process.returncode == 0, submitted.stderr
+        self.number = submitted.stdout.strip()
+
+    def text(self) -> str:
+        """What the job has printed so far."""
+        files = (self.output, Path(f"{self.go_on}.workers"))
+        return "".join(file.read_text() for file in files if file.exists())
+
+    def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
+        """Wait until as many lines match."""
+        found: list[re.Match[str]] = []
+
+        def enough() -> bool:
+            found[:] = re.finditer(pattern, self.text(), re.MULTILINE)
+            return len(found) >= count
+
+        try:
+            self._ft.wait_until(enough, f"{count} lines match {pattern!r}")
+        except BaseException:
+            print(self.text(), self._cluster.job(self.number), self._cluster.log())
+            raise
+        return found
+
+
+def test_a_rank_is_killed_and_the_job_ends_well(ft: Launcher, cluster: Slurm) -> None:
+    job = Job(ft, cluster)
+
+    workers = job.expect(r"rank \d of 2 run (\S+) restarts 0 pid (\d+)$", 2)
+    assert {worker[1] for worker in workers} == {job.number}
+    assert len(re.findall("--node-rank=", job.text())) == 2  # the spare has none
+    cluster.nodes[0].run("kill", "-9", workers[0][2])
+    job.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
+    job.go_on.touch()
+
+    cluster.wait_for_job(job.number, "COMPLETED")
+    assert cluster.states() <= {"idle", "comp"}
+
+
+@pytest.mark.slow
+def test_a_spare_takes_the_place_of_a_node_without_power(ft: Launcher, cluster: Slurm) -> None:
+    job = Job(ft, cluster)
+    job.expect(r"rank \d of 2 run \S+ restarts 0 pid \d+$", 2)
+    lost = cluster.nodes[1]
+    lost.cut()
+    lost.kill()
+    job.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
+    job.go_on.touch()
+
+    ended = cluster.wait_for_job(job.number, "COMPLETED", "FAILED", "NODE_FAIL")
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+
+
+@pytest.mark.slow
+def test_the_job_is_requeued_when_its_first_node_is_lost(ft: Launcher, cluster: Slurm) -> None:
+    job = Job(ft, cluster, "--nodes=2", "--export=ALL,PET_RDZV_CONF=master_timeout=3")
+    # One trains, and one is a spare.
+    (worker,) = job.expect(r"rank 0 of 1 run (\S+) restarts 0 pid \d+$")
+    assert worker[1] == job.number
+    cluster.nodes[0].cut()
+    cluster.nodes[0].kill()
+    job.expect(rf"rank 0 of 1 run {job.number}-r1 restarts 0 pid \d+$")
+    job.go_on.touch()
+
+    assert cluster.wait_for_job(job.number, "COMPLETED")["Restarts"] == "1"
+
+
+@pytest.mark.slow
+def test_a_requeued_job_has_an_id_of_its_own(ft: Launcher, cluster: Slurm) -> None:
+    job = Job(ft, cluster, "--nodes=2", "--export=ALL,SPARES=0")
+    workers = job.expect(r"rank \d of 2 run \d+ restarts 0 pid \d+$", 2)
+    assert len(workers) == 2
+    cluster.ask("scontrol", "requeue", job.number)
+    job.expect(r"ft-run received SIGTERM", 2)
+    job.expect(rf"rank \d of 2 run {job.number}-r1 restarts 0 pid \d+$", 2)
+    job.go_on.touch()
+
+    assert cluster.wait_for_job(job.number, "COMPLETED")["Restarts"] == "1"
+
+
+@pytest.mark.slow
+def test_wrong_ways_to_start_are_refused(ft: Launcher, cluster: Slurm) -> None:
+    where = {"env": cluster.environment(), "host": cluster.controller}
+    train = ft.script("print('trained')")
+    several = ft.run(*("-N2", "-n4", FT_RUN, "--auto-config", train), program=("srun",), **where)
+    assert several.process.returncode == 2
+    assert "SLURM_STEP_NUM_TASKS is 4, but SLURM_STEP_NUM_NODES is 2" in several.stderr
+    alone = ft.run("-N2", FT_RUN, "--auto-config", train, program=("salloc",), **where)
+    assert alone.process.returncode == 2
+    assert "this is no task of srun, but Slurm has given the job 2 nodes" in alone.stderr
+
+
+@pytest.mark.slow
+def test_arrays_and_jobs_of_two_parts(ft: Launcher, cluster: Slurm) -> None:
+    where = {"env": cluster.environment(), "host": cluster.controller}
+    train = ft.script("import os; print(os.environ['TORCHELASTIC_RUN_ID'], os.environ['RANK'])")
+    command = f"srun --het-group=0-1 {FT_RUN} --auto-config {train}"
+    parts = ft.run("-N1", ":", "-N2", "sh", "-c", command, program=("salloc",), **where)
+    assert parts.process.returncode == 0, parts.stderr
+    words = [line.split() for line in parts.stdout.splitlines()]
+    assert sorted(rank for _, rank in words) == ["0", "1", "2"]
+    assert len({run for run, _ in words}) == 1
+
+    script = ft.script(f"#!/bin/sh\nsrun {FT_RUN} --auto-config {train}\n", "array.sh")
+    done = ft.run(
+        *("--wait", "-N2", "--array=3-4", f"--output={ft.folder}/array-%a", script),
+        program=("sbatch",), **where,
+    )  # fmt: skip
+    assert done.process.returncode == 0, done.stderr
+    for task in "34":
+        runs = re.findall(r"^\d+_(\d) \d$", (ft.folder / f"array-{task}").read_text(), re.MULTILINE)
+        assert runs == [task, task]

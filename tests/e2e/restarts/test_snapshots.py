@@ -1,0 +1,156 @@
+"""Workers that are killed at any moment: what they resume from, and what comes out in the end."""
+
+import json
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Command, Launcher
+
+SCRIPT = """
+import hashlib, os, sys, threading
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from ft_run.training import Checkpointer
+
+folder, total, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(200, 1000), nn.Dropout(0.1), nn.Linear(1000, 200))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+checkpointer = Checkpointer(
+    f"{folder}/checkpoints", {"model": model, "optimizer": optimizer}, checkpoint_every=every
+)
+log = open(f"{folder}/log-{rank}", "a", buffering=1)
+is_first = True
+for number in checkpointer.steps(total):
+    if is_first:
+        is_first = False
+        log.write(f"begin {restarts} {number}\\n")
+        os.write(1, f"life {restarts} of rank {rank} is {os.getpid()}\\n".encode())
+    else:
+        log.write(f"done {restarts} {number}\\n")
+    torch.manual_seed(number * 2 + int(rank))
+    optimizer.zero_grad()
+    model(torch.randn(3, 200)).square().sum().backward()
+    optimizer.step()
+    threading.Event().wait(0.005)
+values = list(model.module.state_dict().values())
+values += [value for state in optimizer.state.values() for value in state.values()]
+digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
+os.write(1, f"state of rank {rank}: {digest}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def states(command: "Command") -> set[str]:
+    """Return the digests that the ranks ended with."""
+    assert command.wait() == 0, command.stderr
+    return {match[1] for match in command.expect(r"state of rank \d: (\w+)", 2)}
+
+
+def train(ft: "Launcher", folder: Path, steps: int, kills: int, every: int = 50) -> set[str]:
+    """Train with two workers, of which one is killed again and again; return the last states."""
+    folder.mkdir()
+    script = ft.script(SCRIPT, "train.py")
+    command = ft.start(
+        *("--standalone", "--nproc-per-node", 2, "--max-restarts", kills, "--preload", "torch"),
+        *(script, folder, steps, every),
+    )
+    chance = random.Random(random.randrange(1 << 32))
+    for life in range(kills):
+        found = command.expect(rf"life {life} of rank (\d) is (\d+)", 2)
+        threading.Event().wait(chance.random() * 0.4)
+        os.kill(int(chance.choice(found)[2]), signal.SIGKILL)
+    return states(command)
+
+
+def lost_steps(folder: Path, lives: int) -> list[int]:
+    """Return for each restart how many steps that any rank had done were done once more."""
+    begun: dict[int, set[int]] = {life: set() for life in range(lives)}
+    done: dict[int, int] = dict.fromkeys(range(lives), 0)
+    for rank in (0, 1):
+        for line in (folder / f"log-{rank}").read_text().splitlines():
+            word, life, number = line.split()
+            if word == "begin":
+                begun[int(life)].add(int(number))
+            done[int(life)] = max(done[int(life)], int(number))
+    assert all(len(numbers) == 1 for numbers in begun.values()), begun
+    return [done[life] - min(begun[life + 1]) for life in range(lives - 1)]
+
+
+def loaded_by_dcp(path: Path) -> dict[str, Any]:
+    """Load a checkpoint with plain DCP."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(path, path.parent / "plain.pt")
+    state: dict[str, Any] = torch.load(path.parent / "plain.pt", weights_only=True)
+    return state
+
+
+def killed_again_and_again(ft: "Launcher", kills: int) -> None:
+    before = set(os.listdir("/dev/shm"))
+    steps = 60 * kills + 40
+    undisturbed = train(ft, ft.folder / "undisturbed", steps, 0)
+    assert len(undisturbed) == 1
+    folder = ft.folder / "killed"
+    assert train(ft, folder, steps, kills) == undisturbed
+    lost = lost_steps(folder, kills + 1)
+    print(json.dumps({"kills": kills, "steps": steps, "lost": lost}))
+    assert all(0 <= number <= 1 for number in lost), lost
+    assert set(os.listdir("/dev/shm")) <= before
+    for name in os.listdir(folder / "checkpoints"):
+        assert name == "latest" or name.startswith("step-")
+    for path in sorted((folder / "checkpoints").glob("step-*")):
+        same = ft.folder / "undisturbed" / path.relative_to(folder)
+        assert str(loaded_by_dcp(path)) == str(loaded_by_dcp(same))
+
+
+@pytest.mark.long
+def test_a_node_that_is_new_is_sent_the_state(ft: "Launcher", free_port: int) -> None:
+    folder = ft.folder / "training"
+    folder.mkdir()
+    nodes_of = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark)
+    job = (*nodes_of, "--max-restarts", 2, "--preload", "torch")
+    arguments = (ft.script(SCRIPT, "train.py"), folder, 200, 1000)
+    nodes = [*ft.start_two(*job, *arguments)]
+    for node in nodes:
+        node.expect(r"life 0 of rank \d")
+    ft.wait_until(lambda: done_in(folder, 0) > 3, "some steps are done")
+    nodes[1].send(signal.SIGKILL)
+    nodes[1].wait()
+    nodes[1] = ft.start(*job, *arguments)
+    assert [node.wait() for node in nodes] == [0, 0]
+    (lost,) = lost_steps(folder, 2)
+    assert 0 <= lost <= 1
+    ends = {match[1] for node in nodes for match in node.expect(r"state of rank \d: (\w+)")}
+    assert len(ends) == 1
+
+
+def done_in(folder: Path, life: int) -> int:
+    """Return how many steps rank 0 has done in a life."""
+    lines = (folder / "log-0").read_text().splitlines() if (folder / "log-0").exists() else []
+    return sum(line.startswith(f"done {life} ") for line in lines)
+
+
+@pytest.mark.long
+def test_nothing_but_one_step_is_lost(ft: "Launcher") -> None:
+    killed_again_and_again(ft, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_nothing_but_one_step_is_lost_with_each_of_100_kills(ft: "Launcher") -> None:
+    killed_again_and_again(ft, 100)

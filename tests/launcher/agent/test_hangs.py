@@ -1,0 +1,129 @@
+"""What a node tells its master of workers that are late, and does when it is answered."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from ft_run import events as ev
+from ft_run.launcher.agent.hangs import Hangs
+from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
+from ft_run.launcher.processes.worker_watch import WorkerWatch
+from ft_run.launcher.stacks.collect import AskedWorker
+from ft_run.rendezvous.protocol.messages import HangSpec, Stop
+from ft_run.rendezvous.protocol.stacks import NoHang, Suspicion
+from ft_run.training import hook
+
+SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
+
+
+class Node:
+    """A node with two workers, and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.watches = (WorkerWatch(), WorkerWatch())
+        self.sent: list[Any] = []
+        self.told: list[ev.Event] = []
+        self.hangs = Hangs(SPEC, "h", self.sent.append, self.told.append)
+        self.running = [AskedWorker(4 + i, 1, watch) for i, watch in enumerate(self.watches)]
+        self.state = WorkerGroupState.RUNNING
+        group = SimpleNamespace(
+            assignment=SimpleNamespace(round=2, node_rank=1),
+            logs=SimpleNamespace(directory=str(folder)),
+            running=self.running,
+            state=self.state,
+        )
+        self.group = cast(WorkerGroup, group)
+
+    def got_on(self, index: int, seconds_ago: float) -> None:
+        """A worker did its fifth step so long ago."""
+        page = self.watches[index]._page
+        page[hook.PID], page[hook.TICKS] = 1, 5
+        page[hook.LAST_NS] = time.monotonic_ns() - int(seconds_ago * 1e9)
+
+    def suspected(self) -> list[tuple[int, tuple[int, ...], int]]:
+        assert all(isinstance(message, Suspicion) for message in self.sent)
+        return [(message.round, message.ranks, round(message.idle_s)) for message in self.sent]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    for watch in node.watches:
+        watch.close()
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+def begun_long_ago(node: Node) -> None:
+    """The round began before any step: what is late is told at the next look."""
+    node.hangs.begin(node.group)
+    assert node.hangs._lateness is not None
+    node.hangs._lateness.begin(0.0)
+    node.sent.clear()
+
+
+def test_late_workers_are_told_once_and_again_to_another_master(node: Node) -> None:
+    async def test() -> None:
+        begun_long_ago(node)
+        node.got_on(0, 100.0)
+        node.got_on(1, 70.0)
+        node.hangs._look()
+        node.hangs._look()
+        assert node.suspected() == [(2, (4, 5), 70)]
+        node.hangs.repeat()
+        assert node.suspected() == [(2, (4, 5), 70)] * 2
+        node.hangs.close()
+
+    run(test)
+
+
+def test_what_the_master_answers_is_told_and_the_time_starts_again(node: Node) -> None:
+    async def test() -> None:
+        begun_long_ago(node)
+        node.got_on(0, 70.0)
+        node.hangs._look()
+        node.hangs.answered(NoHang(1, "of the round before"))
+        node.hangs.answered(NoHang(2, ""))
+        node.hangs.answered(NoHang(2, "it moves"))
+        node.hangs._look()
+        assert len(node.sent) == 1
+        assert node.told == [ev.HangDismissed(2, 1, "it moves")]
+        node.hangs.close()
+
+    run(test)
+
+
+def test_nothing_is_said_of_workers_that_are_being_stopped(node: Node) -> None:
+    async def test() -> None:
+        begun_long_ago(node)
+        node.got_on(0, 70.0)
+        node.group.state = WorkerGroupState.STOPPING
+        node.hangs._look()
+        node.hangs.answered(NoHang(2, "it moves"))
+        assert not node.sent
+        assert not node.told
+        node.hangs.close()
+
+    run(test)
+
+
+def test_the_stacks_of_a_hang_are_kept(node: Node, tmp_path: Path) -> None:
+    node.hangs.keep(Stop(2, "rank 4 failed"), node.group)
+    assert not node.told
+    node.hangs.keep(Stop(2, "rank 4 hangs", is_hung=True, stacks="rank 4\n  a.py:1"), node.group)
+    path = tmp_path / "hang.txt"
+    assert path.read_text() == "rank 4 hangs\n\nrank 4\n  a.py:1\n"
+    assert node.told == [ev.StacksKept(2, 1, str(path))]
+
+
+def test_a_full_disk_does_not_matter(node: Node) -> None:
+    node.group.logs = SimpleNamespace(directory="/proc")  # type: ignore[assignment]  # likewise
+    node.hangs.keep(Stop(2, "rank 4 hangs", is_hung=True, stacks="rank 4"), node.group)
+    assert not node.told

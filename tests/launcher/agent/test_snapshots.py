@@ -1,0 +1,142 @@
+"""The memory that an agent holds for its workers: to whom it goes, and what stays of it."""
+
+import asyncio
+import os
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from ft_run.launcher.agent.snapshots import HeldSnapshots
+from ft_run.rendezvous.protocol.messages import Assignment
+from ft_run.rendezvous.protocol.offer import Resumption, Snapshot, Snapshots
+from ft_run.training import snapshot_page as page
+from ft_run.values import replace
+
+ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
+ASK = """
+import os, struct, sys
+from ft_run.training.snapshot_memory import ask
+rank, step = int(sys.argv[1]), int(sys.argv[2])
+memory = ask(rank)
+if memory is None:
+    sys.exit(3)
+if step >= 0:
+    import mmap
+    from ft_run.training import snapshot_page as page
+    view = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
+    entry = page.Entry(step, step, 4, rank, 10, 0, False)
+    page.write(view, step % 2, entry)
+    os.write(memory.buffer_fds[0], b"x")
+print(memory.resume_step)
+"""
+
+
+async def ask(rank: int, step: int = -1) -> str | None:
+    """Return the step that a worker of a rank is told; with a step, it leaves a snapshot."""
+    command = (sys.executable, "-c", ASK, str(rank), str(step))
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    assert child.returncode in (0, 3)
+    return out.decode().strip() if child.returncode == 0 else None
+
+
+@asynccontextmanager
+async def holding(round_: Assignment = ROUND) -> AsyncIterator[HeldSnapshots]:
+    """A node of two workers, in its round."""
+    before = len(os.listdir("/proc/self/fd"))
+    held = HeldSnapshots(2)
+    held.listen(asyncio.get_running_loop())
+    held.begin(round_)
+    yield held
+    held.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def run(test: Callable[[], object]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]  # all are coroutine functions
+
+
+def test_only_the_ranks_of_this_node_are_given_memory() -> None:
+    async def test() -> None:
+        async with holding() as held:
+            assert [await ask(rank) for rank in (1, 2, 3, 4)] == [None, "-1", "-1", None]
+            assert held.held() is None
+
+    run(test)
+
+
+def test_a_step_is_held_when_all_workers_have_left_it() -> None:
+    async def test() -> None:
+        async with holding() as held:
+            await ask(2, 7)
+            await ask(2, 8)
+            assert held.held() is None
+            await ask(3, 7)
+            assert held.held() == Snapshots(3, "m", (Snapshot(7, 4, 2, False),))
+            await ask(3, 8)
+            held_now = held.held()
+            assert held_now is not None
+            assert [one.step for one in held_now.held] == [7, 8]
+
+    run(test)
+
+
+def test_a_round_begins_with_the_step_that_all_resume_from() -> None:
+    async def test() -> None:
+        async with holding() as held:
+            for rank in (2, 3):
+                await ask(rank, 7)
+                await ask(rank, 8)
+            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m")))
+            assert await ask(3) == "7"
+            assert held.held() == Snapshots(4, "m", (Snapshot(7, 4, 2, False),))
+            held.begin(replace(ROUND, round=5))
+            assert await ask(3) == "-1"
+            assert held.held() is None
+
+    run(test)
+
+
+def test_what_was_left_in_another_round_does_not_stay() -> None:
+    async def test() -> None:
+        for line in ((2, "m"), (3, "another")):
+            async with holding() as held:
+                for rank in (2, 3):
+                    await ask(rank, 7)
+                held.begin(replace(ROUND, round=4, resumption=Resumption(7, *line)))
+                assert held.held() is None
+                assert await ask(3) == "7"  # others have it, and send it
+
+    run(test)
+
+
+def test_a_spare_gives_the_memory_back() -> None:
+    async def test() -> None:
+        async with holding() as held:
+            for rank in (2, 3):
+                await ask(rank, 7)
+            held.drop()
+            assert held.held() is None
+            assert await ask(2) is None  # a spare has no workers
+
+    run(test)
+
+
+def test_strangers_do_not_disturb() -> None:
+    async def test() -> None:
+        async with holding():
+            path = page.address_of(os.getpid())
+            for words in (b"", b"x", struct.pack("<8sI", b"ftrsnap0", 2), b"y" * 100):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                    stranger.setblocking(False)
+                    loop = asyncio.get_running_loop()
+                    await loop.sock_connect(stranger, path)
+                    await loop.sock_sendall(stranger, words)
+                    assert await loop.sock_recv(stranger, 10) == b""
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+                silent.connect(path)
+                assert await ask(2) == "-1"
+
+    run(test)

@@ -1,0 +1,338 @@
+"""``--auto-config --dry-run`` in recorded environments, and the contradictions in them.
+
+``recorded/`` holds what the programs have set, run as their names say. The rest is written down
+from documentation: Kubeflow Trainer v2 (its Torch plugin), Kubernetes (Indexed Jobs), JobSet
+(labels of pods), LeaderWorkerSet (``pkg/utils/pod``), SkyPilot ("environment variables"),
+SageMaker (training toolkit's ENVIRONMENT_VARIABLES.md), AWS Batch (mnp-env-vars), PRRTE (names of
+jobs), Slurm (man srun, "output environment variables").
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.cli.parse import parse
+from ft_run.launcher.options import LaunchOptions
+
+RECORDED = Path(__file__).with_name("recorded")
+
+
+def recorded(name: str) -> dict[str, str]:
+    lines = (RECORDED / f"{name}.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+SLURM = recorded("slurm-22.05-srun-node-2-of-3")
+ARRAY = recorded("slurm-22.05-array-task-2-node-1-of-2")
+PARTS = recorded("slurm-22.05-two-parts-node-2-of-3")
+FIRST_PART = recorded("slurm-22.05-two-parts-srun-of-the-first")
+BATCH = recorded("slurm-22.05-batch-script-of-2-nodes")
+FOUR_TASKS = recorded("slurm-22.05-srun-4-tasks-on-2-nodes")
+PMI2 = recorded("slurm-22.05-srun-pmi2-node-1-of-2")
+OPEN_MPI = recorded("openmpi-4.1.4-node-2-of-3")
+MPIRUN_IN_SLURM = recorded("slurm-22.05-mpirun-4.1.4-node-1-of-3")
+HYDRA_TWO_TASKS = recorded("mpich-4.0.2-2-tasks-on-1-node")
+HYDRA = HYDRA_TWO_TASKS | {"MPI_LOCALNRANKS": "1", "PMI_RANK": "1"}
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "PMIX_NAMESPACE": "prterun-gpu-head-01-4711@1",
+    "PMIX_HOSTNAME": "gpu-02",
+    "PMIX_RANK": "1",
+}
+PMIX = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prun-7@1", "PMIX_SERVER_URI41": "prun@0;tcp4://h:1"}
+KUBEFLOW = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "digits-node-0-0.digits",
+    "PET_MASTER_PORT": "29400",
+    "JOB_COMPLETION_INDEX": "1",
+}
+INDEXED_JOB = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "digits-1"}
+JOB_SET = {
+    "JOB_COMPLETION_INDEX": "1",
+    "JOBSET_NAME": "digits",
+    "JOBSET_REPLICATEDJOB_NAME": "node",
+    "JOBSET_REPLICATEDJOB_REPLICAS": "1",
+    "JOBSET_RESTART_ATTEMPT": "0",
+}
+LEADER_WORKER_SET = {
+    "LWS_LEADER_ADDRESS": "digits-0.digits.default",
+    "LWS_GROUP_SIZE": "4",
+    "LWS_WORKER_INDEX": "3",
+}
+SKYPILOT = {
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.7",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    "SKYPILOT_TASK_ID": "sky-2026-11-22-10-00-00-000000_train_1",
+}
+SAGEMAKER = {
+    "SM_HOSTS": '["algo-1","algo-2"]',
+    "SM_CURRENT_HOST": "algo-2",
+    "SM_NUM_GPUS": "8",
+    "TRAINING_JOB_NAME": "digits-2026-11-22",
+}
+BATCH_CHILD = {
+    "AWS_BATCH_JOB_ID": "0c1f1d3e-2a#1",
+    "AWS_BATCH_JOB_ATTEMPT": "1",
+    "AWS_BATCH_JOB_NUM_NODES": "2",
+    "AWS_BATCH_JOB_NODE_INDEX": "1",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.4",
+}
+BATCH_MAIN = {
+    name: value
+    for name, value in BATCH_CHILD.items()
+    if name != "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+} | {"AWS_BATCH_JOB_ID": "0c1f1d3e-2a#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+
+COMMANDS = [
+    # what the environment is, flags, what --dry-run prints between ft-run and the script
+    (SLURM, "", "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+    (SLURM | {"SLURM_RESTART_COUNT": "2"}, "",
+     "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1-r2 --node-rank=2"),
+    (SLURM | {"SLURM_RESTART_COUNT": "0"}, "",
+     "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+    (SLURM | {"SLURM_STEP_ID": "4", "SLURM_JOB_ID": "123456"}, "",
+     "--nnodes=3 --rdzv-endpoint=gpu001:29860 --rdzv-id=123456.4 --node-rank=2"),
+    (SLURM | {"SLURM_GPUS_ON_NODE": "8"}, "",
+     "--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+    (SLURM | {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "",
+     "--nproc-per-node=2 --nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+    (SLURM, "--nnodes=2",  # the last one is a spare
+     "--nnodes=2 --rdzv-endpoint=gpu001:29401 --rdzv-id=1"),
+    (SLURM, "--nnodes=1", "--nnodes=1 --rdzv-endpoint=gpu001:29401 --rdzv-id=1"),
+    (SLURM, "--nnodes=1:3",
+     "--nnodes=1:3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+    (SLURM, "--nnodes=9 --rdzv-endpoint=head:1 --rdzv-id=x",  # one of several allocations
+     "--nnodes=9 --rdzv-endpoint=head:1 --rdzv-id=x"),
+    (SLURM, "--rdzv-backend=c10d",  # which has no ranks of nodes
+     "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --rdzv-backend=c10d"),
+    (SLURM, "--standalone", "--rdzv-id=1 --standalone"),
+    (SLURM | {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "gpu003"}, "",
+     "--nnodes=3 --rdzv-endpoint=gpu003 --rdzv-id=1 --node-rank=0"),
+    (PMI2, "", "--nnodes=2 --rdzv-endpoint=gpu001:29402 --rdzv-id=2 --node-rank=1"),
+    (ARRAY, "", "--nnodes=2 --rdzv-endpoint=gpu001:29402 --rdzv-id=2_2 --node-rank=1"),
+    (PARTS, "", "--nnodes=3 --rdzv-endpoint=gpu001:29404 --rdzv-id=4 --node-rank=2"),
+    (FIRST_PART, "--nnodes=1", "--nnodes=1 --rdzv-id=4.1"),
+    (BATCH | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}, "",
+     "--nnodes=1 --rdzv-id=2_1"),
+    (OPEN_MPI, "",
+     "--nnodes=3 --rdzv-endpoint=10.77.0.2:29400 --rdzv-id=mpi-3627941888 --node-rank=2"),
+    (OPEN_MPI_5, "",
+     "--nnodes=4 --rdzv-endpoint=gpu-head-01:29400 --rdzv-id=mpi-gpu-head-01-4711 --node-rank=1"),
+    # There Slurm says rank 0 of 2: those of mpirun's own daemons.
+    (MPIRUN_IN_SLURM, "", "--nnodes=3 --rdzv-endpoint=gpu001:29406 --rdzv-id=6 --node-rank=1"),
+    (HYDRA, "--rdzv-endpoint=gpu001",
+     "--nnodes=2 --rdzv-endpoint=gpu001 --node-rank=1"),
+    (PMIX, "--nnodes=2 --rdzv-endpoint=gpu001",
+     "--nnodes=2 --rdzv-endpoint=gpu001 --rdzv-id=prun-7@1 --node-rank=1"),
+    (KUBEFLOW, "",
+     "--nnodes=2 --rdzv-id=digits --node-rank=1 --master-addr=digits-node-0-0.digits"
+     " --master-port=29400"),
+    (INDEXED_JOB, "--nnodes=2",
+     "--nnodes=2 --rdzv-endpoint=digits-0.digits.default.svc.cluster.local:29400"
+     " --rdzv-id=digits --node-rank=1"),
+    (JOB_SET, "--nnodes=2",
+     "--nnodes=2 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits --node-rank=1"),
+    (JOB_SET | {"JOBSET_RESTART_ATTEMPT": "3", "JOBSET_REPLICATEDJOB_REPLICAS": "2"}, "--nnodes=2",
+     "--nnodes=2 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits-r3"),
+    (LEADER_WORKER_SET, "",
+     "--nnodes=4 --rdzv-endpoint=digits-0.digits.default:29400 --rdzv-id=digits-0 --node-rank=3"),
+    (SKYPILOT, "",
+     "--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=10.0.0.4:29400"
+     " --rdzv-id=sky-2026-11-22-10-00-00-000000_train_1 --node-rank=1"),
+    (SKYPILOT | {"SKYPILOT_NUM_NODES": "", "SKYPILOT_NODE_IPS": "fd00::1\nfd00::2",
+                 "SKYPILOT_NUM_GPUS_PER_NODE": "0", "SKYPILOT_TASK_ID": "t"}, "",
+     "--nnodes=2 '--rdzv-endpoint=[fd00::1]:29400' --rdzv-id=t --node-rank=1"),
+    (SAGEMAKER, "",
+     "--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=algo-1:29400 --rdzv-id=digits-2026-11-22"
+     " --node-rank=1"),
+    (BATCH_CHILD, "",
+     "--nnodes=2 --rdzv-endpoint=10.0.0.4:29400 --rdzv-id=0c1f1d3e-2a --node-rank=1"),
+    (BATCH_MAIN | {"AWS_BATCH_JOB_ATTEMPT": "3"}, "",
+     "--nnodes=2 --rdzv-endpoint=digits-1.digits.default.svc.cluster.local:29400"
+     " --rdzv-id=0c1f1d3e-2a-r2 --node-rank=0"),
+    ({}, "--standalone", "--standalone"),
+]  # fmt: skip
+
+REFUSALS = [
+    # what the environment is, flags, words of the sentence
+    ({}, "", "--auto-config finds none of the places that it knows (Slurm, Open MPI,"),
+    (BATCH, "", "this is no task of srun, but Slurm has given the job 2 nodes"
+     " (SLURM_JOB_NUM_NODES); right would be srun --ntasks-per-node=1 ft-run --auto-config"),
+    (SLURM | {"SLURM_STEP_ID": "4294967290"}, "", "this is no task of srun"),
+    (FOUR_TASKS, "", "SLURM_STEP_NUM_TASKS is 4, but SLURM_STEP_NUM_NODES is 2, and one ft-run per"
+     " node starts all its workers; right would be srun --ntasks-per-node=1 ft-run"),
+    (FIRST_PART, "", "the step has 1 (SLURM_STEP_NUM_NODES) of the 3 nodes of a heterogeneous job"
+     " of 2 parts (SLURM_HET_SIZE); right would be srun --het-group=0-1 ft-run"),
+    (SLURM | {"SLURM_PROCID": "3"}, "",
+     "SLURM_PROCID is 3, but SLURM_STEP_NUM_NODES is 3, so that the ranks end at 2"),
+    (SLURM | {"SLURM_STEP_NODELIST": "gpu[001-002]"}, "",
+     "SLURM_STEP_NUM_NODES is 3, but SLURM_STEP_NODELIST has 2 hosts"),
+    (SLURM | {"SLURM_STEP_NODELIST": "gpu[001-"}, "",
+     "SLURM_STEP_NODELIST is 'gpu[001-', and its brackets do not match; right would be a list"),
+    (SLURM | {"SLURM_PROCID": "two"}, "",
+     "SLURM_PROCID is 'two'; right would be a whole number, 0 or more, or no --auto-config."),
+    (SLURM | {"SLURM_STEP_NUM_NODES": "0"}, "", "right would be a whole number, 1 or more"),
+    (SLURM | {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1"}, "",
+     "SLURM_GPUS_ON_NODE is 8, but CUDA_VISIBLE_DEVICES shows 2 (0,1); right would be"
+     " --nproc-per-node 2, or 8 with all of them visible."),
+    (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "",
+     "Open MPI has started 8 tasks on this node (OMPI_COMM_WORLD_LOCAL_SIZE), but one ft-run per"
+     " node starts all its workers; right would be mpirun --map-by ppr:1:node --bind-to none ft-run"
+     " --auto-config --nproc-per-node 8 SCRIPT."),
+    (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}, "",
+     "mpirun runs at 10.77.0.2 (OMPI_MCA_orte_hnp_uri), which is not the host of rank 0"),
+    (OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0"}, "",
+     "mpirun runs at gpu-head-01 (PMIX_NAMESPACE), which is not the host of rank 0"),
+    (HYDRA_TWO_TASKS, "", "right would be mpiexec -ppn 1 ft-run --auto-config --nproc-per-node 2"),
+    (HYDRA, "", "--auto-config finds in MPICH's Hydra no host at which the nodes could meet; right"
+     " would be --rdzv-endpoint HOST:PORT"),
+    (PMIX, "", "PMIx says the rank of a task in its variables, but not how many there are; right"
+     " would be --nnodes N or PET_NNODES=N"),
+    (INDEXED_JOB, "", "the pods of an Indexed Job are not told how many they are; right would be"
+     " --nnodes N or PET_NNODES=N"),
+    (JOB_SET, "", "the pods of a JobSet are not told how many they are"),
+    (LEADER_WORKER_SET | {"LWS_WORKER_INDEX": "4"}, "",
+     "LWS_WORKER_INDEX is 4, but LWS_GROUP_SIZE is 4, so that the ranks end at 3"),
+    (SKYPILOT | {"SKYPILOT_NUM_NODES": "3"}, "",
+     "SKYPILOT_NUM_NODES is 3, but SKYPILOT_NODE_IPS has 2 hosts"),
+    (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "",
+     'SM_CURRENT_HOST is algo-3, but SM_HOSTS is ["algo-1","algo-2"]'),
+    (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "", "SM_HOSTS is 'algo-1'; right would be a JSON list"),
+    (BATCH_CHILD | {"AWS_BATCH_JOB_NODE_INDEX": "2"}, "",
+     "AWS_BATCH_JOB_NODE_INDEX is 2, but AWS_BATCH_JOB_NUM_NODES is 2"),
+    (SLURM | SKYPILOT, "", "SLURM_STEP_NUM_NODES is 3, but SKYPILOT_NUM_NODES is 2; right would be"
+     " --nnodes 3 or --nnodes 2."),
+    (SLURM, "--nnodes=2 --standalone", "--standalone is for one node"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a pod of an Indexed Job with a headless service."""
+    monkeypatch.setattr(socket, "getfqdn", lambda: "digits-1.digits.default.svc.cluster.local")
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    return "train.py"
+
+
+def launch(argv: list[str], environ: dict[str, str]) -> LaunchOptions:
+    options = parse(argv, environ)
+    assert isinstance(options, LaunchOptions)
+    return options
+
+
+@pytest.mark.parametrize(("environ", "flags", "command"), COMMANDS)
+def test_what_dry_run_prints(
+    environ: dict[str, str],
+    flags: str,
+    command: str,
+    script: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        parse(["--auto-config", "--dry-run", *flags.split(), script, "--lr", "0 1"], environ)
+    assert ending.value.code == 0
+    output = capfd.readouterr()
+    printed = output.out.removeprefix("ft-run ").removesuffix(" train.py --lr '0 1'\n")
+    assert printed.removeprefix("--nproc-per-node=auto ") == command
+    if "--nproc" not in command:
+        assert printed.startswith("--nproc-per-node=auto ")
+    told = [line for line in output.err.splitlines() if "ft-run: --auto-config: " in line]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(("environ", "flags", "sentence"), REFUSALS)
+def test_what_is_refused(environ: dict[str, str], flags: str, sentence: str, script: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(["--auto-config", *flags.split(), script], environ)
+    assert sentence in error.value.sentence
+
+
+def test_one_line_says_what_was_taken_from_where(
+    script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--auto-config", "--dry-run", "--nproc-per-node=4", script], SLURM)
+    assert capfd.readouterr().err == (
+        "ft-run: --auto-config: --rdzv-id=1 (SLURM_JOB_ID), --nnodes=3 (SLURM_STEP_NUM_NODES),"
+        " --node-rank=2 (SLURM_PROCID), --rdzv-endpoint=gpu001:29401 (SLURM_STEP_NODELIST)\n"
+    )
+
+
+def test_a_pod_without_a_service_cannot_be_found(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: "digits-1")
+    with pytest.raises(UsageError, match="a headless service whose name is the subdomain"):
+        parse(["--auto-config", "--nnodes=2", script], INDEXED_JOB)
+
+
+def test_a_wrong_value_of_a_place_names_its_variable(script: str) -> None:
+    wrong = LEADER_WORKER_SET | {"LWS_LEADER_ADDRESS": "a b"}
+    with pytest.raises(UsageError, match="LWS_LEADER_ADDRESS was given 'a b:29400'"):
+        parse(["--auto-config", script], wrong)
+
+
+@pytest.mark.parametrize("environ", [SLURM, OPEN_MPI, HYDRA, LEADER_WORKER_SET, SKYPILOT])
+def test_without_the_flag_a_line_suggests_it_and_nothing_is_taken(
+    environ: dict[str, str], script: str
+) -> None:
+    options = launch([script], environ)
+    (remark,) = options.remarks
+    assert "but this command asks for one" in remark
+    assert "ft-run --auto-config" in remark
+    assert options.rendezvous.endpoint is None
+
+
+def test_a_batch_script_is_told_of_srun(script: str) -> None:
+    options = launch([script], BATCH)
+    (remark,) = options.remarks
+    assert remark.startswith("this is no task of srun, but Slurm has given the job 2 nodes")
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags"),
+    [
+        (SLURM, ["--standalone"]),
+        (SLURM, ["--nnodes=1"]),
+        (SLURM, ["--rdzv-endpoint=gpu001"]),
+        (SLURM | {"PET_NNODES": "1"}, []),
+        (BATCH, ["--nnodes=1"]),
+        (FOUR_TASKS, []),
+        (SLURM | {"SLURM_PROCID": "nonsense"}, []),
+        ({}, []),
+    ],
+)
+def test_nothing_is_suggested(environ: dict[str, str], flags: list[str], script: str) -> None:
+    options = launch([*flags, script], environ)
+    assert not any("--auto-config" in remark for remark in options.remarks)
+
+
+def test_dry_run_alone_shows_what_variables_add(
+    script: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"PET_ON_FAILURE": "exit:3=fail;oom=restart", "PET_NNODES": "1", "PET_MODULE": "0"}
+    with pytest.raises(SystemExit) as ending:
+        parse(["--dry-run", "-r", "3", "--nnodes=1:1", "--", script], environ)
+    assert ending.value.code == 0
+    assert capfd.readouterr().out == (
+        "ft-run --nnodes=1:1 --on-failure=exit:3=fail --on-failure=oom=restart --redirects=3"
+        " train.py\n"
+    )
+
+
+def test_dry_run_refuses_what_a_run_would(script: str) -> None:
+    with pytest.raises(UsageError):
+        parse(["--dry-run", "--standalone", "--nnodes=2", script], {})

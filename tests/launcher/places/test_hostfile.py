@@ -1,0 +1,103 @@
+"""Hostfiles, and what ``ft-run hosts`` makes of them: checked before anything starts."""
+
+from pathlib import Path
+
+import pytest
+from ft_run.errors import UsageError
+from ft_run.launcher.cli.hosts_flags import read_hosts
+from ft_run.launcher.options import HostsOptions
+
+
+def read(*argv: str, hostfile: str | None = None) -> HostsOptions:
+    words = list(argv)
+    if hostfile is not None:
+        Path("hosts").write_text(hostfile)
+        words = ["--hostfile", "hosts", *words]
+    return read_hosts(words, {"TOKEN": "t"})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+FILE = "# nodes\nme@gpu1 slots=8\n\ngpu2 slots=4   # an old one\n10.0.0.3\n"
+
+
+def test_each_host_gets_what_the_job_does_not_say() -> None:
+    options = read("--max-restarts", "3", "train.py", "--lr", "1", hostfile=FILE)
+    hosts = {node.host: node.argv for node in options.nodes}
+    assert list(hosts) == ["me@gpu1", "gpu2", "10.0.0.3"]
+    given = ("--max-restarts", "3", "train.py", "--lr", "1")
+    job = hosts["gpu2"][2]
+    assert job.startswith("--rdzv-id=hosts-")
+    both = ("--nnodes=3", "--rdzv-endpoint=gpu1:29400", job)
+    assert hosts["me@gpu1"] == (*both, "--nproc-per-node=8", "--node-rank=0", *given)
+    assert hosts["gpu2"] == (*both, "--nproc-per-node=4", "--node-rank=1", *given)
+    assert hosts["10.0.0.3"] == (*both, "--node-rank=2", *given)
+    assert options.least == 3
+    assert options.ssh == ("ssh",)
+
+
+def test_what_the_job_says_stays() -> None:
+    options = read(
+        *("--hosts", "a,b,c", "--exclude=b", "--ssh", "ssh -p 2222", "--env", "A=1 2", "--env"),
+        *("TOKEN", "--chdir", "/data", "--ft_run", "/opt/ft-run", "--", "--nnodes=1:2"),
+        *("--rdzv-id=x", "--nproc-per-node=2", "--rdzv-endpoint=h:1", "-m", "package.train"),
+    )
+    job = (
+        *("--nnodes=1:2", "--rdzv-id=x", "--nproc-per-node=2", "--rdzv-endpoint=h:1", "-m"),
+        "package.train",
+    )
+    assert [(node.host, node.argv) for node in options.nodes] == [("a", job), ("c", job)]
+    assert options.least == 1
+    assert options.ssh == ("ssh", "-p", "2222")
+    assert options.environ == {"A": "1 2", "TOKEN": "t"}
+    assert (options.folder, options.program) == ("/data", "/opt/ft-run")
+
+
+def test_this_host_is_the_first_node() -> None:
+    options = read("--hosts", "a", "--launcher-as-node", "train.py")
+    assert [node.host for node in options.nodes] == ["", "a"]
+    assert options.least == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "hostfile", "sentence"),
+    [
+        (["train.py"], None, "needs one of --hostfile and --hosts, and was given none"),
+        (["--hosts", "a", "train.py"], "b", "and was given both"),
+        (["--hosts", "a,,b", "train.py"], None, "host 2 of --hosts has ''"),
+        (["--hosts", "a,b,a", "train.py"], None,
+         "host 3 of --hosts has a, and so has host 1 of --hosts; right would be one line"),
+        (["--hosts", "a"], None, "no script was given"),
+        (["--hosts", "-oProxyCommand=x", "train.py"], None, "--hosts needs a value"),
+        (["--hosts=-oProxyCommand=x", "train.py"], None, "which is no name of a host"),
+        (["train.py"], "# none\n", "hosts has no host; right would be a line HOST slots=N"),
+        (["train.py"], "a slots=8\nb max-slots=8\n",
+         "line 2 of hosts has 'max-slots=8' after b; right would be slots=N, once, and nothing"),
+        (["train.py"], "a slots=8 slots=9\n", "line 1 of hosts has 'slots=9' after a"),
+        (["train.py"], "a slots=0\n", "line 1 of hosts has 'slots=0'; right would be slots=N with"),
+        (["train.py"], "a slots=8\n\nme@a\n", "line 3 of hosts has me@a, and so has line 1 of"),
+        (["train.py"], "a;reboot\n", "line 1 of hosts has 'a;reboot', which is no name"),
+        (["--nproc-per-node", "4", "train.py"], "a slots=4\nb slots=8\n",
+         "line 2 of hosts has slots=8, but --nproc-per-node is 4; right would be slots=4, or no"),
+        (["--nnodes", "3", "train.py"], "a\nb\n",
+         "--nnodes asks for 3 nodes, but there are 2 hosts; right would be --nnodes 2, or more"),
+        (["--launcher-as-node", "--nnodes", "4", "train.py"], "a\nb\n",
+         "--nnodes asks for 4 nodes, but there are 2 hosts and this one; right would be"),
+        (["--launcher-as-node", "--nnodes", "1", "train.py"], "a\n",
+         "--nnodes asks for 1 node, but --launcher-as-node makes this host one beside 1 others"),
+        (["--include", "a,c", "train.py"], "a\nb\n",
+         "--include names 'c', which is not among the 2 hosts; right would be some of a, b."),
+        (["--exclude", "a,b", "train.py"], "a\nb\n", "leave no host"),
+        (["--env", "NOSUCH", "train.py"], "a\n", "--env was given 'NOSUCH'; right would be NAME="),
+        (["--ssh", "'", "train.py"], "a\n", "--ssh was given"),
+        (["--hostfile", "nosuch", "train.py"], None, "which cannot be read"),
+        (["--no-such-flag", "train.py"], "a\n", "there is no flag '--no-such-flag'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(argv: list[str], hostfile: str | None, sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read(*argv, hostfile=hostfile)
+    assert sentence in error.value.sentence

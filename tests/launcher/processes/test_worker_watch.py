@@ -1,0 +1,87 @@
+"""What the agent reads from the page of a worker."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from ft_run.launcher.processes.worker_watch import Progress, WorkerWatch, starter_env
+
+
+@pytest.fixture
+def watch() -> Iterator[WorkerWatch]:
+    """The files of one worker."""
+    made = WorkerWatch()
+    yield made
+    made.close()
+
+
+def run(watch: WorkerWatch, *lines: str) -> Progress:
+    """Return how far a watched script has come."""
+    subprocess.run(
+        [sys.executable, "-c", "\n".join(("from ft_run.training import progress", *lines))],
+        env={**os.environ, **starter_env(os.environ, watch.page_fd, watch.stacks_fd)},
+        pass_fds=(watch.page_fd, watch.stacks_fd),
+        check=True,
+        timeout=60,
+    )
+    found = watch.progress()
+    assert found is not None
+    return found
+
+
+def test_a_worker_that_is_not_there_yet(watch: WorkerWatch) -> None:
+    assert watch.progress() is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "ticks", "furthest"),
+    [
+        ((), 0, 0, -1),
+        (("progress()",), 0, 1, -1),
+        (("progress(0)",), 0, 1, 0),
+        (("progress(5)", "progress(9)", "progress(3)"), 3, 3, 9),
+        (("progress(2**63 - 1)",), 2**63 - 1, 1, 2**63 - 1),
+    ],
+)
+def test_what_a_script_says(
+    watch: WorkerWatch, lines: tuple[str, ...], steps: int, ticks: int, furthest: int
+) -> None:
+    found = run(watch, *lines)
+    assert (found.steps, found.ticks, found.furthest) == (steps, ticks, furthest)
+
+
+CLOCK = (
+    "import time",
+    "now = 50 * 10**9",
+    "time.monotonic_ns = lambda: now",
+    "def pass_time(seconds):",
+    "    global now; now += int(seconds * 1e9)",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "rate"),
+    [
+        (("progress(1)",), 0.0),
+        # Since the first.
+        (("for n in range(5): progress(n); pass_time(0.5)",), 2.0),
+        # Of late: between 10 and 20 seconds.
+        (
+            (
+                "for n in range(100): progress(n); pass_time(1)",
+                "for n in range(100, 1000): progress(n); pass_time(0.1)",
+            ),
+            10.0,
+        ),
+        # Longer steps, each by itself.
+        (("for n in range(5): progress(n); pass_time(40)",), 1 / 40),
+        # What was counted before the script said its own number does not count.
+        (("progress()", "pass_time(1)", "progress(7000)", "pass_time(1)", "progress(7001)"), 1.0),
+        # An evaluation that begins to count anew.
+        (("progress(700)", "pass_time(1)", "progress(1)"), 0.0),
+    ],
+)
+def test_steps_per_second(watch: WorkerWatch, lines: tuple[str, ...], rate: float) -> None:
+    assert run(watch, *CLOCK, *lines).steps_per_s == pytest.approx(rate)

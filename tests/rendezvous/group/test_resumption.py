@@ -1,0 +1,69 @@
+"""Which snapshots the ranks of the next round resume from."""
+
+import pytest
+from ft_run.rendezvous.group.resumption import Line, resumption
+from ft_run.rendezvous.group.world import Candidate, World, form
+from ft_run.rendezvous.protocol.messages import NodeSpec
+from ft_run.rendezvous.protocol.offer import Offer, Resumption, Snapshot, Snapshots
+
+LINE = Line(3, "master")
+
+
+def world_of(nodes: int, workers: int = 2) -> World:
+    return form(
+        4,
+        [
+            Candidate(NodeSpec(f"n{n}", "i", "h", "h", "", workers, None), Offer("h", 1), n, n)
+            for n in range(nodes)
+        ],
+    )
+
+
+def left(*steps: int, offset: int = 0, size: int = 4, is_replicated: bool = True) -> Snapshots:
+    return Snapshots(*LINE, tuple(Snapshot(n, size, offset, is_replicated) for n in steps))
+
+
+def chosen(world: World, *offered: Snapshots | None) -> int | None:
+    found = resumption(world, offered, LINE)
+    assert found is None or found == Resumption(found.step, *LINE)
+    return None if found is None else found.step
+
+
+@pytest.mark.parametrize("is_replicated", [False, True])
+def test_the_newest_step_that_all_nodes_have(is_replicated: bool) -> None:
+    first = left(8, 9, is_replicated=is_replicated)
+    second = left(7, 8, offset=2, is_replicated=is_replicated)
+    assert chosen(world_of(2), first, second) == 8
+    both = left(8, 9, offset=2, is_replicated=is_replicated)
+    assert chosen(world_of(2), first, both) == 9
+
+
+@pytest.mark.parametrize(("is_replicated", "step"), [(False, None), (True, 9)])
+def test_a_node_that_has_nothing_is_sent_what_is_replicated(
+    is_replicated: bool, step: int | None
+) -> None:
+    assert chosen(world_of(2), left(8, 9, is_replicated=is_replicated), None) == step
+
+
+@pytest.mark.parametrize(("is_replicated", "step"), [(False, None), (True, 9)])
+def test_another_world_resumes_from_what_is_replicated(
+    is_replicated: bool, step: int | None
+) -> None:
+    assert chosen(world_of(1), left(8, 9, offset=2, is_replicated=is_replicated)) == step
+    assert chosen(world_of(3), *[left(9, is_replicated=is_replicated)] * 3) == step
+
+
+def test_shares_at_another_place_are_not_its_own() -> None:
+    swapped = [left(9, offset=2, is_replicated=False), left(9, offset=0, is_replicated=False)]
+    assert chosen(world_of(2), *swapped) is None
+
+
+def test_what_another_round_left_is_the_state_of_another_step() -> None:
+    for line in ((2, "master"), (3, "another")):
+        stale = Snapshots(*line, left(9).held)
+        assert chosen(world_of(1), stale) is None
+        assert chosen(world_of(2), left(8), stale) == 8
+
+
+def test_nothing_is_left() -> None:
+    assert chosen(world_of(2), None, None) is None

@@ -1,0 +1,81 @@
+"""Tests of the certificates that a token makes, as another implementation of TLS sees them."""
+
+import datetime
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from ft_run.rendezvous.trust.certificates import (
+    Papers,
+    authority_key,
+    certificate_of,
+    issue,
+    papers,
+)
+from ft_run.rendezvous.trust.token import Token, new_token
+
+TOKEN, OTHER = new_token(), new_token()
+
+
+def verified(folder: Path, root: bytes, certificate: bytes, time_s: float) -> str:
+    """Return what openssl says of a certificate on a host whose clock is at ``time_s``."""
+    (folder / "root").write_bytes(root)
+    (folder / "leaf").write_bytes(certificate)
+    for purpose in ("sslserver", "sslclient"):
+        answer = subprocess.run(
+            [
+                *("openssl", "verify", "-x509_strict", "-attime", str(int(time_s))),
+                *("-purpose", purpose, "-CAfile", str(folder / "root"), str(folder / "leaf")),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.returncode:
+            return answer.stderr
+    return "OK"
+
+
+def year(number: int) -> float:
+    return datetime.datetime(number, 6, 1, tzinfo=datetime.timezone.utc).timestamp()
+
+
+@pytest.mark.parametrize("number", [1970, 1999, 2026, 2051, 2500, 9998])
+def test_a_clock_may_be_years_off(tmp_path: Path, number: int) -> None:
+    mine, yours = papers(TOKEN), papers(TOKEN)
+    assert mine.key != yours.key
+    assert mine.certificate != yours.certificate
+    assert verified(tmp_path, mine.authority, yours.certificate, year(number)) == "OK"
+
+
+def test_another_tokens_certificate_is_none(tmp_path: Path) -> None:
+    said = verified(tmp_path, papers(TOKEN).authority, papers(OTHER).certificate, year(2026))
+    assert "verification failed" in said
+
+
+def test_a_member_is_no_authority(tmp_path: Path) -> None:
+    """What a node shows cannot be used to let others in."""
+    authority = authority_key(TOKEN)
+    root = certificate_of(authority)
+    member = issue(authority, root)
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(member.key, None)
+    forged: Papers = issue(key, x509.load_pem_x509_certificate(member.certificate))  # type: ignore[arg-type]  # a P-256 key
+    chain = forged.certificate + member.certificate
+    assert "verification failed" in verified(
+        tmp_path, root.public_bytes(x509_pem()), chain, year(2026)
+    )
+
+
+def x509_pem():
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return Encoding.PEM
+
+
+def test_the_authority_is_the_same_on_every_machine() -> None:
+    """A token means the same to every version, or nodes of two versions could not meet."""
+    key = authority_key(Token("0123456789abcdef" * 4)).private_numbers().private_value
+    assert key % 2**64 == 0xCB157027CFAF24D9

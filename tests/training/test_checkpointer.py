@@ -1,0 +1,321 @@
+"""The Checkpointer in one process, without ft-run and with the memory that ft-run would hold."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ft_run.training import Checkpointer, checkpointer
+from ft_run.training import snapshot_page as page
+from ft_run.training.snapshot_memory import Memory
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import StepLR
+
+
+class Sampler:
+    """Anything with state; it has no tensor, and grows."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.seen)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = dict(state)
+
+
+class Script:
+    """A training script: what it has in one life."""
+
+    def __init__(self, folder: Path, width: int = 3, momentum: float = 0.0, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
+        self.optimizer: Optimizer = Adam(self.model.parameters(), lr=0.1)
+        if momentum:
+            self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=momentum)
+        self.sampler = Sampler()
+        self.scheduler = StepLR(self.optimizer, 3)
+        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        state |= {"sampler": self.sampler, "scheduler": self.scheduler}
+        self.checkpointer = Checkpointer(folder, state, **options)
+        self.resumed_at = -1
+
+    def train(self, total: int, until: int = 1000) -> "Script":
+        """Train; die after ``until`` steps."""
+        for number in self.checkpointer.steps(total):
+            if self.resumed_at < 0:
+                self.resumed_at = number
+            if number == until:
+                return self
+            torch.manual_seed(number)
+            self.optimizer.zero_grad()
+            self.model(torch.randn(5, 4)).square().sum().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.sampler.seen[f"step {number}"] = [number, (1, "x"), {"a": torch.ones(2) * number}]
+        return self
+
+    def everything(self) -> list[Any]:
+        """Return all of its state."""
+        optimizer = self.optimizer.state_dict()
+        values = [self.model.state_dict(), optimizer["state"], self.scheduler.state_dict()]
+        return [str(values), optimizer["param_groups"], str(self.sampler.seen)]
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Call it with the step to resume from: the next Checkpointer is given memory."""
+    fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
+    os.ftruncate(fds[0], page.PAGE_BYTES)
+
+    def given(step: int) -> None:
+        mine = list(map(os.dup, fds))
+        monkeypatch.setattr(checkpointer, "ask", lambda _: Memory(mine[0], tuple(mine[1:]), step))
+
+    yield given
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path) -> list[Any]:
+    """Everything after 10 steps."""
+    return Script(tmp_path / "undisturbed", checkpoint_every=None).train(10).everything()
+
+
+def test_a_snapshot_costs_one_step(
+    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any]
+) -> None:
+    memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
+    for step in (6, 5):
+        memory(step)
+        script = Script(tmp_path, checkpoint_every=None).train(10)
+        assert (script.resumed_at, script.everything()) == (step, undisturbed)
+        memory(-1)
+        Script(tmp_path, checkpoint_every=None).train(10, until=6)
+
+
+def test_a_checkpoint_is_resumed_from_without_ft_run(
+    tmp_path: Path, undisturbed: list[Any]
+) -> None:
+    Script(tmp_path, checkpoint_every=2, keep=2).train(10, until=7)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000004", "step-00000006"]
+    script = Script(tmp_path, checkpoint_every=2, keep=2).train(10)
+    assert (script.resumed_at, script.everything()) == (6, undisturbed)
+    assert (tmp_path / "latest").read_text() == "step-00000010\n"
+
+
+@pytest.mark.parametrize("way", ["snapshot", "checkpoint"])
+def test_gradients_of_before_do_not_matter(
+    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any], way: str
+) -> None:
+    memory(-1)
+    every = 1 if way == "checkpoint" else None
+    Script(tmp_path, checkpoint_every=every).train(10, until=6)
+    memory(6 if way == "snapshot" else -1)
+    script = Script(tmp_path, checkpoint_every=every)
+    given = torch.ones(3, 4)
+    script.model[0].weight.grad = given
+    assert script.checkpointer.restore() == 6
+    assert script.model[0].weight.grad is given
+    assert script.train(10).everything() == undisturbed
+
+
+def test_the_newer_of_snapshot_and_checkpoint(
+    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any]
+) -> None:
+    memory(-1)
+    Script(tmp_path, checkpoint_every=4).train(10, until=6)
+    memory(5)
+    assert Script(tmp_path, checkpoint_every=4).train(10, until=5).resumed_at == 5
+    shutil.copytree(tmp_path / "step-00000004", tmp_path / "step-00000006")
+    memory(5)
+    assert Script(tmp_path, checkpoint_every=4).train(10, until=6).resumed_at == 6
+
+
+def test_a_checkpoint_is_one_of_dcp(tmp_path: Path) -> None:
+    script = Script(tmp_path, checkpoint_every=10).train(10)
+    fresh = Script(tmp_path / "other")
+    state = {"model": fresh.model.state_dict()}
+    with pytest.warns(UserWarning, match="single process"):
+        load(state, storage_reader=FileSystemReader(tmp_path / "step-00000010"))
+    assert str(state["model"]) == str(script.model.state_dict())
+
+
+@pytest.mark.parametrize("way", ["snapshot", "checkpoint"])
+def test_an_optimizer_without_state_is_left_without(
+    tmp_path: Path, memory: Callable[[int], None], way: str
+) -> None:
+    memory(-1)
+    for _ in range(2):
+        script = Script(tmp_path, checkpoint_every=1 if way == "checkpoint" else None)
+        script.checkpointer.restore()
+        script.checkpointer.step(1)
+        assert script.optimizer.state_dict()["state"] == {}
+        assert all(p.grad is None for p in script.model.parameters())
+        memory(1 if way == "snapshot" else -1)
+
+
+def test_another_model_resumes_from_the_checkpoint(
+    tmp_path: Path, memory: Callable[[int], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory(-1)
+    Script(tmp_path / "other", width=4, checkpoint_every=1).train(10, until=2)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
+    memory(6)
+    script = Script(tmp_path / "other", width=4, checkpoint_every=None)
+    assert script.train(10, until=2).resumed_at == 2
+    assert capfd.readouterr().err == (
+        "ft-run: the snapshot of step 6 does not fit: model.0.weight is float32 [3, 4] in it and "
+        "float32 [4, 4] in the script; training goes on from the checkpoint of step 2.\n"
+    )
+    memory(6)  # and it is gone, so that no rank resumes from it later
+    assert Script(tmp_path / "none", checkpoint_every=None).train(10, until=0).resumed_at == 0
+    assert script.optimizer.state_dict()["state"]
+
+
+def test_another_model_without_checkpoint_begins_anew(
+    tmp_path: Path, memory: Callable[[int], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
+    memory(6)
+    script = Script(tmp_path, width=4, checkpoint_every=None).train(10, until=0)
+    assert script.resumed_at == 0
+    assert script.optimizer.state_dict()["state"] == {}
+    assert capfd.readouterr().err.endswith("; training begins anew.\n")
+
+
+def test_without_memory_there_are_checkpoints(
+    tmp_path: Path,
+    memory: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 100)
+    memory(-1)
+    Script(tmp_path, checkpoint_every=3).train(10, until=4)
+    assert capfd.readouterr().err == (
+        "ft-run: no snapshot of step 1 was taken: two copies of the state of 1 rank(s) here "
+        "take 0.00 GB more, and 0.00 GB of memory are available; from now on there are checkpoints "
+        "only.\n"
+    )
+    memory(-1)
+    assert Script(tmp_path).train(10, until=3).resumed_at == 3
+
+
+def test_what_a_crash_left_is_cleaned(tmp_path: Path) -> None:
+    for name in (".step-00000004.writing", ".step-00000002.removing", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / ".latest.writing").touch()
+    assert Script(tmp_path, checkpoint_every=None).train(1).resumed_at == 0
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def refused(path: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    """Train with checkpoints that cannot be written; return what is said."""
+    script = Script(path, checkpoint_every=2).train(3)
+    assert script.resumed_at == 0
+    return capfd.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert refused(tmp_path / "file" / "folder", capfd) == "".join(
+        f"ft-run: the checkpoint of step {step} was not written: [Errno 20] Not a directory: "
+        f"'{tmp_path}/file/folder'; training goes on.\n"
+        for step in (2, 3)
+    )
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("options", "error"), [("ro", "Read-only file system"), ("size=16k", "No space left")]
+)
+def test_a_file_system_that_takes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: str, error: str
+) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(tmp_path)]
+    subprocess.run(mount, check=True)
+    try:
+        said = refused(tmp_path, capfd)
+        assert said.count("was not written") == 2
+        assert error in said
+        assert os.listdir(tmp_path) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_the_last_checkpoint_stays_where_the_next_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Script(tmp_path, checkpoint_every=2).train(2)
+    monkeypatch.setattr(os, "rename", lambda *_: os.open(tmp_path / "x" / "y", os.O_RDONLY))
+    assert not Script(tmp_path, checkpoint_every=2, keep=1).checkpointer.save(4)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000002"]
+    assert "the checkpoint of step 4 was not written: " in capfd.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(tmp_path: Path) -> None:
+    Script(tmp_path, checkpoint_every=2).train(2)
+    (tmp_path / "step-00000002" / "__0_0.distcp").unlink()
+    with pytest.raises(RuntimeError, match=r"step-00000002 cannot be loaded: .*No such file"):
+        Script(tmp_path).train(4)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    Script(tmp_path, checkpoint_every=2).train(2)
+    with pytest.raises(RuntimeError, match=r"cannot be loaded: .*ize mismatch"):
+        Script(tmp_path, width=4).train(4)
+
+
+MODEL = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"keep": 0}, "keep=0; right would be 1 or more"),
+        ({"snapshot_every": 0}, "snapshot_every=0; right would be a number of steps"),
+        ({"snapshot_every": True}, "snapshot_every=True; right would be"),
+        ({"checkpoint_every": "10 minutes"}, "checkpoint_every='10 minutes'; right would be"),
+        ({"checkpoint_every": "0s"}, "checkpoint_every='0s'; right would be"),
+        ({"state": {}}, "no state; right would be"),
+        ({"state": {"a.b": MODEL}}, "the name 'a.b' in its state; right would be"),
+        ({"state": {"step": 3}}, "step=int, which has no state_dict and load_state_dict"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, given: dict[str, Any], error: str) -> None:
+    arguments: dict[str, Any] = {"state": {"model": MODEL}, **given}
+    with pytest.raises((ValueError, TypeError), match=error):
+        Checkpointer(tmp_path, **arguments)
+
+
+def test_it_is_made_after_init_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"before torch.distributed.init_process_group\(\)"):
+        Checkpointer(tmp_path, {"model": MODEL})
+
+
+def test_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("ft_run.training.checkpointer.time.monotonic", lambda: clock[0])
+    script = Script(tmp_path, checkpoint_every="2min")
+    script.checkpointer.restore()
+    for step in range(1, 9):
+        clock[0] += 50.0
+        script.checkpointer.step(step)
+    # It is over after steps 3 and 7, and done with the next.
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000004", "step-00000008"]

@@ -1,0 +1,163 @@
+"""The file in a buffer: DCP reads it, also after its values were overwritten in place."""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ft_run.training.snapshot_file import MisfitError, SnapshotFile
+from ft_run.training.state import flatten
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.state_dict_loader import load
+
+New = Callable[[], SnapshotFile]
+
+
+@pytest.fixture
+def new() -> Iterator[New]:
+    """Makes files in memory."""
+    fds: list[int] = []
+
+    def make() -> SnapshotFile:
+        fds.append(os.memfd_create("test"))
+        return SnapshotFile(fds[-1])
+
+    yield make
+    for fd in fds:
+        os.close(fd)
+
+
+def odd_state(number: int) -> dict[str, Any]:
+    """Return tensors and values of all kinds; the same kinds for each number."""
+    base = torch.arange(24, dtype=torch.float32) + number
+    shared = torch.full((5,), float(number))
+    return {
+        "model": {
+            "weight": base.view(4, 6).clone(),
+            "transposed": base.view(4, 6).t(),
+            "part": base[3:7],
+            "every other": base[::2],
+            "scalar": torch.tensor(number, dtype=torch.int64),
+            "nothing": torch.empty(0, 3),
+            "flags": torch.tensor([True, bool(number % 2)]),
+            "half": torch.full((3, 3), number / 3, dtype=torch.bfloat16),
+            "complex": torch.tensor([complex(number, 1)]),
+            "tied": shared,
+            "also tied": shared,
+            "grad": (torch.ones(2) * number).requires_grad_(),
+            "expanded": torch.tensor([float(number)]).expand(3),
+        },
+        "sampler": {"epoch": number, "seen": list(range(number % 7)), "name": "x" * (number % 50)},
+        "list": {"of": [1, {"tensor": torch.ones(2) * number}, None]},
+        "none": {"value": None},
+    }
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+def content(file: SnapshotFile) -> dict[str, Any]:
+    return {item.key: file.read(index) for index, item in enumerate(file.items)}
+
+
+def read_by_dcp(file: SnapshotFile, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Put the bytes into a folder, beside metadata as DCP makes them, and load them with DCP."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state, is_coordinator=True)
+    plan = planner.create_local_plan()
+    _, metadata = planner.create_global_plan([plan])
+    metadata.storage_data = {
+        write.index: _StorageInfo("__0_0.distcp", item.start, item.length)
+        for write, item in zip(plan.items, file.items, strict=True)
+    }
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    data = bytes(file.all_bytes[: file.data_bytes].tolist())
+    (folder / "__0_0.distcp").write_bytes(data)
+    loaded = flatten(odd_state(99))
+    for name, value in loaded.items():
+        loaded[name] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else "?"
+    load(loaded, storage_reader=FileSystemReader(folder), no_dist=True)
+    return loaded
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_reads_what_was_overwritten(new: New, tmp_path: Path) -> None:
+    file = new()
+    file.lay_out(odd_state(3))
+    for number in (3, 4, 48, 11):
+        if number != 3:
+            file.write(flatten(odd_state(number)))
+        expected = flatten(odd_state(number))
+        loaded = read_by_dcp(file, odd_state(number), tmp_path)
+        assert [key for key, value in expected.items() if not is_same(value, loaded[key])] == []
+        mine = content(file)
+        assert [key for key, value in expected.items() if not is_same(value, mine[key])] == []
+
+
+def test_a_file_that_was_left_is_read_as_it_was(new: New) -> None:
+    file = new()
+    file.lay_out(odd_state(3))
+    file.write(flatten(odd_state(5)))
+    again = SnapshotFile(file._fd)
+    again.open(file.data_bytes, file.layout_bytes)
+    assert again.items == file.items
+    assert again.fits(flatten(odd_state(9)))
+    expected = flatten(odd_state(5))
+    assert [k for k, value in content(again).items() if not is_same(value, expected[k])] == []
+
+
+def test_a_copy_is_overwritten_apart_from_the_first(new: New) -> None:
+    first, second = new(), new()
+    first.lay_out(odd_state(1))
+    second.copy(first)
+    second.write(flatten(odd_state(2)))
+    for file, number in ((first, 1), (second, 2)):
+        expected = flatten(odd_state(number))
+        assert [k for k, value in content(file).items() if not is_same(value, expected[k])] == []
+
+
+def test_what_fits_a_file(new: New) -> None:
+    file = new()
+    file.lay_out({"a": torch.ones(2, 3), "b": 1})
+    assert file.fits({"a": torch.zeros(2, 3), "b": "another"})
+    for other in (
+        {"a": torch.zeros(3, 2), "b": 1},
+        {"a": torch.zeros(2, 3, dtype=torch.float64), "b": 1},
+        {"a": 2, "b": 1},
+        {"a": torch.zeros(2, 3), "b": torch.zeros(1)},
+        {"a": torch.zeros(2, 3)},
+        {"a": torch.zeros(2, 3), "b": 1, "c": 1},
+        {"a": torch.zeros(2, 3), "c": 1},
+    ):
+        assert not file.fits(other), other
+
+
+def test_a_value_that_has_grown_beyond_its_slot_does_not_fit(new: New) -> None:
+    file = new()
+    file.lay_out({"a": "x"})
+    file.write({"a": "x" * 100})
+    with pytest.raises(MisfitError):
+        file.write({"a": "x" * 10_000})
+
+
+def test_ten_thousand_small_tensors(new: New) -> None:
+    state = {str(n): torch.tensor([float(n)]) for n in range(10_000)}
+    file = new()
+    file.lay_out(state)
+    file.write({name: value + 0.5 for name, value in state.items()})
+    assert all(value.item() == float(name) + 0.5 for name, value in content(file).items())
+
+
+def test_what_is_not_trusted_is_plain_data(new: New) -> None:
+    file = new()
+    file.lay_out({"plain": {"a": [1, 2.5, "x", None]}, "code": Path("x")})
+    assert file.read(0, is_trusted=False) == [1, 2.5, "x", None]
+    with pytest.raises(pickle.UnpicklingError):
+        file.read(1, is_trusted=False)

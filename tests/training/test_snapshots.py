@@ -1,0 +1,149 @@
+"""Two buffers and a page: whatever moment the worker dies at, the last snapshot is whole."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from ft_run.training import snapshot_page as page
+from ft_run.training.snapshot_memory import Memory
+from ft_run.training.snapshots import Snapshots
+from ft_run.training.state import flatten
+
+WORKER = """
+import os, sys
+import torch
+from ft_run.training import snapshot_page, snapshots
+from ft_run.training.snapshot_file import SnapshotFile
+from ft_run.training.snapshot_memory import Memory
+from ft_run.training.state import flatten
+
+def die(*_, **__):
+    os.kill(os.getpid(), 9)
+
+class Deadly:
+    def __reduce__(self):
+        die()
+
+def state(step, rows=100, value=None):
+    tensors = {str(n): torch.full((rows, 7), float(step)) for n in range(20)}
+    return {"model": tensors, "n": {"step": step, "value": value}, "z": torch.full((9,), step)}
+
+def take(step, **odd):
+    made = state(step, **odd)
+    mine.write(step, made, flatten(made))
+
+fds = list(map(int, sys.argv[2:]))
+mine = snapshots.Snapshots(Memory(fds[0], tuple(fds[1:]), -1), rank=3, world_size=4)
+for step in (1, 2, 3):
+    take(step)
+match sys.argv[1]:
+    case "before anything": die()
+    case "when the older one is void": SnapshotFile.fits = die
+    case "in the middle of the copy": take(4, value=Deadly())
+    case "in the middle of a new layout": take(4, rows=101, value=Deadly())
+    case "before it is said to be complete": snapshots.Snapshots._now_holds = die
+take(4)
+"""
+PHASES = (
+    "before anything",
+    "when the older one is void",
+    "in the middle of the copy",
+    "in the middle of a new layout",
+    "before it is said to be complete",
+)
+
+
+@pytest.fixture
+def fds() -> Iterator[tuple[int, ...]]:
+    """A page and two buffers."""
+    made = tuple(os.memfd_create("test") for _ in range(3))
+    os.ftruncate(made[0], page.PAGE_BYTES)
+    yield made
+    for fd in made:
+        os.close(fd)
+
+
+def opened(fds: tuple[int, ...]) -> Snapshots:
+    """Return the snapshots that were left."""
+    mine = tuple(map(os.dup, fds))
+    return Snapshots(Memory(mine[0], mine[1:], -1), rank=3, world_size=4)
+
+
+def numbers_in(snapshots: Snapshots, step: int) -> set[float] | None:
+    file = snapshots.find(step)
+    if file is None:
+        return None
+    values = [file.read(index) for index in range(len(file.items))]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 21
+    return {float(number) for tensor in tensors for number in tensor.flatten()}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_worker_that_dies_leaves_the_last_snapshot(fds: tuple[int, ...], phase: str) -> None:
+    command = [sys.executable, "-c", WORKER, phase, *map(str, fds)]
+    done = subprocess.run(command, pass_fds=fds, capture_output=True, text=True, timeout=100)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = opened(fds)
+    assert numbers_in(left, 3) == {3.0}
+    assert numbers_in(left, 4) is None
+    assert numbers_in(left, 2) == ({2.0} if phase == "before anything" else None)
+    # The next worker goes on with the same memory.
+    tensors = {str(n): torch.full((100, 7), 5.0) for n in range(20)}
+    state = {"model": tensors, "n": {"step": 5, "value": None}, "z": torch.full((9,), 5)}
+    left.write(5, state, flatten(state))
+    assert numbers_in(left, 5) == {5.0}
+    assert numbers_in(left, 3) == {3.0}
+    left.close()
+
+
+def test_the_older_one_is_overwritten(fds: tuple[int, ...]) -> None:
+    snapshots = opened(fds)
+    for step in range(1, 6):
+        state = {"a": torch.full((3,), step), "b": "x" * 300 * step}
+        snapshots.write(step, state, state)
+        found = [n for n in range(6) if snapshots.find(n) is not None]
+        assert found == [n for n in (step - 1, step) if n]
+    snapshots.clear()
+    assert snapshots.find(5) is None
+    snapshots.close()
+
+
+def test_an_entry_that_is_torn_is_void(fds: tuple[int, ...]) -> None:
+    data = bytearray(page.PAGE_BYTES)
+    view = memoryview(data)
+    entry = page.Entry(1, 7, 4, 3, 4096, 100, True)
+    page.write(view, 1, entry)
+    assert page.read(view, 0) is None
+    assert page.read(view, 1) == entry
+    for position in (i for i, byte in enumerate(data) if byte):
+        torn = bytearray(data)
+        torn[position] ^= 0xFF
+        assert page.read(memoryview(torn), 1) is None
+    page.write(view, 1, None)
+    assert not any(data)
+
+
+@pytest.mark.slow
+def test_a_thousand_snapshots_take_no_more_memory_than_ten(fds: tuple[int, ...]) -> None:
+    snapshots = opened(fds)
+
+    def held() -> tuple[int, int]:
+        with open("/proc/self/status") as file:
+            (line,) = (line for line in file if line.startswith("VmRSS"))
+        return int(line.split()[1]), sum(os.fstat(fd).st_blocks for fd in fds)
+
+    before = (0, 0)
+    for step in range(1000):
+        # Each tenth has another layout.
+        state = {"a": torch.full((1000, 100 + step // 10 % 2), step), "b": "x" * (step % 100)}
+        snapshots.write(step, state, state)
+        before = held() if step == 20 else before
+    now = held()
+    assert now[1] <= before[1] + 16
+    assert now[0] < before[0] + 4096
+    snapshots.close()

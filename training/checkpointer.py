@@ -1,0 +1,275 @@
+"""Keeps the state of a training script: in memory that outlives the workers, and on storage."""
+
+import os
+import pickle
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from . import progress
+from .checkpoint_folder import CheckpointFolder
+from .ranks import Question, Ranks
+from .snapshot_file import MisfitError, SnapshotFile
+from .snapshot_memory import ask
+from .snapshots import Snapshots
+from .state import State, flatten
+
+_UNITS_S = {"s": 1, "min": 60, "h": 3600}
+
+
+class Checkpointer:
+    """Keeps the state of a training script, so that a restart costs one step.
+
+    A *snapshot* is the state of one step in the memory of the nodes: it outlives the workers, not
+    the job. It needs ft-run; started by anything else (torchrun, plain Python), there are only
+    checkpoints. A *checkpoint* is the same on storage, in the format of
+    ``torch.distributed.checkpoint``.
+
+    All ranks make it, after ``init_process_group``, and call its methods together.
+    """
+
+    def __init__(
+        self,
+        folder: "str | os.PathLike[str]",
+        state: Mapping[str, Any],
+        *,
+        snapshot_every: int | str | None = 1,
+        checkpoint_every: int | str | None = "10min",
+        keep: int = 3,
+    ) -> None:
+        """Look at the objects; nothing is loaded or written yet.
+
+        Args:
+            folder: where checkpoints are; the same for all ranks, on storage that all reach.
+            state: by name, the objects whose state it is: modules, optimizers, and whatever else
+                has ``state_dict`` and ``load_state_dict``.
+            snapshot_every: how many steps, or a time such as ``"30s"``, ``"10min"`` or ``"2h"``;
+                None: never.
+            checkpoint_every: likewise.
+            keep: how many checkpoints stay, 1 or more.
+
+        Raises:
+            RuntimeError: it was made before ``init_process_group``.
+            TypeError: an object in ``state`` has no state.
+            ValueError: an argument is none of what is said above.
+        """
+        if keep < 1:
+            raise ValueError(f"Checkpointer was given keep={keep}; right would be 1 or more.")
+        self._snapshot_every = _Interval("snapshot_every", snapshot_every)
+        self._checkpoint_every = _Interval("checkpoint_every", checkpoint_every)
+        self._state = State(state)
+        self._ranks = Ranks()
+        self._folder = CheckpointFolder(folder, keep, self._ranks)
+        self._snapshots = self._find_memory() if snapshot_every is not None else None
+        self._question: Question | None = None
+        self._done: int | None = None
+        """How many steps are done; None: nothing was restored yet."""
+        self._saved = -1
+        """The step of the newest checkpoint, as far as this process knows."""
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Iterate over the steps that are left, from where the newest complete state ends.
+
+        The end of the loop's body is the end of the step. When all are done there is a checkpoint.
+
+        Args:
+            total: how many steps there are in all.
+
+        Yields:
+            How many steps are done.
+        """
+        for number in range(self.restore(), total):
+            yield number
+            self.step(number + 1)
+        if self._checkpoint_every and 0 < total != self._saved:
+            self.save(total)
+        self.wait()
+
+    def restore(self) -> int:
+        """Give the objects the newest complete state; return how many steps are done in it.
+
+        Where there is none, the objects stay as they are and the answer is 0. Called again, it
+        changes nothing and returns how many steps are done by now.
+
+        Raises:
+            RuntimeError: a checkpoint cannot be read, or is the state of other objects.
+        """
+        if self._done is not None:
+            return self._done
+        self._saved = newest = self._folder.newest()
+        done = -1
+        if self._snapshots is not None and self._snapshots.resume_step >= max(newest, 0):
+            done = self._restore_snapshot(self._snapshots, self._snapshots.resume_step, newest)
+        if done < 0:
+            if self._snapshots is not None:
+                self._snapshots.clear()
+            if newest >= 0:
+                self._folder.load(newest, self._state)
+            done = max(newest, 0)
+        self._done = done
+        self._ranks.all_say(True)  # no rank is ahead of one that still has older snapshots
+        now = time.monotonic()
+        self._snapshot_every.begin(done, now)
+        self._checkpoint_every.begin(done, now)
+        return done
+
+    def step(self, number: int) -> None:
+        """Say that a step is done: time for a snapshot or a checkpoint, or not.
+
+        Args:
+            number: how many steps are done; the same on all ranks.
+        """
+        self._done = number
+        progress(number)
+        # The ranks have all written what was due before: the older snapshot is not needed.
+        answer = self._question.answer() if self._question is not None else [0, 0]
+        if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
+            self._take_snapshot(self._snapshots, number)
+        if self._checkpoint_every.is_due(number, answer[1]):
+            self.save(number)
+        now = time.monotonic()
+        times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
+        self._question = self._ranks.ask(*map(int, times))
+
+    def save(self, number: int) -> bool:
+        """Write a checkpoint; return whether it is complete. If not, the newest one stays.
+
+        Args:
+            number: how many steps are done.
+        """
+        self._checkpoint_every.begin(number, time.monotonic())
+        words = self._folder.save(number, self._state.collect())
+        if words is None:
+            self._saved = number
+        elif words:
+            _say(f"the checkpoint of step {number} was not written: {words}; training goes on.")
+        return words is None
+
+    def wait(self) -> None:
+        """Return when all ranks have come here, and all that they have written is complete."""
+        if self._question is not None:
+            self._question.answer()
+            self._question = None
+        self._ranks.all_say(True)
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    def _find_memory(self) -> Snapshots | None:
+        rank = int(os.environ.get("RANK", self._ranks.rank))
+        memory = ask(rank)
+        snapshots = Snapshots(memory, rank, self._ranks.size) if memory is not None else None
+        if self._ranks.all_say(snapshots is not None):
+            return snapshots
+        if snapshots is not None:
+            snapshots.close()
+        return None
+
+    def _take_snapshot(self, snapshots: Snapshots, number: int) -> None:
+        self._snapshot_every.begin(number, time.monotonic())
+        state = self._state.collect()
+        try:
+            snapshots.write(number, state, flatten(state))
+        except OSError as error:
+            _say(
+                f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
+                "checkpoints only."
+            )
+            self._snapshots = None
+            snapshots.close()
+
+    def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:
+        """Load the snapshot of a step; return -1 if that is not possible."""
+        file, is_trusted = snapshots.find(step), True
+        if not self._ranks.all_say(file is not None):
+            file, is_trusted = self._receive(snapshots, step, file), file is not None
+        loading, words = None, ""
+        try:
+            if file is not None:
+                loading = self._state.load(file, is_trusted=is_trusted)
+        except (MisfitError, pickle.UnpicklingError) as error:
+            words = str(error).partition("\n")[0]
+        if self._ranks.all_say(loading is not None) and loading is not None:
+            loading.finish()
+            return step
+        self._state.forget_initialised()
+        first = self._ranks.least(self._ranks.rank if words else self._ranks.size)[0]
+        if first == self._ranks.rank:  # one line is enough
+            instead = f"goes on from the checkpoint of step {checkpoint}"
+            instead = instead if checkpoint >= 0 else "begins anew"
+            _say(f"the snapshot of step {step} does not fit: {words}; training {instead}.")
+        return -1
+
+    def _receive(
+        self, snapshots: Snapshots, step: int, mine: SnapshotFile | None
+    ) -> SnapshotFile | None:
+        """Have a replicated state sent to the ranks that have none; return this rank's file."""
+        size = self._ranks.size
+        has_it = mine is not None and snapshots.is_replicated(step)
+        source = self._ranks.least(self._ranks.rank if has_it else size)[0]
+        if source == size:
+            return None
+        is_source = source == self._ranks.rank and mine is not None
+        lengths = self._ranks.most(
+            *((mine.data_bytes, mine.layout_bytes) if is_source and mine is not None else (0, 0))
+        )
+        # A rank that has its own share keeps it, and takes part with memory that it gives back.
+        file = mine if mine is not None else snapshots.receive(lengths[0], lengths[1])
+        data = (
+            file.all_bytes
+            if is_source or mine is None
+            else torch.empty(sum(lengths), dtype=torch.uint8)
+        )
+        self._ranks.send(data, source)
+        if mine is None:
+            file.open(lengths[0], lengths[1])
+            snapshots.received(step)
+        return file
+
+
+class _Interval:
+    """How often something is done: a number of steps, a time, or never."""
+
+    def __init__(self, name: str, value: int | str | None) -> None:
+        """Read a value.
+
+        Raises:
+            ValueError: it is none of these.
+        """
+        self._steps: int | None = None
+        self._time_s: float | None = None
+        match = re.fullmatch(r"(\d+) ?(s|min|h)", value) if isinstance(value, str) else None
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            self._steps = value
+        elif match is not None and int(match[1]):
+            self._time_s = int(match[1]) * _UNITS_S[match[2]]
+        elif value is not None:
+            raise ValueError(
+                f"Checkpointer was given {name}={value!r}; right would be a number of steps, a "
+                "time such as '30s', '10min' or '2h', or None."
+            )
+        self._since, self._since_s = 0, time.monotonic()
+
+    def __bool__(self) -> bool:
+        return self._steps is not None or self._time_s is not None
+
+    def begin(self, number: int, now: float) -> None:
+        """It has been done at a step."""
+        self._since, self._since_s = number, now
+
+    def is_due(self, number: int, is_over: int) -> bool:
+        """Return whether it is to be done at a step, given whether the time is over on a rank."""
+        if self._steps is not None:
+            return number // self._steps > self._since // self._steps
+        return bool(is_over)
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the time is over on this rank."""
+        return self._time_s is not None and now - self._since_s >= self._time_s
+
+
+def _say(sentence: str) -> None:
+    print(f"ft-run: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,77 @@
+"""What the ranks of a job agree on: a few numbers, over gloo."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_CHUNK_BYTES = 1 << 28
+
+
+class Ranks:
+    """The ranks of this job, in a group of their own; also of one process alone."""
+
+    def __init__(self) -> None:
+        """Make the group. All ranks do it together.
+
+        Raises:
+            RuntimeError: the job has several ranks that do not know each other yet.
+        """
+        self.group: Any = None
+        self.rank, self.size = 0, 1
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            if self.size > 1:
+                self.group = dist.new_group(backend="gloo")
+        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RuntimeError(
+                "Checkpointer was made before torch.distributed.init_process_group() in a job of "
+                "several ranks; right would be to make it afterwards."
+            )
+
+    def least(self, *numbers: int) -> list[int]:
+        """Return the least of each number that the ranks have."""
+        return self._reduced(numbers, dist.ReduceOp.MIN)
+
+    def most(self, *numbers: int) -> list[int]:
+        """Return the greatest of each number that the ranks have."""
+        return self._reduced(numbers, dist.ReduceOp.MAX)
+
+    def all_say(self, is_true: bool) -> bool:
+        """Return whether something is true on all ranks."""
+        return bool(self.least(int(is_true))[0])
+
+    def send(self, data: torch.Tensor, source: int) -> None:
+        """Have all ranks hold the bytes that one has."""
+        for start in range(0, data.numel(), _CHUNK_BYTES):
+            dist.broadcast(data[start : start + _CHUNK_BYTES], source, group=self.group)
+
+    def ask(self, *numbers: int) -> "Question":
+        """Begin to ask for the greatest of each number, without waiting for the others."""
+        return Question(self.group, numbers)
+
+    def _reduced(self, numbers: tuple[int, ...], operation: Any) -> list[int]:
+        if self.group is None:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(values, operation, group=self.group)
+        return [int(value) for value in values]
+
+
+class Question:
+    """Numbers that the ranks are being asked for."""
+
+    def __init__(self, group: Any, numbers: tuple[int, ...]) -> None:
+        self._values = torch.tensor(numbers, dtype=torch.int64)
+        self._work: Any = None
+        if group is not None:
+            self._work = dist.all_reduce(
+                self._values, dist.ReduceOp.MAX, group=group, async_op=True
+            )
+
+    def answer(self) -> list[int]:
+        """Return the greatest of each; all ranks have come as far as this one when it asked."""
+        if self._work is not None:
+            self._work.wait()
+        return [int(value) for value in self._values]

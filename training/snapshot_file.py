@@ -1,0 +1,313 @@
+"""A file of ``torch.distributed.checkpoint`` in memory, whose values are overwritten in place.
+
+The file is ``__<rank>_0.distcp`` as DCP writes it: one container of ``torch.save`` after the other.
+It is written once; then it is known where the bytes of each tensor are, and only these are copied.
+A value that is no tensor has a slot that it need not fill: the container's comment does.
+"""
+
+import io
+import json
+import mmap
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.tensor import DTensor
+
+ALIGNMENT = 64
+"""Of each container, as torch aligns the data inside."""
+_COMMENT_MAX = 65535
+_LOCAL_HEADER = struct.Struct("<26xHH")
+_POPULATE_WRITE = 23
+"""``MADV_POPULATE_WRITE`` of Linux 5.14."""
+
+Path = tuple[str | int, ...]
+"""The keys that lead to a value in a nested state dict."""
+
+
+class MisfitError(Exception):
+    """Raised when a state does not fit a file that was made for another one."""
+
+
+class Item(NamedTuple):
+    """One value in the file."""
+
+    path: Path
+    start: int
+    """Of its container, in bytes."""
+    length: int
+    """Of its container, in bytes; also the size of the slot, where it is no tensor."""
+    dtype: str
+    """Such as ``float32``; empty: it is no tensor."""
+    shape: tuple[int, ...]
+    data_start: int
+    """Where the bytes of the tensor are."""
+
+    @property
+    def key(self) -> str:
+        """The name in a flat state dict."""
+        return ".".join(map(str, self.path))
+
+
+def local(value: Any) -> Any:
+    """Return this rank's part of a value."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+class SnapshotFile:
+    """The file in one buffer."""
+
+    def __init__(self, fd: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            fd: a file in memory; it stays the caller's.
+        """
+        self._fd = fd
+        self._items: tuple[Item, ...] = ()
+        self._views: list[torch.Tensor | None] = []
+        self._pickles: list[bytes] = []
+        """Of the values that are no tensors, what was written last; empty: not known."""
+        self._map: mmap.mmap | None = None
+        self.data_bytes = 0
+        self.layout_bytes = 0
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What stands where."""
+        return self._items
+
+    # --- the file as it was left -----------------------------------------------------------------
+
+    def open(self, data_bytes: int, layout_bytes: int) -> None:
+        """Read what stands where in a file that is there."""
+        self._map_all(data_bytes, layout_bytes)
+        assert self._map is not None
+        listed = json.loads(self._map[data_bytes : data_bytes + layout_bytes])
+        self._use(
+            [
+                Item(tuple(path), start, length, dtype, tuple(shape), data_start)
+                for path, start, length, dtype, shape, data_start in listed
+            ]
+        )
+
+    def read(self, index: int, *, is_trusted: bool = True) -> Any:
+        """Return a value: a tensor that shares the file's memory, or an object.
+
+        Raises:
+            pickle.UnpicklingError: it is not trusted, and more than plain data.
+        """
+        view, item = self._views[index], self._items[index]
+        if item.dtype:
+            return view
+        assert self._map is not None
+        data = io.BytesIO(self._map[item.start : item.start + item.length])
+        return torch.load(data, weights_only=not is_trusted)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def fits(self, flat: Mapping[str, Any]) -> bool:
+        """Return whether the file was made for such a state."""
+        if len(flat) != len(self._items):
+            return False
+        for item in self._items:
+            if item.key not in flat:
+                return False
+            value = local(flat[item.key])
+            if isinstance(value, torch.Tensor) != bool(item.dtype):
+                return False
+            if item.dtype and (
+                item.shape != tuple(value.shape) or item.dtype != _name_of(value.dtype)
+            ):
+                return False
+        return True
+
+    def write(self, flat: Mapping[str, Any]) -> None:
+        """Overwrite all values.
+
+        Raises:
+            MisfitError: a value that is no tensor does not fit its slot.
+        """
+        assert self._map is not None
+        with torch.no_grad():
+            for index, (item, view) in enumerate(zip(self._items, self._views, strict=True)):
+                value = flat[item.key]
+                if item.dtype:
+                    if view is not None:
+                        view.copy_(local(value))
+                    continue
+                pickled = pickle.dumps(value)
+                if pickled != self._pickles[index]:
+                    self._pickles[index] = b""
+                    data = _padded(_saved(value), item.length)
+                    self._map[item.start : item.start + item.length] = data
+                    self._pickles[index] = pickled
+
+    def lay_out(self, state: Mapping[str, Any]) -> None:
+        """Write the file anew for a state, all values included.
+
+        Args:
+            state: a nested state dict.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(dict(state), is_coordinator=True)
+        plan = planner.create_local_plan()
+        self._forget()
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        items: list[Item] = []
+        with open(os.dup(self._fd), "w+b") as file:
+            for write in plan.items:
+                start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+                file.seek(start)
+                path = planner.mappings[write.index.fqn]
+                value = planner.lookup_object(write.index)
+                if write.type is WriteItemType.BYTE_IO:
+                    data = _saved(value)
+                    room = min(len(data) // 4 + 256, _COMMENT_MAX)
+                    file.write(_padded(data, len(data) + room))
+                    items.append(Item(path, start, file.tell() - start, "", (), 0))
+                    continue
+                tensor = local(value).detach().cpu().contiguous()
+                if tensor.untyped_storage().nbytes() != tensor.nbytes:
+                    tensor = tensor.clone()
+                torch.save(tensor, file)
+                length = file.tell() - start
+                at = _data_start(file, start, length) if tensor.numel() else start
+                file.seek(start + length)
+                shape = tuple(tensor.shape)
+                items.append(Item(path, start, length, _name_of(tensor.dtype), shape, at))
+            size = file.tell()
+            layout = json.dumps(items, separators=(",", ":")).encode()
+            file.write(layout)
+        self._map_all(size, len(layout))
+        self._use(items)
+
+    def copy(self, other: "SnapshotFile") -> None:
+        """Become what another file is."""
+        self._forget()
+        length = other.data_bytes + other.layout_bytes
+        os.ftruncate(self._fd, length)
+        self._map_all(other.data_bytes, other.layout_bytes)
+        self.all_bytes.copy_(other.all_bytes)
+        self._use(other._items)
+
+    def bytes_to_receive(self, data_bytes: int, layout_bytes: int) -> torch.Tensor:
+        """Make room for a file that is sent by another rank; return its bytes."""
+        self._forget()
+        os.ftruncate(self._fd, 0)
+        os.ftruncate(self._fd, data_bytes + layout_bytes)
+        self._map_all(data_bytes, layout_bytes)
+        return self.all_bytes
+
+    @property
+    def all_bytes(self) -> torch.Tensor:
+        """The memory of the file."""
+        assert self._map is not None
+        return torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def _map_all(self, data_bytes: int, layout_bytes: int) -> None:
+        length = data_bytes + layout_bytes
+        if os.fstat(self._fd).st_size < length:
+            raise MisfitError("the buffer is shorter than it should be")
+        os.posix_fallocate(self._fd, 0, length)  # or the first write would end the worker
+        self._map = mmap.mmap(self._fd, length)
+        self.data_bytes, self.layout_bytes = data_bytes, layout_bytes
+        with suppress(OSError, ValueError):  # an older kernel: the first write to a page is slow
+            self._map.madvise(_POPULATE_WRITE)
+
+    def _use(self, items: "list[Item] | tuple[Item, ...]") -> None:
+        whole = self.all_bytes
+        self._items = tuple(items)
+        self._pickles = [b""] * len(self._items)
+        self._views = []
+        for item in self._items:
+            if not item.dtype:
+                self._views.append(None)
+                continue
+            dtype = getattr(torch, item.dtype)
+            count = dtype.itemsize
+            for length in item.shape:
+                count *= length
+            data = whole[item.data_start : item.data_start + count]
+            if count:
+                self._views.append(data.view(dtype).view(item.shape))
+            else:
+                self._views.append(torch.empty(item.shape, dtype=dtype))
+
+    def _forget(self) -> None:
+        """Let go of the memory: views of it keep it mapped."""
+        self._views, self._items, self._map = [], (), None
+        self.data_bytes = self.layout_bytes = 0
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _saved(value: Any) -> bytes:
+    """Return what DCP writes of a value that is no tensor."""
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+def _padded(data: bytes, length: int) -> bytes:
+    """Return a container with a comment that fills its slot.
+
+    Raises:
+        MisfitError: it is too long for its slot, or too short.
+    """
+    room = length - len(data)
+    if not 0 <= room <= _COMMENT_MAX:
+        raise MisfitError("a value does not fit its slot")
+    return data[:-2] + struct.pack("<H", room) + bytes(room)
+
+
+def _data_start(file: Any, start: int, length: int) -> int:
+    """Return where the bytes of the one tensor of a container are."""
+    with zipfile.ZipFile(_Slice(file, start, length)) as container:
+        (entry,) = [one for one in container.infolist() if one.filename.endswith("/data/0")]
+    header = start + entry.header_offset
+    file.seek(header)
+    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return int(header + _LOCAL_HEADER.size + name + extra)
+
+
+class _Slice(io.RawIOBase):
+    """A part of a file, to read."""
+
+    def __init__(self, file: Any, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._length - self._at))
+        self._file.seek(self._start + self._at)
+        data: bytes = self._file.read(count)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,143 @@
+"""A rank's snapshots: two buffers that outlive the worker, of which one is always complete."""
+
+import errno
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from . import snapshot_page as page
+from .memory_left import available
+from .snapshot_file import MisfitError, SnapshotFile, local
+from .snapshot_memory import Memory
+
+_MARGIN = 1.1
+"""What the files have beside the tensors, and what training needs meanwhile."""
+
+
+class Snapshots:
+    """The snapshots of this process's rank."""
+
+    def __init__(self, memory: Memory, rank: int, world_size: int) -> None:
+        """Use the memory that the agent holds.
+
+        Args:
+            memory: from ``snapshot_memory.ask``; its descriptors become this object's.
+            rank: of this process.
+            world_size: of the job, in ranks.
+        """
+        self._rank, self._world_size = rank, world_size
+        self.resume_step = memory.resume_step
+        """The step that all ranks resume from; -1: none."""
+        self._fds = (memory.page_fd, *memory.buffer_fds)
+        self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
+        self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
+        self._generation = max((entry.generation for entry in self._entries if entry), default=0)
+
+    @property
+    def _entries(self) -> list[page.Entry | None]:
+        return [page.read(self._page, index) for index in range(page.BUFFERS)]
+
+    def write(self, step: int, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+        """Take a snapshot; the one before stays, whatever happens.
+
+        Args:
+            step: how many steps are done.
+            state: the nested state dict of this rank.
+            flat: the same, flattened as DCP does it.
+
+        Raises:
+            OSError: there is no memory for it.
+            Exception: a value cannot be pickled.
+        """
+        entries = self._entries
+        # A void one before the older one.
+        index = min(range(page.BUFFERS), key=lambda i: _generation(entries[i]))
+        file, other = self._files[index], self._files[1 - index]
+        page.write(self._page, index, None)
+        try:
+            if not file.fits(flat) and other.fits(flat):
+                file.copy(other)
+            if not file.fits(flat):
+                raise MisfitError
+            file.write(flat)
+        except MisfitError:
+            self._check_room(flat)
+            file.lay_out(state)
+        self._now_holds(index, step, is_replicated=not _has_shards(flat))
+
+    def _check_room(self, flat: Mapping[str, Any]) -> None:
+        """Look whether both buffers of all ranks of this node can be made for a state.
+
+        Raises:
+            OSError: there is not enough memory.
+        """
+        tensors = [local(value) for value in flat.values()]
+        size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
+        there = sum(os.fstat(fd).st_blocks * 512 for fd in self._fds[1:])
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        needed, left = ranks * max(0, int(2 * size * _MARGIN) - there), available()
+        if needed > left:
+            raise OSError(
+                errno.ENOMEM,
+                f"two copies of the state of {ranks} rank(s) here take {needed / 1e9:.2f} GB "
+                f"more, and {left / 1e9:.2f} GB of memory are available",
+            )
+
+    def find(self, step: int) -> SnapshotFile | None:
+        """Return this rank's share of the state of a step; None: it has none."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step:
+                self._files[index].open(entry.data_bytes, entry.layout_bytes)
+                return self._files[index]
+        return None
+
+    def is_replicated(self, step: int) -> bool:
+        """Return whether this rank's share of a step is the state of all ranks."""
+        return any(e is not None and e.step == step and e.is_replicated for e in self._entries)
+
+    def receive(self, data_bytes: int, layout_bytes: int) -> SnapshotFile:
+        """Return a file to be filled with what another rank sends; ``received`` follows."""
+        page.write(self._page, 0, None)
+        self._files[0].bytes_to_receive(data_bytes, layout_bytes)
+        return self._files[0]
+
+    def received(self, step: int) -> None:
+        """The file of ``receive`` is complete, and is the replicated state of a step."""
+        self._now_holds(0, step, is_replicated=True)
+
+    def clear(self) -> None:
+        """Forget all snapshots: the ranks go on from another state."""
+        for index in range(page.BUFFERS):
+            page.write(self._page, index, None)
+
+    def close(self) -> None:
+        """Let go of the memory; what it holds stays."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds, self._files = (), []
+
+    def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:
+        file = self._files[index]
+        self._generation += 1
+        entry = page.Entry(
+            self._generation,
+            step,
+            self._world_size,
+            self._rank,
+            file.data_bytes,
+            file.layout_bytes,
+            is_replicated,
+        )
+        page.write(self._page, index, entry)
+
+
+def _generation(entry: page.Entry | None) -> int:
+    return entry.generation if entry is not None else -1
+
+
+def _has_shards(flat: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, DTensor) for value in flat.values())

@@ -1,0 +1,227 @@
+"""The state of a training script: what is saved of its objects, and how it comes back to them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.optim import Optimizer
+
+from .snapshot_file import MisfitError, SnapshotFile, local
+
+_LENIENT = dcp.StateDictOptions(strict=False)
+"""An optimizer has no state for a parameter that never had a gradient."""
+
+
+class State:
+    """Objects with ``state_dict`` and ``load_state_dict``, by name."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        """Look at the objects.
+
+        Raises:
+            TypeError: one has not these methods.
+            ValueError: there is none, or a name has a dot.
+        """
+        if not objects:
+            raise ValueError("Checkpointer was given no state; right would be {'model': model, …}.")
+        for name, value in objects.items():
+            if not isinstance(name, str) or not name or "." in name:
+                raise ValueError(
+                    f"Checkpointer was given the name {name!r} in its state; right would be a text "
+                    "without a dot."
+                )
+            if not all(
+                callable(getattr(value, m, None)) for m in ("state_dict", "load_state_dict")
+            ):
+                raise TypeError(
+                    f"Checkpointer was given {name}={type(value).__name__}, which has no "
+                    "state_dict and load_state_dict; right would be an object that has both."
+                )
+        self._objects = dict(objects)
+        self._initialised: list[Optimizer] = []
+        """Optimizers that were given state only to load into it."""
+        modules = [value for value in objects.values() if isinstance(value, nn.Module)]
+        self._owners: dict[str, nn.Module] = {}
+        """By the name of an optimizer: the module whose parameters it optimizes."""
+        for name, value in objects.items():
+            if isinstance(value, Optimizer):
+                mine = {id(p) for group in value.param_groups for p in group["params"]}
+                for module in modules:
+                    if mine <= {id(p) for p in module.parameters()}:
+                        self._owners[name] = module
+                        break
+
+    def collect(self, *, initialised: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Return the nested state dict, which shares the memory of the objects.
+
+        Args:
+            initialised: optimizers that get their state first, where they have none yet, so that
+                there is something to load into.
+        """
+        found: dict[str, Any] = {}
+        for name, value in self._objects.items():
+            if isinstance(value, nn.Module):
+                found[name] = dcp.get_model_state_dict(value)
+            elif name not in self._owners:
+                found[name] = value.state_dict()
+            elif name in initialised:
+                if not value.state:
+                    self._initialised.append(value)
+                with _without_gradients(value):
+                    found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
+            else:
+                with _as_it_is(value):
+                    found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
+        return found
+
+    def apply(self, state: Mapping[str, Any]) -> None:
+        """Give the objects the state of a nested state dict."""
+        self._initialised.clear()
+        for name, value in self._objects.items():
+            mine = state.get(name, {})
+            if isinstance(value, nn.Module):
+                dcp.set_model_state_dict(value, mine)
+            elif name in self._owners:
+                mine = {"state": {}, "param_groups": [], **mine}
+                dcp.set_optimizer_state_dict(
+                    self._owners[name], value, optim_state_dict=mine, options=_LENIENT
+                )
+            else:
+                value.load_state_dict(mine)
+
+    def forget_initialised(self) -> None:
+        """Take the state from the optimizers that have it only to be loaded into: it was not."""
+        for optimizer in self._initialised:
+            optimizer.state.clear()
+        self._initialised.clear()
+
+    def with_optimizer_state(self, keys: Mapping[str, Any]) -> frozenset[str]:
+        """Return the optimizers of which a flat state dict has state."""
+        return frozenset(
+            name for name in self._owners if any(key.startswith(f"{name}.state.") for key in keys)
+        )
+
+    def prepare(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a nested state dict to load a flat one into.
+
+        Of objects that are neither modules nor optimizers it has nothing.
+        """
+        state = self.collect(initialised=self.with_optimizer_state(keys))
+        return {name: value for name, value in state.items() if self._is_of_torch(name)}
+
+    def _is_of_torch(self, name: str) -> bool:
+        return name in self._owners or isinstance(self._objects[name], nn.Module)
+
+    @property
+    def others(self) -> frozenset[str]:
+        """The names of objects that are neither modules nor optimizers of one."""
+        return frozenset(name for name in self._objects if not self._is_of_torch(name))
+
+    def load(self, file: SnapshotFile, *, is_trusted: bool = True) -> "Loading":
+        """Begin to load a snapshot; nothing is changed before ``Loading.finish``.
+
+        Raises:
+            MisfitError: it is the state of other objects.
+        """
+        saved = {item.key: item for item in file.items}
+        mine = flatten(self.prepare(saved))
+        for key, value in mine.items():
+            item = saved.get(key)
+            if isinstance(value, torch.Tensor):
+                part = local(value)
+                found = (item.dtype, item.shape) if item is not None else None
+                if found != (str(part.dtype).removeprefix("torch."), tuple(part.shape)):
+                    there = f"{found[0]} {list(found[1])}" if found is not None else "not there"
+                    now = f"{part.dtype} {list(part.shape)}".removeprefix("torch.")
+                    raise MisfitError(f"{key} is {there} in it and {now} in the script")
+        values: dict[str, Any] = {}
+        for index, item in enumerate(file.items):
+            if item.path[0] not in self._objects:
+                raise MisfitError(f"{item.key} is in it and not in the script")
+            if not item.dtype:
+                values[item.key] = file.read(index, is_trusted=is_trusted)
+            elif self._is_of_torch(str(item.path[0])) and item.key not in mine:
+                raise MisfitError(f"{item.key} is in it and not in the script")
+        return Loading(self, file, mine, values)
+
+
+class Loading:
+    """A snapshot that fits the objects."""
+
+    def __init__(
+        self, state: State, file: SnapshotFile, mine: dict[str, Any], values: dict[str, Any]
+    ) -> None:
+        self._state, self._file, self._mine, self._values = state, file, mine, values
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Give the objects the state."""
+        nested: dict[str, Any] = {}
+        for index, item in enumerate(self._file.items):
+            value = self._values.get(item.key)
+            if item.dtype and item.key in self._mine:
+                value = self._mine[item.key]
+                local(value).copy_(self._file.read(index))
+            elif item.dtype:
+                value = self._file.read(index).clone()
+            put(nested, item.path, value)
+        self._state.apply(nested)
+
+
+def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested state dict as DCP flattens it."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(dict(state), is_coordinator=True)
+    return dict(planner.state_dict)
+
+
+def put(nested: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+    """Put a value where its path leads, as DCP unflattens: numbers are positions in lists."""
+    place: Any = nested
+    for key, following in zip(path, [*path[1:], None], strict=True):
+        if isinstance(key, int):
+            place.extend([None] * (key + 1 - len(place)))
+        present = place[key] if isinstance(key, int) else place.get(key)
+        if following is None:
+            place[key] = value
+        elif present is None:
+            present = place[key] = [] if isinstance(following, int) else {}
+        place = present
+
+
+@contextmanager
+def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
+    """Keep DCP from stepping an optimizer that has no state, to give it some.
+
+    A step without gradients is not nothing: Adam counts it.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer.state or any(p.grad is not None for p in parameters):
+        yield
+        return
+    first = next((p for p in parameters if p.requires_grad), None)
+    if first is not None:
+        first.grad = torch.zeros_like(first)
+    try:
+        yield
+    finally:
+        if first is not None:
+            first.grad = None
+
+
+@contextmanager
+def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
+    """Have DCP give an optimizer state: it takes gradients for a sign that there is some."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
