@@ -734,6 +734,13 @@ def test_torchrun_reads_the_same(argv: list[str]) -> None:
 # --- several hosts that may lead -----------------------------------------------------------------
 
 
+def test_a_master_alone_takes_one_endpoint() -> None:
+    assert sentence("master", "--rdzv-endpoint=a,b,c") == (
+        "--bind was given 'a,b,c', a lone master does not take turns with others; right would be"
+        " [HOST]:PORT, such as :29400 or 10.0.0.1:29400."
+    )
+
+
 def test_three_endpoints_are_the_hosts_that_may_lead() -> None:
     found = rendezvous("--nnodes=4", "--rdzv-id=j", "--rdzv-endpoint=a,b:1,[fd00::1]:2")
     assert [str(where) for where in found.endpoints] == ["a:29400", "b:1", "[fd00::1]:2"]
