@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from _weakref import ref  # of which `weakref`, which Python need not have loaded, has it
+from collections.abc import Callable
 from typing import Any
 
 NAME = "_ft_run_hook"
@@ -34,6 +35,7 @@ STRETCH_NS = 10_000_000_000
 PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """What links to them in /proc say."""
 _OPTIMIZERS = "torch.optim.optimizer"
+_LOADERS = "torch.utils.data.dataloader"
 _FD_MIN = 100
 """Far from what programs take for the next free descriptor."""
 
@@ -91,6 +93,14 @@ class Hook:
             self._page[STEPS] += 1
         self._tick()
 
+    def batch(self) -> None:
+        """A data loader has given a batch: evaluation and accumulation get on without a step.
+
+        Before the first step it says nothing: that step may be compiled for minutes.
+        """
+        if self._page[TICKS] and os.getpid() == self._pid:
+            self._tick()
+
     def _is_new_step(self, optimizer: object) -> bool:
         """Return whether a step begins: optimizers that take turns are as the one that steps most.
 
@@ -131,40 +141,65 @@ for _function in (Hook.before_step, Hook.after_step):
 
 
 class _Finder:
-    """Waits on ``sys.meta_path`` for the import of torch's optimizers, and is gone after it."""
+    """Waits on ``sys.meta_path`` for the import of parts of torch, and is gone after the last."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: Hook, awaited: dict[str, Callable[[Any, Hook], None]]) -> None:
         self._hook = hook
+        self._awaited = awaited
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Find the module as it would be found, and have the hook registered when it is loaded."""
-        if name != _OPTIMIZERS:
+        if name not in self._awaited:
             return None
-        sys.meta_path.remove(self)
+        register = self._awaited.pop(name)
+        if not self._awaited:
+            sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+            spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
-                _after_loading(spec.loader, self._hook)
+                _after_loading(spec.loader, register, self._hook)
                 return spec
         return None
 
 
-def _after_loading(loader: Any, hook: Hook) -> None:
+def _after_loading(loader: Any, register: Callable[[Any, Hook], None], hook: Hook) -> None:
     execute = loader.exec_module
 
     def execute_and_register(module: Any) -> None:
         del loader.exec_module  # what the class has is seen again
         execute(module)
-        _register(module, hook)
+        register(module, hook)
 
     loader.exec_module = execute_and_register
 
 
-def _register(optimizers: Any, hook: Hook) -> None:
+def _count_steps(optimizers: Any, hook: Hook) -> None:
     register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
     if register is not None:  # since torch 2.0
         register(hook.before_step)
         optimizers.register_optimizer_step_post_hook(hook.after_step)
+
+
+def _notice_batches(loaders: Any, hook: Hook) -> None:
+    iterators = getattr(loaders, "_BaseDataLoaderIter", None)
+    fetch = getattr(iterators, "__next__", None)
+    if iterators is None or fetch is None:
+        return
+
+    def next_batch(iterator: Any) -> Any:
+        batch = fetch(iterator)
+        hook.batch()
+        return batch
+
+    next_batch.__name__, next_batch.__qualname__ = fetch.__name__, fetch.__qualname__
+    next_batch.__doc__, next_batch.__module__ = fetch.__doc__, fetch.__module__
+    iterators.__next__ = next_batch
+
+
+_REGISTER: dict[str, Callable[[Any, Hook], None]] = {
+    _OPTIMIZERS: _count_steps,
+    _LOADERS: _notice_batches,
+}
 
 
 def _is_running(frame: Any, inner: Any) -> bool:
@@ -214,8 +249,11 @@ def install(page_fd: int, stacks_fd: int) -> None:
     module: Any = type(sys)(NAME)
     module.progress = hook.progress
     sys.modules[NAME] = module
-    optimizers = sys.modules.get(_OPTIMIZERS)
-    if optimizers is not None:
-        _register(optimizers, hook)
-    else:
-        sys.meta_path.insert(0, _Finder(hook))
+    awaited: dict[str, Callable[[Any, Hook], None]] = {}
+    for name, register in _REGISTER.items():
+        if (loaded := sys.modules.get(name)) is not None:
+            register(loaded, hook)
+        else:
+            awaited[name] = register
+    if awaited:
+        sys.meta_path.insert(0, _Finder(hook, awaited))

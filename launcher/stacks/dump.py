@@ -11,6 +11,7 @@ import re
 import sysconfig
 
 from ...rendezvous.protocol.stacks import FRAMES_MAX, TEXT_MAX, Frame
+from ...training import hook
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
@@ -34,6 +35,8 @@ def main_thread(dump: str) -> tuple[Frame, ...]:
         if _THREAD.match(line):
             frames = []
         elif (found := _FRAME.match(line)) and len(frames) < FRAMES_MAX:
+            if found["file"] == hook.__file__:
+                continue  # around the fetching of a batch
             frames.append(_frame(found["file"], int(found["line"]), found["function"]))
     if frames and frames[-1].file == _FORK_SERVER:
         del frames[-1]  # not the worker's own: it was forked there

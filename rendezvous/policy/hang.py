@@ -16,8 +16,8 @@ on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/policy/dumps`` ha
 import enum
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from ...values import dataclass
 from ..protocol.stacks import Frame, RankStack, RankState
 
 _COMMUNICATES = ("torch/distributed/", "torch/nn/parallel/distributed.py")

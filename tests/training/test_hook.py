@@ -20,6 +20,7 @@ import os, sys
 from multiprocessing import Process
 import torch
 from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.utils.data import DataLoader
 from ft_run.training import progress
 
 def parameter():
@@ -114,6 +115,13 @@ match sys.argv[1]:
             first.step()
             first.step()
             progress(number)
+    case "batches":
+        for _ in DataLoader(range(3)):  # before the first step: nothing is known yet
+            pass
+        first.step()
+        for processes in (0, 1):
+            for _ in DataLoader(range(4), num_workers=processes):
+                pass
     case "none":
         pass
 """
@@ -132,6 +140,7 @@ TICKS = {
     "children": [5, 5],
     "progress": [0, 5],
     "progress with a number": [5, 15],
+    "batches": [1, 9],
     "none": [0, 0],
 }
 """Steps and signs of progress of each case of ``STEPS``."""

@@ -363,7 +363,8 @@ def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endp
     lines = ft.run("status", endpoint).stdout.splitlines()
     assert lines[0] == f"job {job.id} · waiting for nodes"
     assert lines[1].startswith("round 0 is over · nodes 1 of 2 are here · restarts 0/2 · master up")
-    assert len(lines) == 4
+    assert lines[2].startswith("last stop: "), lines
+    assert len(lines) == 5
     master.send(signal.SIGTERM)
     master.wait()
     assert "ending; the workers run on and their agents wait for a new master" in master.stderr
