@@ -28,6 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import RankStack
+from ft_run.rendezvous.protocol.steps import RankSteps
 from ft_run.rendezvous.transport import codec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -63,6 +64,8 @@ def values_of(hint: Any, owner: type, name: str) -> st.SearchStrategy[Any]:
     assert hint is int
     if name == "time_s":
         return st.integers(0, 2**64 - 1)
+    if owner is RankSteps:
+        return SINT32 if name == "rank" else UINT32
     return SINT32 if owner in (Failure, RankStack) and name in SIGNED else UINT32
 
 
