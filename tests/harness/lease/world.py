@@ -617,8 +617,11 @@ class World:
     def _check_others(self, leader: Process, number: int) -> None:
         """Check I10: a round has been taken over as it is."""
         assert leader.elector is not None
+        assert leader.group is not None
+        # The leader that formed the round had given the others up itself: they die by the fence.
+        terms = (leader.elector.term, leader.group.state.term)
         for other in self.processes():
-            is_led = other.under == leader.elector.term
+            is_led = other.under in terms
             if other.agent.live != number and not is_led and self._counts(other):
                 raise InvariantError(
                     f"I10: {leader.name} takes round {number} over while {other.name} has workers "
