@@ -147,6 +147,8 @@ class NodeWaits:
     backoff_s: float
     is_backoff_given: bool
     """The delay is that of ``--restart-backoff``."""
+    has_successors: bool = False
+    """Several hosts may lead: a new leader waits too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,20 @@ class NodeSignalled:
     workers: int
     is_check: bool = False
     """The node runs ``ft-run check``, which has no job."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFenced:
+    """No host has led for too long, so the workers of this node are killed."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeads:
+    """With several endpoints: this host leads from now on, or no longer (term 0)."""
+
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +439,8 @@ Event = (
     | NodeWaits
     | NodeSignalled
     | KilledOnRequest
+    | WorkersFenced
+    | HostLeads
     | WorkersStarted
     | WorkerFailed
     | WorkersStopped

@@ -77,6 +77,8 @@ class RendezvousOptions:
     max_restarts: int = defaults.MAX_RESTARTS
     endpoint: Endpoint | None = None
     """None: standalone. One node, no socket is opened, the master lives in the agent."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """All hosts that may lead, where there are several; ``endpoint`` is the first."""
     hosts_master: bool | None = None
     """True or False where the user decided (``is_host``, ``--node-rank`` with
     ``--master-addr``); None: the node that the endpoint names hosts it."""

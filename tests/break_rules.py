@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ft_run.tests.break_lease_rules import LEASE_BREAKS, LEASE_HISTORIES, SIMULATE_LEASE
+
 ROOT = Path(__file__).resolve().parents[1]
 HISTORIES = 4000
 SCENARIOS = (
@@ -31,6 +33,8 @@ SCENARIOS = (
     "group/test_silence",
     "group/test_policy_rounds",
     "group/test_checking",
+    "lease/test_lease",
+    "lease/test_traces",
     "policy/test_bounded_regex",
     "policy/test_rules",
     "policy/test_blame",
@@ -49,6 +53,8 @@ class Break:
     module: str
     old: str
     new: str
+    is_of_lease: bool = False
+    """The simulation of hosts that may lead shows it."""
 
 
 BREAKS = (
@@ -334,7 +340,7 @@ BREAKS = (
     Break(
         "the highest round is taken over",
         "group/takeover",
-        "if claim.round > self.round:",
+        "if _age(claim) > self._newest:",
         "if self.round < 0:",
     ),
     Break(
@@ -388,7 +394,7 @@ BREAKS = (
     Break(
         "members are stopped during a takeover",
         "group/takeover",
-        "is_over = world.has_failed if world is not None else claim.round < self.round",
+        "is_over = world.has_failed if world is not None else _age(claim) < self._newest",
         "is_over = False",
     ),
     Break(
@@ -889,7 +895,7 @@ BREAKS = (
     Break(
         "the next round waits for its time",
         "group/formation",
-        "if job is None or now < self._lobby.not_before:",
+        "if job is None or now < self._lobby.opens_at:",
         "if job is None:",
     ),
     Break(
@@ -1098,6 +1104,7 @@ BREAKS = (
         'return "is in a debugger"',
         'return ""',
     ),
+    *(Break(*named, is_of_lease=True) for named in LEASE_BREAKS),
 )
 
 
@@ -1167,9 +1174,12 @@ def failed_scenario(package: Path) -> str:
     return failed.group(1) if failed else ""
 
 
-def failed_history(package: Path, histories: int = HISTORIES) -> str:
+def failed_history(package: Path, histories: int = HISTORIES, broken: Break | None = None) -> str:
     """Simulate random histories in a copy; return what the first bad one breaks."""
-    printed = run(package, "-c", _SIMULATE, str(histories))
+    script = _SIMULATE
+    if broken is not None and broken.is_of_lease:
+        script, histories = SIMULATE_LEASE, min(histories, LEASE_HISTORIES)
+    printed = run(package, "-c", script, str(histories))
     return printed.strip().splitlines()[-1][:70] if printed else ""
 
 
@@ -1200,7 +1210,7 @@ def main(histories: int, part: int = 1, parts: int = 1) -> int:
         for broken in breaks:
             with broken_rule(package, broken):
                 scenario = failed_scenario(package)
-                simulated = failed_history(package, histories)
+                simulated = failed_history(package, histories, broken)
             unnoticed += not (scenario or simulated)
             print(f"{broken.rule:58} | {scenario[:54] or '-':54} | {simulated or '-'}", flush=True)
     print(f"{len(breaks)} rules broken, {unnoticed} unnoticed")

@@ -38,6 +38,7 @@ from ...rendezvous.protocol.messages import (
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder, StackReport, Suspicion
 from ...rendezvous.protocol.steps import StepsOrder, StepsReport
+from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
@@ -81,7 +82,7 @@ class _FarewellOver:
     """The time in which a leaving node waits for an absent master is over."""
 
 
-_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver
+_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver | FenceTick
 
 
 class Agent:
@@ -140,6 +141,8 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
+        self._fencing: Fencing | None = None
+        """Where several hosts may lead."""
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
@@ -185,12 +188,17 @@ class Agent:
         if relay is not None:
             relay.attach(loop)
         self._link = connect(self)
+        if self._options.rendezvous.endpoints:
+            self._fencing = Fencing(self._options.rendezvous.timeouts, self.post)
+            self._fencing.arm()
         self._checks.prepare()
         loop.call_soon(adopt_orphans, loop)
         while not self._is_over():
             await self._handle(await self._events.get())
         self._workers.close()
         self._hangs.close()
+        if self._fencing is not None:
+            self._fencing.close()
         self._snapshots.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
@@ -244,8 +252,23 @@ class Agent:
 
     # --- the master --------------------------------------------------------------------------
 
+    def _is_fenced(self, event: _Event) -> bool:
+        """Kill the workers where there was no leader for too long; return whether that is so."""
+        if self._fencing is None:
+            return False
+        is_due, group = self._fencing.is_due(), self._workers.group
+        if is_due and group is not None and group.state is not WorkerGroupState.KILLING:
+            self._event(ev.WorkersFenced(self._options.rendezvous.timeouts.fence_s))
+            self._workers.kill()
+        if isinstance(event, FenceTick):
+            self._fencing.arm()
+        return is_due
+
     async def _handle(self, event: _Event) -> None:
+        is_fenced = self._is_fenced(event)
         match event:
+            case Start() if is_fenced:
+                pass  # of a leader that this node has lost
             case Start(assignment):
                 await self._rest_from_checks()
                 self._start(assignment)
@@ -334,6 +357,8 @@ class Agent:
         self.status.checking = ""
 
     def _link_up(self, again: bool) -> None:
+        if self._fencing is not None:
+            self._fencing.found()
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
@@ -344,11 +369,14 @@ class Agent:
         self._told_down.clear()
 
     def _link_down(self, reason: str) -> None:
+        if self._fencing is not None:
+            self._fencing.lost()
         self.status.connected = False
         if reason not in self._told_down:  # while a link is cut, two may take turns for minutes
             self._told_down.add(reason)
             running = self._workers.group is not None
-            where = str(self._options.rendezvous.endpoint)
+            rendezvous = self._options.rendezvous
+            where = ", ".join(map(str, rendezvous.endpoints or (rendezvous.endpoint,)))
             self._event(ev.MasterUnreachable(reason, where, running))
 
     async def _waiting(self, waiting: Waiting) -> None:

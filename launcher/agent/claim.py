@@ -63,6 +63,7 @@ class OwnClaim:
             successor=assignment.successor,
             state=ClaimState.RUNNING,
             past=assignment.past,
+            term=assignment.term,
         )
 
     def became_spare(self) -> None:
@@ -79,6 +80,7 @@ class OwnClaim:
             successor="",
             state=ClaimState.STOPPED,
             past=known.past if known is not None else None,
+            term=known.term if known is not None else 0,
         )
 
     def failed(self, failure: Failure) -> None:

@@ -1,6 +1,7 @@
 """Whether this agent hosts the master, and the agent's link to it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from ... import events as ev
 from ...errors import PortInUseError, UsageError
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.group.examination import Examination, Examiner
+from ...rendezvous.lease.times import LeaseTimes
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.timeouts import Timeouts
@@ -20,7 +22,8 @@ from ...rendezvous.transport.link import (
     LocalLink,
     MasterLink,
 )
-from ...rendezvous.transport.master import Master
+from ...rendezvous.transport.master import Master, Office
+from ...values import replace
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
@@ -28,6 +31,7 @@ from ..version import VERSION
 if TYPE_CHECKING:
     from ...checks.results import Known
     from ...rendezvous.transport.server import MasterServer
+    from ...rendezvous.transport.succession import Mandate, Succession
     from ...rendezvous.trust.wire import Trust
     from .agent import Agent
 
@@ -48,9 +52,15 @@ class Hosting:
         self._port_is_taken = False
         self._retry: asyncio.Task[None] | None = None
         self._server: MasterServer | None = None
-        self.master: Master | None = None
+        self._succession: Succession | None = None
+        self._master: Master | None = None
         self.where = "standalone"
         """A sentence about the master that this node attends."""
+
+    @property
+    def master(self) -> Master | None:
+        """The master in this process; where several hosts may lead, while this one does."""
+        return self._master if self._succession is None else self._succession.master
 
     async def start(self) -> None:
         """Start the master if it belongs in this process.
@@ -60,7 +70,11 @@ class Hosting:
         """
         endpoint = self._options.endpoint
         if endpoint is None:
-            self.master = self._new_master()
+            self._master = self._new_master(self._settings())
+            return
+        if self._options.endpoints:
+            self.where = f"master at one of {', '.join(map(str, self._options.endpoints))}"
+            await self._vote(self._options.endpoints)
             return
         self.where = f"master at {endpoint}"
         if self._options.hosts_master is False:
@@ -92,18 +106,20 @@ class Hosting:
             connect_timeout_s=self._options.timeouts.connect_timeout_s,
             master_timeout_s=self._options.timeouts.master_timeout_s,
             port_is_taken=self._port_is_taken,
+            listed=self._options.endpoints,
             trust=self._trust,
         )
 
     @property
     def serves_others(self) -> bool:
         """Whether the master is here and other nodes attend it."""
-        return self._server is not None
+        return self._server is not None and self._succession is None
 
     @property
     def is_needed(self) -> bool:
         """Whether the master is here and the other nodes are about to need it."""
-        return self.serves_others and self.master is not None and not self.master.group.is_settled
+        is_here = self._server is not None and self.master is not None
+        return is_here and self.master is not None and not self.master.group.is_settled
 
     async def settled(self) -> None:
         """Return when the master is not needed (``is_needed``)."""
@@ -118,14 +134,15 @@ class Hosting:
         """
         if self._retry is not None:
             await self._retry  # it takes a moment, and what it has begun must be ended
-        if self.master is None:
-            return
-        if wait:
-            await self.master.finished()
+        master = self.master
+        if master is not None and wait:
+            await master.finished()
+        if self._succession is not None:
+            await self._succession.stop()
         if self._server is not None:
             await self._server.stop()
-        else:
-            self.master.close()
+        elif master is not None:
+            master.close()
 
     @property
     def _silence_s(self) -> float:
@@ -137,7 +154,7 @@ class Hosting:
     async def _serve(self, address: Endpoint) -> None:
         from ...rendezvous.transport.server import MasterServer
 
-        master = self._new_master()
+        master = self._new_master(self._settings())
         server = MasterServer(master, VERSION, self._silence_s, self._trust)
         try:
             await server.start(address)
@@ -147,8 +164,11 @@ class Hosting:
             await server.stop()
             self._port_is_taken = True
             return
-        self.master, self._server = master, server
+        self._master, self._server = master, server
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
+        self._tell_if_open(address)
+
+    def _tell_if_open(self, address: Endpoint) -> None:
         if self._trust is None and not is_loopback(address.host):
             self._note(ev.WireOpen(str(address)))
 
@@ -183,12 +203,71 @@ class Hosting:
         if self.master is not None:
             self._note(ev.MasterMoved(str(self._address)))
 
-    def _new_master(self) -> Master:
+    async def _vote(self, endpoints: Sequence[Endpoint]) -> None:
+        """Vote and lead at the first of the endpoints that names this host.
+
+        Raises:
+            UsageError: it cannot be listened at.
+        """
+        from ...rendezvous.transport.server import MasterServer
+        from ...rendezvous.transport.succession import Succession
+
+        for place, endpoint in enumerate(endpoints):
+            address = listen_address(endpoint)
+            if address is None:
+                continue
+            succession = Succession(
+                endpoints,
+                place,
+                lease_times(self._options.timeouts),
+                self._lead,
+                lambda term: self._note(ev.HostLeads(term)),
+                self._trust,
+            )
+            server = MasterServer(None, VERSION, self._silence_s, self._trust, succession)
+            try:
+                await server.start(address)
+            except PortInUseError:  # of another agent of this host, which votes there
+                await server.stop()
+                continue
+            self._server, self._succession = server, succession
+            self.where += f"; this host may lead, at {endpoint}"
+            self._tell_if_open(address)
+            succession.start()
+            return
+
+    def _lead(self, mandate: "Mandate") -> Master:
+        return self._new_master(mandated(self._settings(), mandate), mandate.office)
+
+    def _settings(self) -> GroupSettings:
+        return group_settings(self._options.timeouts)
+
+    def _new_master(self, settings: GroupSettings, office: Office | None = None) -> Master:
         return Master(
-            group_settings(self._options.timeouts),
+            settings,
             lambda note: self._note(ev.MasterNoted(note, is_apart=False)),
             examiner=new_examiner(),
+            office=office,
         )
+
+
+def lease_times(timeouts: Timeouts) -> LeaseTimes:
+    """Return the times of a job with several endpoints."""
+    from ...rendezvous.transport.channel_options import silence_s
+
+    silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
+    return LeaseTimes(timeouts.lease_s, timeouts.fence_s, silence)
+
+
+def mandated(settings: GroupSettings, mandate: "Mandate") -> GroupSettings:
+    """Return the settings of a master that begins to lead now."""
+    return replace(
+        settings,
+        term=mandate.term,
+        known=mandate.known,
+        starts_from=time.monotonic() + mandate.wait_s,
+        takeover_grace_s=mandate.takeover_grace_s,
+    )
 
 
 def group_settings(

@@ -23,6 +23,7 @@ def waits(message: Waiting, options: LaunchOptions) -> ev.NodeWaits:
         is_spare=message.spare,
         backoff_s=message.backoff_s,
         is_backoff_given=options.policy is not None and options.policy.backoff_max_s > 0,
+        has_successors=bool(options.rendezvous.endpoints),
     )
 
 

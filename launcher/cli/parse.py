@@ -217,7 +217,8 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
         max_nodes=max_nodes,
         node_unit=unit,
         max_restarts=given.get("max_restarts", defaults.MAX_RESTARTS),
-        endpoint=where,
+        endpoint=Endpoint(where.host, where.port) if where is not None else None,
+        endpoints=_listed(where),
         hosts_master=_hosts_master(given, conf, where, node_rank),
         node_rank=node_rank,
         local_addr=given["local_addr"] or None,
@@ -227,6 +228,13 @@ def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
         timeouts=conf.timeouts,
         rescale_delay_s=given.get("rescale_delay", conf.rescale_delay_s),
     )
+
+
+def _listed(where: Endpoint | None) -> tuple[Endpoint, ...]:
+    """Return all hosts that may lead; none where there is one endpoint."""
+    if where is None or not where.others:
+        return ()
+    return (Endpoint(where.host, where.port), *where.others)
 
 
 def _backend(given: Given) -> str:

@@ -24,6 +24,8 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
     "node_timeout": seconds_above_zero,
     "master_timeout": seconds,
     "connect_timeout": seconds,
+    "lease": seconds_above_zero,
+    "fence": seconds_or_never,
     "rescale_delay": seconds_or_never,
     "is_host": boolean,
     "timeout": seconds_above_zero,

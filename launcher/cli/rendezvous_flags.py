@@ -33,9 +33,10 @@ def rendezvous_flags() -> list[Flag]:
         Flag(
             "--rdzv-endpoint",
             group=_RENDEZVOUS,
-            metavar="HOST[:PORT]",
-            read=values.endpoint,
-            help=f"Where the master is, or will be; default port {defaults.ENDPOINT_PORT}.",
+            metavar="HOST[:PORT],...",
+            read=values.listed_endpoints,
+            help=f"Where the master is, or will be; default port {defaults.ENDPOINT_PORT}. Three or"
+            " five: the hosts that may lead; the job outlives one of three, two of five.",
         ),
         Flag(
             "--rdzv-id",
@@ -54,7 +55,8 @@ def rendezvous_flags() -> list[Flag]:
             group=_RENDEZVOUS,
             metavar="K=V,...",
             read=values.string,
-            help=f"Times and more: {CONF_KEYS}, master_timeout, connect_timeout, is_host.",
+            help=f"Times and more: {CONF_KEYS}, master_timeout, connect_timeout, is_host; with"
+            " several endpoints lease, fence.",
         ),
         Flag(
             "--rescale-delay",

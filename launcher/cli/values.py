@@ -259,6 +259,24 @@ def endpoint(text: str) -> Endpoint | None:
         raise BadValue(endpoints.RIGHT) from None
 
 
+def listed_endpoints(text: str) -> Endpoint | None:
+    """Return where a master is; of several hosts that may lead, the first with the others."""
+    parts = [part for part in text.split(",") if part.strip()]
+    if len(parts) < 2:
+        return endpoint(text)
+    if len(parts) not in (3, 5):
+        raise BadValue(
+            "one endpoint, three or five",
+            f"{len(parts)} hosts would outlive no more losses than {len(parts) - 1}",
+        )
+    found = [where for part in parts if (where := endpoint(part)) is not None]
+    if len(set(found)) < len(found):
+        raise BadValue("each endpoint once")
+    if any(not where.port for where in found):
+        raise BadValue("fixed ports", "other nodes cannot know port 0")
+    return Endpoint(found[0].host, found[0].port, tuple(found[1:]))
+
+
 def bind_address(text: str) -> Endpoint:
     """Return where to listen: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses."""
     text = text.strip()
@@ -271,5 +289,6 @@ def bind_address(text: str) -> Endpoint:
     except BadValue:
         found = None
     if found is None:
-        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400")
+        why = "a lone master does not take turns with others" if "," in text else ""
+        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400", why)
     return found

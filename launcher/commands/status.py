@@ -20,6 +20,10 @@ _BETWEEN_ROUNDS = ("waiting for nodes", "checking nodes")
 the answer may come from a master of another version."""
 
 
+_OF_SEVERAL = ("hosts", "leader", "term", "lease_s")
+"""What is told only where several hosts may lead."""
+
+
 def show_status(options: StatusOptions) -> int:
     """Ask the master and print its answer; return the exit status.
 
@@ -45,18 +49,29 @@ async def _ask(options: StatusOptions) -> dict[str, Any]:
 def _as_dict(reply: Any) -> dict[str, Any]:
     """Return the answer with every field present, also those that are zero."""
     nodes = sorted(reply.nodes, key=lambda node: (node.node_rank < 0, node.node_rank))
-    return _fields(reply, without="nodes") | {
+    status = _fields(reply, "nodes", *_OF_SEVERAL)
+    if reply.hosts:
+        status |= {name: getattr(reply, name) for name in _OF_SEVERAL} | {"hosts": [*reply.hosts]}
+    return status | {
         "nodes": [
-            _fields(node, without="workers")
-            | {"workers": [_fields(worker) for worker in node.workers]}
+            _fields(node, "workers") | {"workers": [_fields(worker) for worker in node.workers]}
             for node in nodes
         ]
     }
 
 
-def _fields(message: Any, without: str = "") -> dict[str, Any]:
-    names = [field.name for field in message.DESCRIPTOR.fields if field.name != without]
+def _fields(message: Any, *without: str) -> dict[str, Any]:
+    names = [field.name for field in message.DESCRIPTOR.fields if field.name not in without]
     return {name: getattr(message, name) for name in names}
+
+
+def _led(status: dict[str, Any]) -> str:
+    """Say which host leads, where several may."""
+    others = ", ".join(host for host in status["hosts"] if host != status["leader"])
+    if not status["leader"]:
+        return f"no host leads now · listed: {others}"
+    left = f", lease {status['lease_s']:.1f} s" if status["lease_s"] else ""
+    return f"led by {status['leader']}, term {status['term']}{left} · may lead too: {others}"
 
 
 def _print_table(status: dict[str, Any]) -> None:
@@ -71,7 +86,10 @@ def _print_table(status: dict[str, Any]) -> None:
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
     wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
-    if not status["job_id"]:
+    leads = not status.get("hosts") or status["lease_s"] > 0
+    if not leads:
+        lines = ["this host does not lead"]
+    elif not status["job_id"]:
         lines = [f"no node has come yet · {status['phase']}"]
     elif status["round"] < 0 or status["phase"] in _BETWEEN_ROUNDS:
         here = f"nodes {len(status['nodes'])} of {wanted} are here"
@@ -86,9 +104,12 @@ def _print_table(status: dict[str, Any]) -> None:
             f"nodes {status['world_nodes']} of {wanted} · "
             f"restarts {status['restarts']}/{status['max_restarts']}",
         ]
-    lines[-1] += f" · master up {duration(status['uptime_s'])}"
+    if leads:
+        lines[-1] += f" · master up {duration(status['uptime_s'])}"
     if status["last_stop"]:
         lines.append(f"last stop: {status['last_stop']}")
+    if status.get("hosts"):
+        lines.append(_led(status))
     for line in lines:
         console.print(printable(line), markup=False)
     if not status["nodes"]:

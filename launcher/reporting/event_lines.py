@@ -57,6 +57,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.MasterSignalled: logging.WARNING,
     ev.MasterUnreachable: logging.WARNING,
     ev.NodeSignalled: logging.WARNING,
+    ev.WorkersFenced: logging.WARNING,
     ev.KilledOnRequest: logging.WARNING,
     ev.WorkersKilled: logging.WARNING,
     ev.HangDismissed: logging.WARNING,
@@ -110,6 +111,8 @@ def _waits(event: ev.NodeWaits) -> str:
         return f"this node is a spare: a round runs without it ({event.joined} nodes in all)"
     if event.backoff_s:
         why = "--restart-backoff" if event.is_backoff_given else "restarts in a row are spaced"
+        if event.has_successors:
+            why = "workers of an earlier leader may be alive, or restarts in a row are spaced"
         return f"the next round is formed in {event.backoff_s:.0f} s ({why})"
     wanted = nodes_wanted(event.min_nodes, event.max_nodes)
     missing = f"; missing: {', '.join(event.missing)}" if event.missing else ""
@@ -258,6 +261,13 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ),
     ev.NodeWaits: _waits,
     ev.NodeSignalled: _signalled,
+    ev.WorkersFenced: lambda e: (
+        f"no leader for {e.limit_s:g} s: the workers here are killed, as others may start without"
+        " this node"
+    ),
+    ev.HostLeads: lambda e: (
+        f"master: this host leads, term {e.term}" if e.term else "master: this host no longer leads"
+    ),
     ev.KilledOnRequest: lambda _: "a second Ctrl-C: killing what is left",
     ev.WorkersStarted: _started,
     ev.WorkerFailed: lambda e: f"{_at(e)} {e.failure.summary()}",

@@ -1,5 +1,7 @@
 """What goes into the group's rules and what comes out of them, and the times they are set to."""
 
+import math
+
 from ... import defaults
 from ...values import dataclass
 from ..protocol.failure import Failure
@@ -20,6 +22,14 @@ class GroupSettings:
     identity_answer_s: float = defaults.IDENTITY_ANSWER_S
     verdict_grace_s: float = defaults.VERDICT_GRACE_S
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
+    term: int = 0
+    """Of the lease by which this master leads; 0 where there is one endpoint."""
+    known: tuple[int, int] = (0, -1)
+    """Term and number of the newest round that the listed hosts know of. One that is older is not
+    taken over: what the newer one has started may be alive elsewhere."""
+    starts_from: float = -math.inf
+    """By the group's clock: no worker is started earlier, for those that an earlier leader started
+    may be alive. A round that is found whole is taken over all the same."""
 
 
 # --- events ----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Formation:
     def try_form(self, now: float) -> None:
         """Form a world if there are enough nodes, and it is time."""
         job = self._state.job
-        if job is None or now < self._lobby.not_before:
+        if job is None or now < self._lobby.opens_at:
             return
         ready = self._roster.ready_attached()
         size = self._state.usable(self._rounds.could_join())
@@ -76,6 +76,7 @@ class Formation:
         line = Line(self._state.round, self._state.formed_by)
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
+        self._state.term = self._state.settings.term
         world = form(self._state.round, members)
         resumed = resumption(world, [member.offer.snapshots for member in members], line)
         self._state.world_nodes = size
@@ -121,6 +122,7 @@ class Formation:
         base = Assignment(
             round=world.round,
             formed_by=state.formed_by,
+            term=state.term,
             restarts=state.restarts,
             node_rank=0,
             nodes=len(world.members),

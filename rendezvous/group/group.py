@@ -149,6 +149,15 @@ class Group:
         self._forget_job()
         return self._out.take()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether workers of an earlier leader may be alive."""
+        return self.state.now < self.state.starts_from
+
+    def end_wait(self) -> None:
+        """No earlier leader has started any worker: rounds may be formed from the next event on."""
+        self.state.starts_from = -math.inf
+
     def deadline(self) -> float | None:
         """Return when the next ``Tick`` is wanted; None for never."""
         losses = self._silence.delayed(self.roster.next_loss())
@@ -159,8 +168,8 @@ class Group:
             times.append(self._rounds.ending.until)
         elif self.state.phase is GroupPhase.GATHERING and self.state.job is not None:
             times += [self._lobby.join_deadline(), self._lobby.announce_at]
-            if self.state.now < self._lobby.not_before:
-                times.append(self._lobby.not_before)
+            if self.state.now < self._lobby.opens_at:
+                times.append(self._lobby.opens_at)
             # While a node is detached, its return or its loss comes before the last call.
             if not self.state.formed_before and self.roster.ready_attached() == len(self.roster):
                 times.append(self._last_call())

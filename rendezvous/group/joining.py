@@ -281,8 +281,9 @@ class Joining:
 
     def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
         if self._rounds.takeover is None:
+            settings = self._state.settings
             self._rounds.takeover = Takeover(
-                self._roster, now, self._state.settings.takeover_grace_s
+                self._roster, now, settings.takeover_grace_s, settings.known
             )
             self._state.phase = GroupPhase.TAKING_OVER
             self._rounds.gate.give_up()

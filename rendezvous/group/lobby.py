@@ -31,6 +31,11 @@ class Lobby:
         self._newcomers: list[Node] = []
         """Nodes that have become ready and have not yet been told what for."""
 
+    @property
+    def opens_at(self) -> float:
+        """When the next round may be formed."""
+        return max(self.not_before, self._state.starts_from)
+
     # --- until when --------------------------------------------------------------------------
 
     def open(self, now: float) -> None:
@@ -104,7 +109,7 @@ class Lobby:
             timeout_s=max(0.0, deadline - now) if deadline is not None else 0.0,
             spare=phase in (GroupPhase.RUNNING, GroupPhase.STOPPING),
         )
-        backoff_s = self.not_before - now if phase is GroupPhase.GATHERING else 0.0
+        backoff_s = self.opens_at - now if phase is GroupPhase.GATHERING else 0.0
         return replace(waiting, backoff_s=backoff_s) if backoff_s > 0 else waiting
 
     def not_enough(self) -> str:

@@ -239,7 +239,9 @@ class Rounds:
         """Go on with the round of an earlier master as if it were our own."""
         state, self.takeover = self._state, None
         state.formed_before, state.phase = True, GroupPhase.RUNNING
-        state.round, state.formed_by = taken.round, taken.formed_by
+        state.round, state.formed_by, state.term = taken.round, taken.formed_by, taken.term
+        if taken.finding is TakeoverState.COMPLETE:
+            state.starts_from = -math.inf  # its workers are all that there are
         state.world_nodes = taken.nodes
         # Also those that are not there: the policy may want one of them replaced.
         members = {claim.node_rank: name for name, claim in taken.members.items()}
@@ -297,7 +299,7 @@ class Rounds:
             foremost = self.postmortem.foremost
             assert foremost is not None
             self.stop_round(foremost.summary(), counted=True)
-        elif taken.finding in (TakeoverState.REGROUP, TakeoverState.BROKEN):
+        elif taken.finding is not TakeoverState.COMPLETE:
             self.stop_round(taken.reason, counted=False, departure=taken.departure)
         else:
             leavers = [node for node in self._roster.in_phase(NodePhase.RUNNING) if node.leaving]

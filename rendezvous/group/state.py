@@ -44,9 +44,13 @@ class JobState:
         """What the answer to the next failure depends on: budget, blame, exclusions."""
         self.restarts = 0
         self.round = -1
+        self.term = settings.term
+        """Of the leader that formed ``round``."""
+        self.starts_from = settings.starts_from
+        """No worker is started earlier; ``Rounds`` ends this when it finds a round whole."""
         self.formed_by = ""
         """The master that formed ``round``: this one, or the one that it was taken over from."""
-        self.highest = -1
+        self.highest = settings.known[1]
         """The highest round that any node of the job has been in: numbers never repeat."""
         self.formed_before = False
         """Some round is or was this master's own, formed or taken over."""

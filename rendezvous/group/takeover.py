@@ -24,6 +24,7 @@ class TakeoverState(enum.Enum):
     FAILED = "a member reports a failure, or never came back"
     REGROUP = "members are there without workers of it, or have left"
     BROKEN = "the round was being formed or stopped when the master was lost"
+    FENCED = "its workers were killed while no host led, or were being started or stopped then"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class TakenOver:
 
     finding: TakeoverState
     round: int
+    term: int
+    """Of the leader that formed it; 0 where there is one endpoint."""
     formed_by: str
     """The master that formed it; empty where no member of it is there."""
     nodes: int
@@ -105,20 +108,25 @@ class Takeover:
     are there; the others' members are stale.
     """
 
-    def __init__(self, roster: Roster, now: float, grace_s: float) -> None:
+    def __init__(
+        self, roster: Roster, now: float, grace_s: float, known: tuple[int, int] = (0, -1)
+    ) -> None:
         """Begin without a claim.
 
         Args:
             roster: the nodes that attend.
             now: the group's time in seconds.
             grace_s: how long members may take to come back.
+            known: term and number of the newest round that there has been, if that is known.
         """
+        self._known = known
         self._roster = roster
         self._grace_s = grace_s
         self.until = now + grace_s
         """When members that have not come back are given up."""
-        self.round = -1
-        """The highest round that any node was in."""
+        self._newest = (0, -1)
+        """Term and number of the newest round that any node was in: what a leader has formed is
+        newer than all that earlier ones have."""
         self._claims: dict[str, Claim] = {}
         self._worlds: dict[str, _World] = {}
         """The worlds of the highest round, by the master that formed them."""
@@ -127,20 +135,25 @@ class Takeover:
         self._departures: dict[str, Failure] = {}
         """By identity, the nodes that have asked to go away."""
 
+    @property
+    def round(self) -> int:
+        """The number of the newest round."""
+        return self._newest[1]
+
     def claim(self, node_id: str, claim: Claim) -> None:
         """Take in what a node says of itself on attending."""
         self._forget(node_id)
         self._claims[node_id] = claim
-        if claim.round > self.round:
-            self.round, self._worlds = claim.round, {}
+        if _age(claim) > self._newest:
+            self._newest, self._worlds = _age(claim), {}
             for name in self._claims:
                 self._look_at(name)
-        if claim.round == self.round and not is_spare(claim):
+        if _age(claim) == self._newest and not is_spare(claim):
             self._worlds.setdefault(claim.formed_by, _World(claim.nodes))
         self._keep(node_id, claim)
 
     def _world_of(self, claim: Claim) -> _World | None:
-        is_of_the_highest = claim.round == self.round and not is_spare(claim)
+        is_of_the_highest = _age(claim) == self._newest and not is_spare(claim)
         return self._worlds.get(claim.formed_by) if is_of_the_highest else None
 
     def _keep(self, node_id: str, claim: Claim) -> None:
@@ -159,7 +172,7 @@ class Takeover:
             world.has_failed = True
             for name in world.members:
                 self._look_at(name)
-        is_over = world.has_failed if world is not None else claim.round < self.round
+        is_over = world.has_failed if world is not None else _age(claim) < self._newest
         if is_over and claim.state is not ClaimState.STOPPED and node_id not in self._told:
             self._doomed[node_id] = claim.round
 
@@ -169,7 +182,8 @@ class Takeover:
         self._told.update(doomed)
         # Of the highest round it is a failure that ends it, for all alike.
         return [
-            (name, over(number, is_stale=number < self.round)) for name, number in doomed.items()
+            (name, over(number, is_stale=_age(self._claims[name]) < self._newest))
+            for name, number in doomed.items()
         ]
 
     def update(
@@ -241,11 +255,12 @@ class Takeover:
             lost = self._not_back(world)
         elif finding is TakeoverState.REGROUP:
             reason = departure.summary() if departure is not None else self._who_returned(world)
-        elif finding is TakeoverState.BROKEN:
+        elif finding in (TakeoverState.BROKEN, TakeoverState.FENCED):
             reason = finding.value
         return TakenOver(
             finding=finding,
             round=self.round,
+            term=self._newest[0],
             formed_by=self._formed_by(),
             nodes=len(world.members) + world.missing,
             claims=self._claims,
@@ -308,7 +323,13 @@ class Takeover:
             return TakeoverState.REGROUP
         if world.has_failed:
             return TakeoverState.FAILED
+        has_term = self._newest[0] > 0
+        if gone and has_term:
+            # The loss counts, no matter whether the others were fenced before the election.
+            return TakeoverState.FAILED
         if any(claim.state is ClaimState.STOPPED for claim in world.members.values()):
+            return TakeoverState.FENCED if has_term else TakeoverState.BROKEN
+        if self._newest < self._known:
             return TakeoverState.BROKEN
         return TakeoverState.FAILED if gone else TakeoverState.COMPLETE
 
@@ -356,6 +377,11 @@ class Takeover:
             what = f"came back anew, without its workers of round {self.round}"
             more = f", and so did {others} other(s)"
         return f"{where} {what}" + (more if others else "")
+
+
+def _age(claim: Claim) -> tuple[int, int]:
+    """Return what tells which of two rounds is newer."""
+    return claim.term, claim.round
 
 
 def _has_failed(claim: Claim) -> bool:

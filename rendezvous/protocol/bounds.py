@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from ... import defaults
 from .check_messages import CheckResult
 from .failure import Failure
+from .lease_messages import LeaseAnswer, LeaseAsk
 from .messages import (
     Attend,
     Claim,
@@ -105,6 +106,21 @@ def check(message: NodeMessage) -> None:
                 _span("idle_s", worker.idle_s, SECONDS_MAX)
 
 
+def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
+    """Look at what another of so many listed hosts has said; raises as ``check``."""
+    if isinstance(message, LeaseAsk):
+        _number("host", message.host, 0, hosts - 1)
+        _name("process", message.process)
+        _number("number", message.number)
+        _number("lease_ms", message.lease_ms)
+    else:
+        _number("highest", message.highest)
+        _number("leader", message.leader, -1, hosts - 1)
+        _number("round_term", message.round_term)
+    _number("term", message.term)
+    _number("round", message.round, -1)
+
+
 def _stack(stack: RankStack) -> None:
     _number("rank", stack.rank)
     _number("node_rank", stack.node_rank, least=-1)
@@ -183,7 +199,7 @@ def _snapshots(snapshots: Snapshots) -> None:
 
 
 def _claim(claim: Claim) -> None:
-    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset"):
+    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset", "term"):
         _number(name, getattr(claim, name))
     _name("formed_by", claim.formed_by)
     _name("successor", claim.successor)

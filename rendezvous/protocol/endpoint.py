@@ -24,6 +24,8 @@ class Endpoint:
 
     host: str
     port: int
+    others: "tuple[Endpoint, ...]" = ()
+    """The rest of the list, where several hosts may lead."""
 
     @classmethod
     def parse(cls, text: str, default_port: int = defaults.ENDPOINT_PORT) -> "Endpoint":

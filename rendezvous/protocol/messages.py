@@ -165,6 +165,8 @@ class Claim:
     past: Past | None = None
     checked: bool = False
     """The node has passed the checks of this job."""
+    term: int = 0
+    """As in ``Assignment``."""
 
 
 # --- node → master ---------------------------------------------------------------------------
@@ -294,6 +296,9 @@ class Assignment:
     past: Past | None = None
     resumption: Resumption | None = None
     """None: no snapshots are resumed from."""
+    term: int = 0
+    """Of the leader that formed it; 0 where there is one endpoint. A round is known by term and
+    number: of two leaders each may have formed a round that the other has not heard of."""
 
 
 @dataclass(frozen=True, slots=True)

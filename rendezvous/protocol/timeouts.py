@@ -14,6 +14,10 @@ class Timeouts:
     node_timeout_s: float = defaults.NODE_TIMEOUT_S
     master_timeout_s: float = defaults.MASTER_TIMEOUT_S
     connect_timeout_s: float = defaults.CONNECT_TIMEOUT_S
+    lease_s: float = defaults.LEASE_S
+    """With several endpoints: of the one that leads."""
+    fence_s: float = defaults.FENCE_S
+    """With several endpoints: how long workers outlive their leader; infinity: no limit."""
 
 
 NO_TIMEOUTS_GIVEN = Timeouts()

@@ -26,6 +26,15 @@ SERVICE = "ft_run.rendezvous.v1.Rendezvous"
 MASTER_KEY = "ft-run-master"
 """In the metadata that opens the master's side of a stream: an ft-run master is there."""
 
+TERM_KEY = "ft-run-term"
+"""With several endpoints: the term of the leader, and the highest that a node has followed."""
+
+LED_BY_KEY = "ft-run-led-by"
+"""Which of the listed hosts leads, by its place, where the one that answers does not; -1: none."""
+
+HOSTS_KEY = "ft-run-hosts"
+"""The list of endpoints: all hosts must have the same."""
+
 _CLIENT_PINGS_AFTER = 0.48
 _SERVER_PINGS_AFTER = 0.5
 """Shares of the silence. What arrives puts a side's own ping off, so that the pings of the

@@ -4,7 +4,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,15 +13,18 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ... import defaults
+from ..lease.search import Search
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
 from ..trust.doubt import Doubt, doubt
 from ..trust.wire import Trust, open_channel
-from .channel_options import MASTER_KEY, SERVICE, client_options
+from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY, client_options
 from .codec import WireError, decode_master, encode_node
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 
 _FIRST_ANSWER_S = 5.0
+_LISTED_ANSWER_S = 1.5
+"""Of a host among several: the next one is tried then."""
 _CLOSE_S = 2.0
 _DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
 """How long a node that finds another token tries again: a master stays that long after a job."""
@@ -68,6 +71,7 @@ class GrpcLink:
         connect_timeout_s: float,
         master_timeout_s: float,
         port_is_taken: bool = False,
+        listed: Sequence[Endpoint] = (),
         trust: Trust | None = None,
     ) -> None:
         """Start to connect, on the running event loop.
@@ -80,9 +84,12 @@ class GrpcLink:
             connect_timeout_s: how long the first connection may take.
             master_timeout_s: how long the master may be away later.
             port_is_taken: the endpoint is on this host, and another process has its port.
+            listed: all endpoints at which a leader may be; none where there is one endpoint.
             trust: what the master wants to see; None: plain text.
         """
         self._endpoint = endpoint
+        self._listed = listed
+        self._search = Search(len(listed)) if listed else None
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
@@ -126,7 +133,7 @@ class GrpcLink:
         attempts = 0
         while True:
             tried_at = time.monotonic()
-            self._has_heard = False
+            self._has_heard = is_elsewhere = False
             try:
                 reason = await self._attend_once()
                 # A master that accepts and drops the stream at once is not hammered, and one that
@@ -136,44 +143,60 @@ class GrpcLink:
                     attempts = 0
                 if self._has_heard or lasted_s > _FIRST_ANSWER_S:
                     away_since = time.monotonic()
+            except _ElsewhereError as error:
+                reason, is_elsewhere = str(error), True
             except _NotAMasterError:
-                if not self._was_up:
+                if self._search is not None:
+                    self._search.failed()
+                elif not self._was_up:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
                 reason = "something else answers there"  # a proxy in front of it, say
             except _DistrustError as error:
                 # For a while it may be the master of the job before, which had another token.
                 if not self._was_up and time.monotonic() - away_since >= self._distrust_s:
-                    self._on_event(Refused(error.doubt.sentence(self._endpoint)))
+                    self._on_event(Refused(error.doubt.sentence(error.endpoint)))
                     return
                 reason = error.doubt.value
+                if self._search is not None:
+                    self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
+                if self._search is not None:
+                    self._search.failed()
             if self._over:
                 return
             limit = self._master_timeout_s if self._was_up else self._connect_timeout_s
             if time.monotonic() - away_since >= limit:
                 self._on_event(LinkLost(self._gave_up(limit, reason)))
                 return
-            self._on_event(LinkDown(reason))
+            if not is_elsewhere:
+                self._on_event(LinkDown(reason))
             await asyncio.sleep(_backoff_s(attempts))
             attempts += 1
 
     async def _attend_once(self) -> str:
         """Attend until the stream ends; return why it ended."""
-        async with open_channel(self._endpoint, self._options, self._trust) as channel:
-            call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
+        endpoint, metadata, patience_s = self._endpoint, None, _FIRST_ANSWER_S
+        if self._search is not None:
+            endpoint, patience_s = self._listed[self._search.target], _LISTED_ANSWER_S
+            metadata = ((TERM_KEY, str(self._search.term)),)
+        async with open_channel(endpoint, self._options, self._trust) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
             self._outbox = outbox
             try:
-                await asyncio.wait_for(self._open(call), _FIRST_ANSWER_S)
+                await asyncio.wait_for(self._open(call), patience_s)
             except asyncio.TimeoutError:
                 self._outbox = None
                 raise _UnreachableError("no answer") from None
             except grpc.aio.AioRpcError as error:
                 self._outbox = None
-                raise await self._cannot_open(error) from None
+                raise await self._cannot_open(error, endpoint) from None
+            except _ElsewhereError:
+                self._outbox = None
+                raise
             self._on_event(LinkUp(again=self._was_up))
             self._was_up = True
             writer = asyncio.create_task(self._write(call, outbox))
@@ -188,8 +211,15 @@ class GrpcLink:
 
     async def _open(self, call: Any) -> None:
         # Nothing is said before the master has: a failed write would hide what is wrong.
-        if MASTER_KEY not in await call.initial_metadata():
-            raise _rpc_error(await call.code(), await call.details())
+        greeting = await call.initial_metadata()
+        if MASTER_KEY not in greeting:
+            error = _rpc_error(await call.code(), await call.details())
+            if self._search is not None and error.code() is grpc.StatusCode.OK:
+                self._search.failed()  # it does not lead, and was quick to say so
+                raise _ElsewhereError(_ENDED)
+            raise error
+        if self._search is not None:
+            _follow(self._search, greeting)
         attend = encode_node(self._attend())
         try:
             await call.write(attend)
@@ -217,9 +247,9 @@ class GrpcLink:
                 await call.write(data)
             await call.done_writing()
 
-    async def _cannot_open(self, error: grpc.aio.AioRpcError) -> Exception:
-        if (why := await doubt(error.details() or "", self._endpoint, self._trust)) is not None:
-            return _DistrustError(why)
+    async def _cannot_open(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> Exception:
+        if (why := await doubt(error.details() or "", endpoint, self._trust)) is not None:
+            return _DistrustError(why, endpoint)
         return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 
     def _not_a_master(self) -> str:
@@ -229,9 +259,10 @@ class GrpcLink:
         )
 
     def _gave_up(self, limit_s: float, reason: str) -> str:
+        where = " or ".join(map(str, self._listed or (self._endpoint,)))
         if self._was_up:
             return (
-                f"the master at {self._endpoint} stayed away for {limit_s:g} s ({reason}); "
+                f"the master at {where} stayed away for {limit_s:g} s ({reason}); "
                 "--rdzv-conf master_timeout=SECONDS sets how long it may."
             )
         if self._port_is_taken:
@@ -241,7 +272,7 @@ class GrpcLink:
                 "endpoint (--rdzv-endpoint)."
             )
         return (
-            f"no master at {self._endpoint} within {limit_s:g} s ({reason}); is the endpoint "
+            f"no master at {where} within {limit_s:g} s ({reason}); is the endpoint "
             "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
         )
 
@@ -249,13 +280,36 @@ class GrpcLink:
 class _DistrustError(Exception):
     """The two ends do not trust each other."""
 
-    def __init__(self, doubt: Doubt) -> None:
+    def __init__(self, doubt: Doubt, endpoint: Endpoint) -> None:
         super().__init__(doubt.value)
-        self.doubt = doubt
+        self.doubt, self.endpoint = doubt, endpoint
 
 
 class _UnreachableError(Exception):
     """The master cannot be reached now."""
+
+
+class _ElsewhereError(Exception):
+    """What answers does not lead, or leads by an old lease; the search knows where to go on."""
+
+
+def _follow(search: Search, greeting: "grpc.aio.Metadata") -> None:
+    """Follow the host that has answered, if it leads.
+
+    Raises:
+        _ElsewhereError: it does not lead.
+    """
+    try:
+        term = int(greeting.get(TERM_KEY, ""))
+        led_by = int(greeting.get(LED_BY_KEY, "-2"))
+    except ValueError:  # one endpoint was given there
+        search.failed()
+        raise _ElsewhereError("it was given no list of endpoints") from None
+    if led_by >= -1:
+        search.led_by(led_by, term)
+        raise _ElsewhereError("it does not lead")
+    if not search.may_follow(term):
+        raise _ElsewhereError("its lease is an old one")
 
 
 class _NotAMasterError(Exception):

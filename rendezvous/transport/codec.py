@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from ...protos import rendezvous_pb2 as pb
 from ...values import is_value, names, prepare
+from ..protocol.lease_messages import LeaseAnswer, LeaseAsk
 from ..protocol.messages import MasterMessage, NodeMessage
 from ..protocol.stacks import RankStack
 from ..protocol.steps import RankSteps
@@ -187,6 +188,24 @@ def decode_stack(message: Any) -> RankStack:
     """Return what ``encode_stack`` has made; raises as ``decode_node``."""
     stack: RankStack = _codec(RankStack).decode(message)
     return stack
+
+
+def encode_lease(message: LeaseAsk | LeaseAnswer) -> bytes:
+    """Return what listed hosts say to each other, serialized."""
+    data: bytes = _codec(type(message)).encode(message).SerializeToString()
+    return data
+
+
+def decode_lease_ask(data: bytes) -> LeaseAsk:
+    """Return a question of another host; raises as ``decode_node``."""
+    ask: LeaseAsk = _codec(LeaseAsk).decode(pb.LeaseAsk.FromString(data))
+    return ask
+
+
+def decode_lease_answer(data: bytes) -> LeaseAnswer:
+    """Return an answer of another host; raises as ``decode_node``."""
+    answer: LeaseAnswer = _codec(LeaseAnswer).decode(pb.LeaseAnswer.FromString(data))
+    return answer
 
 
 def encode_master(message: MasterMessage) -> bytes:

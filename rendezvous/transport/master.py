@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from ..group.events import (
     Close,
@@ -36,6 +37,20 @@ Deliver = Callable[[MasterMessage | None], None]
 STEPS_S = 1.0
 """How long nodes have to say how many steps their workers have done: they only read numbers."""
 
+
+class Office(Protocol):
+    """The lease by which a master leads, where several hosts may."""
+
+    def holds(self) -> bool:
+        """Return whether the lease still runs; if not, the master is closed."""
+
+    def formed(self, number: int) -> None:
+        """Tell the other hosts of a new round."""
+
+    def has_told(self, number: int) -> bool:
+        """Return whether a majority knows of the round."""
+
+
 _REASONS_TOLD = 32
 """Refusals are told once per reason; a peer that makes up reasons does not fill the console."""
 
@@ -49,6 +64,7 @@ class Master:
         note: Callable[[MasterNote], None],
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
+        office: Office | None = None,
     ) -> None:
         """Create a master on the running event loop.
 
@@ -57,7 +73,11 @@ class Master:
             note: called with each thing that the user should know.
             clock: seconds that never go back.
             examiner: begins the examinations of a job with checks.
+            office: by which this master leads; None where it is the only one.
         """
+        self._office = office
+        self._held: list[Command] = []
+        """What is said when a majority of the listed hosts knows of the new round."""
         self.group = Group(settings, os.urandom(8).hex(), examiner)
         self.started_at = clock()
         self.round_started_at = self.started_at
@@ -154,6 +174,20 @@ class Master:
         for deliver in self._streams.values():
             deliver(None)
         self._streams.clear()
+        self._held.clear()
+
+    def end_wait(self) -> None:
+        """No earlier leader has started any worker: rounds may be formed."""
+        self.group.end_wait()
+        self._handle(Tick())
+
+    def release(self) -> None:
+        """Say what was held back, if a majority knows of the round now."""
+        if self._office is None or not self._office.has_told(self.group.round):
+            return
+        held, self._held = self._held, []
+        for command in held:
+            self._carry_out(command)
 
     def uptime_s(self) -> tuple[float, float]:
         """Return the seconds since the master started, and since its round was formed."""
@@ -161,11 +195,20 @@ class Master:
         return now - self.started_at, now - self.round_started_at
 
     def _handle(self, event: Event) -> None:
+        if self._office is not None and not self._office.holds():
+            return
         round_before = self.group.round
-        for command in self.group.handle(event, self._clock()):
-            self._carry_out(command)
+        commands = self.group.handle(event, self._clock())
+        if self._office is None:
+            for command in commands:
+                self._carry_out(command)
+        else:
+            self._held += commands
         if self.group.round != round_before:
             self.round_started_at = self._clock()
+            if self._office is not None:
+                self._office.formed(self.group.round)
+        self.release()
         self._set_timer()
         self._handled.set()
 

@@ -7,7 +7,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -20,10 +20,13 @@ from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
 from ..trust.wire import Trust, listen
-from .channel_options import MASTER_KEY, SERVICE, server_options
+from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, server_options
 from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
 from .master import Master
 from .silent_streams import SilentStreams
+
+if TYPE_CHECKING:
+    from .succession import Succession
 
 _STOP_GRACE_S = 0.5
 
@@ -51,10 +54,17 @@ class MasterServer:
     """Serves one master on one port."""
 
     def __init__(
-        self, master: Master, version: str, silence_s: float, trust: Trust | None = None
+        self,
+        master: Master | None,
+        version: str,
+        silence_s: float,
+        trust: Trust | None = None,
+        succession: "Succession | None" = None,
     ) -> None:
-        self._master = master
+        """Serve a master, or with several endpoints the one of ``succession`` while it leads."""
+        self._only_master = master
         self._trust = trust
+        self._succession = succession
         self._version = version
         self._silent = SilentStreams()
         self._server = grpc.aio.server(options=server_options(silence_s))
@@ -71,6 +81,8 @@ class MasterServer:
                 response_serializer=pb.StatusReply.SerializeToString,
             ),
         }
+        if succession is not None:
+            handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._lease)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers), _Health())
         )
@@ -97,8 +109,32 @@ class MasterServer:
 
     async def stop(self) -> None:
         """End all streams after what was sent on them, then stop listening."""
-        self._master.close()
+        if self._only_master is not None:
+            self._only_master.close()
         await self._server.stop(_STOP_GRACE_S)
+
+    def _master_now(self) -> Master | None:
+        return self._only_master if self._succession is None else self._succession.leading()
+
+    async def _master_to_ask(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Master:
+        master = self._master_now()
+        if master is None:
+            assert self._succession is not None
+            where = f"this host does not lead: {self._succession.leader_in_words()}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, where)
+        assert master is not None
+        return master
+
+    async def _lease(
+        self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]"
+    ) -> bytes:
+        """Answer another of the listed hosts."""
+        assert self._succession is not None
+        try:
+            return self._succession.answer(request, dict(context.invocation_metadata() or ()))
+        except (bounds.OutOfBounds, WireError, DecodeError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise  # which abort has done
 
     async def _attend(
         self,
@@ -106,22 +142,28 @@ class MasterServer:
         context: "grpc.aio.ServicerContext[bytes, bytes]",
     ) -> None:
         # The node waits for this: it says that a master is there, before it has anything to say.
-        await context.send_initial_metadata(((MASTER_KEY, self._version),))
+        greeting = {MASTER_KEY: self._version}
+        if self._succession is not None:
+            greeting |= self._succession.greeting(dict(context.invocation_metadata() or ()))
+        await context.send_initial_metadata(tuple(greeting.items()))
+        master = self._master_now()
+        if LED_BY_KEY in greeting or master is None:
+            return
         try:
             attend = decode_node(await self._silent.first_word(context.read))
             bounds.check(attend)
         except bounds.OutOfBounds as error:
             sentence = f"this node sent what makes no sense: {error}"
-            self._master.refused(f"a node at {context.peer()}", sentence)
+            master.refused(f"a node at {context.peer()}", sentence)
             await context.write(encode_master(Refused(sentence)))
             return
         except _NOT_AN_AGENT:
             return
         if isinstance(attend, Attend):
-            await self._serve(attend, context)
+            await self._serve(attend, master, context)
 
     async def _serve(
-        self, attend: Attend, context: "grpc.aio.ServicerContext[bytes, bytes]"
+        self, attend: Attend, master: Master, context: "grpc.aio.ServicerContext[bytes, bytes]"
     ) -> None:
         """Let a node attend until the stream is over."""
         outbox: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
@@ -140,11 +182,11 @@ class MasterServer:
             else:
                 let_go()
 
-        link = self._master.attach(deliver)
+        link = master.attach(deliver)
         reader: asyncio.Task[None] | None = None
         try:
-            self._master.receive(link, attend)
-            reader = asyncio.create_task(self._read(link, context, outbox, let_go))
+            master.receive(link, attend)
+            reader = asyncio.create_task(self._read(link, master, context, outbox, let_go))
             reader.add_done_callback(_show_bug)
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
@@ -154,11 +196,12 @@ class MasterServer:
         finally:
             if reader is not None:
                 reader.cancel()
-            self._master.detach(link)
+            master.detach(link)
 
     async def _read(
         self,
         link: int,
+        master: Master,
         context: "grpc.aio.ServicerContext[bytes, bytes]",
         outbox: "asyncio.Queue[MasterMessage | None]",
         let_go: Callable[[], None],
@@ -169,7 +212,7 @@ class MasterServer:
                 if isinstance(message, Attend):
                     raise WireError("only the first message of a stream is Attend")
                 bounds.check(message)
-                self._master.receive(link, message)
+                master.receive(link, message)
         except (bounds.OutOfBounds, *_NOT_AN_AGENT):
             let_go()  # or a stream that broke: either way nothing more is said on it
         finally:
@@ -180,12 +223,13 @@ class MasterServer:
     async def _stacks(
         self,
         request: pb.StacksRequest,
-        _context: "grpc.aio.ServicerContext[pb.StacksRequest, pb.StacksReply]",
+        context: "grpc.aio.ServicerContext[pb.StacksRequest, pb.StacksReply]",
     ) -> pb.StacksReply:
-        found = await self._master.whereabouts()
+        master = await self._master_to_ask(context)
+        found = await master.whereabouts()
         wanted = set(request.ranks)
         stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
-        reply = pb.StacksReply(round=self._master.group.round, silent=found.silent)
+        reply = pb.StacksReply(round=master.group.round, silent=found.silent)
         groups = group_stacks(stacks)
         for group in groups:
             added = reply.groups.add(ranks=group.ranks, stack=encode_stack(group.stack))
@@ -198,9 +242,15 @@ class MasterServer:
         _request: pb.StatusRequest,
         _context: "grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]",
     ) -> pb.StatusReply:
-        steps = await self._master.steps()
-        group = self._master.group
-        uptime_s, round_uptime_s = self._master.uptime_s()
+        master = self._master_now()
+        if master is None:
+            reply = pb.StatusReply(phase="another host leads", round=-1, version=self._version)
+            assert self._succession is not None
+            self._succession.describe(reply)
+            return reply
+        steps = await master.steps()
+        group = master.group
+        uptime_s, round_uptime_s = master.uptime_s()
         reply = pb.StatusReply(
             phase=group.phase.value,
             round=group.round,
@@ -211,6 +261,8 @@ class MasterServer:
             version=self._version,
             last_stop=group.last_stop,
         )
+        if self._succession is not None:
+            self._succession.describe(reply)
         if group.job is not None:
             reply.job_id = group.job.job_id
             reply.max_restarts = group.job.max_restarts

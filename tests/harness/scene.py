@@ -61,11 +61,13 @@ def claim_of(
     successor: str = "",
     past: Past | None = None,
     checked: bool = False,
+    term: int = 0,
 ) -> Claim:
     """What a node says of its last round, one worker to a node."""
     return Claim(
-        number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past, checked
-    )
+        number, formed_by, restarts, nodes, rank, rank, successor, state, failures, past, checked,
+        term,
+    )  # fmt: skip
 
 
 SPARE = Claim(0, "", 0, 0, 0, 0, "", ClaimState.STOPPED)
@@ -103,7 +105,7 @@ class Scene:
         examiner: Examiner | None = None,
         job_rescale_delay_s: float | None = None,
         hang: HangSpec | None = None,
-        **times: float,
+        **times: Any,
     ) -> None:
         self.job = JobSpec("job", low, high or low, unit, restarts, policy, checks)
         self.job = replace(self.job, rescale_delay_s=job_rescale_delay_s, hang=hang)

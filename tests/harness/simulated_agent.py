@@ -220,6 +220,7 @@ class Agent:
             successor="",
             state=ClaimState.STOPPED,
             past=last.past if last else None,
+            term=last.term if last else 0,
         )
 
     def _send(self, message: NodeMessage) -> None:
@@ -344,6 +345,7 @@ class Agent:
             successor=assignment.successor,
             state=ClaimState.RUNNING,
             past=assignment.past,
+            term=assignment.term,
         )
         self._started_at = self._clock()
         resumed = assignment.resumption

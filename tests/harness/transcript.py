@@ -296,7 +296,8 @@ def job_of(line: str) -> tuple[JobSpec, GroupSettings]:
         rank0_decides=given.pop("success", "all") == "rank0",
     )
     checks = CheckSpec("light", 60.0) if given.pop("checks", "no") == "yes" else None
-    settings = GroupSettings(**{key: float(value) for key, value in given.items() if "_s" in key})
+    times: dict[str, Any] = {key: float(text) for key, text in given.items() if "_s" in key}
+    settings = GroupSettings(**times)
     values = {key: _OPTIONS[key](value) for key, value in given.items() if "_s" not in key}
     job = JobSpec("job", int(low), int(high or low), 1, 3, policy, checks)
     return replace(job, **values), settings

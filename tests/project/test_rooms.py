@@ -33,7 +33,7 @@ FLOORS = (
     ("checks",),
     ("checks.devices",),
     ("rendezvous.transport",),
-    ("rendezvous.group", "rendezvous.trust"),
+    ("rendezvous.group", "rendezvous.lease", "rendezvous.trust"),
     ("rendezvous.policy",),
     ("events",),
     ("rendezvous.protocol",),

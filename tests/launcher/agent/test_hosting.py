@@ -8,9 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+import grpc
+import grpc.aio
 import pytest
 from ft_run.errors import UsageError
-from ft_run.events import Event, MasterNoted, WireOpen
+from ft_run.events import Event, HostLeads, MasterNoted, WireOpen
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
@@ -29,9 +31,11 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.notes import JobForgotten
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.token import new_token
+from ft_run.rendezvous.trust.wire import open_channel
 from ft_run.tests.harness.ports import free_port
 
 _E = TypeVar("_E")
@@ -219,6 +223,32 @@ def test_a_master_that_is_open_to_all_says_so_once(
         assert here.serves_others
         assert notes == ([WireOpen(str(endpoint))] if is_told else [])
         await here.stop(wait=False)
+
+    run(test)
+
+
+def test_the_hosts_that_may_lead_trust_each_other_by_the_token_and_no_other() -> None:
+    async def test() -> None:
+        listed = tuple(Endpoint("127.0.0.1", free_port()) for _ in range(3))
+        options = RendezvousOptions(job_id="j", endpoint=listed[0], endpoints=listed)
+        trust, leads = TokenTrust(new_token()), asyncio.Event()
+
+        def note(event: Event) -> None:
+            if isinstance(event, HostLeads) and event.term:
+                leads.set()
+
+        hosts = [Hosting(options, note, trust) for _ in listed]
+        for host in hosts:
+            await host.start()
+        await leads.wait()
+        for endpoint in listed:
+            async with open_channel(endpoint, (), None) as channel:
+                ask: Any = channel.unary_unary(f"/{SERVICE}/Status")
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await ask(b"")
+                assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        for host in hosts:
+            await host.stop(wait=False)
 
     run(test)
 

@@ -1,6 +1,7 @@
 """What a command line means: options, or one sentence."""
 
 import math
+import re
 import signal
 import stat
 import zipfile
@@ -728,3 +729,45 @@ def test_torchrun_reads_the_same(argv: list[str]) -> None:
         for local_rank in range(3):
             wanted = std.get(local_rank, Std.NONE) if isinstance(std, dict) else std
             assert int(selection.of(local_rank)) == int(wanted)
+
+
+# --- several hosts that may lead -----------------------------------------------------------------
+
+
+def test_a_master_alone_takes_one_endpoint() -> None:
+    assert sentence("master", "--rdzv-endpoint=a,b,c") == (
+        "--bind was given 'a,b,c', a lone master does not take turns with others; right would be"
+        " [HOST]:PORT, such as :29400 or 10.0.0.1:29400."
+    )
+
+
+def test_three_endpoints_are_the_hosts_that_may_lead() -> None:
+    found = rendezvous("--nnodes=4", "--rdzv-id=j", "--rdzv-endpoint=a,b:1,[fd00::1]:2")
+    assert [str(where) for where in found.endpoints] == ["a:29400", "b:1", "[fd00::1]:2"]
+    assert found.endpoint == found.endpoints[0]
+
+
+def test_one_endpoint_is_no_list() -> None:
+    found = rendezvous("--nnodes=4", "--rdzv-id=j", "--rdzv-endpoint=a")
+    assert (str(found.endpoint), found.endpoints) == ("a:29400", ())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("a,b", "2 hosts would outlive no more losses than 1; right would be one endpoint, three"),
+        ("a,b,c,d", "4 hosts would outlive no more losses than 3; right would be one endpoint"),
+        ("a,b,a", "right would be each endpoint once"),
+        ("a,b,a:29400", "right would be each endpoint once"),
+        ("a,b,c:0", "other nodes cannot know port 0; right would be fixed ports"),
+        ("a,b,c d", "right would be HOST"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(given: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        rendezvous("--nnodes=4", "--rdzv-id=j", f"--rdzv-endpoint={given}")
+
+
+def test_lease_and_fence_are_settings_of_the_rendezvous() -> None:
+    times = rendezvous(*MULTI, "--rdzv-conf=lease=5,fence=never").timeouts
+    assert (times.lease_s, times.fence_s) == (5.0, math.inf)

@@ -151,6 +151,28 @@ def test_a_round_that_was_being_stopped_is_formed_anew_at_no_cost():
     assert scene.assignment("b").restarts == 0
 
 
+@pytest.mark.parametrize("states", [(ClaimState.RUNNING,) * 2, (ClaimState.RUNNING, STOPPED)])
+def test_a_leader_that_was_lost_with_its_host_costs_one_restart_fenced_or_not(states):
+    scene = Scene(2, 3)
+    for rank, state in enumerate(states):
+        scene.attend("ab"[rank], claim=claim_of(4, rank, nodes=3, state=state, term=5))
+    scene.wait(10)
+    scene.stopped(*"ab"[: states.count(ClaimState.RUNNING)])
+    scene.wait(100)
+    assert scene.assignment("a").restarts == scene.assignment("b").restarts == 1
+    cause = scene.assignment("a").cause
+    assert cause is not None
+    assert cause.kind is FailureKind.NODE_LOST
+
+
+def test_a_fence_that_has_fired_although_no_node_is_lost_costs_no_restart_and_is_explained():
+    scene = Scene(2)
+    for rank, name in enumerate("ab"):
+        scene.attend(name, claim=claim_of(4, rank, state=STOPPED, term=5))
+    assert scene.assignment("a").restarts == 0
+    assert "killed while no host led" in scene.assignment("a").reason
+
+
 def test_workers_that_ended_after_the_stop_are_no_failure():
     scene = Scene(2)
     late = worker_failure(0, after_stop=True)

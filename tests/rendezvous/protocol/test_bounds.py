@@ -148,7 +148,7 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
         node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
         separate_store=(False,), snapshots=(), leaving=("", "", "x"),
-        restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,),
+        restarts=(0, 1), nodes=(0, 2, 3), round=(0, 1, 2), rescale_delay_s=(5.0,), term=(0, 0, 3),
     )  # fmt: skip
     taken, said = 0, collections.Counter[str]()
     for _ in range(60):

@@ -11,6 +11,7 @@ import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.protocol import messages
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Claim,
@@ -27,6 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import RankStack
+from ft_run.rendezvous.protocol.steps import RankSteps
 from ft_run.rendezvous.transport import codec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -62,6 +64,8 @@ def values_of(hint: Any, owner: type, name: str) -> st.SearchStrategy[Any]:
     assert hint is int
     if name == "time_s":
         return st.integers(0, 2**64 - 1)
+    if owner is RankSteps:
+        return SINT32 if name == "rank" else UINT32
     return SINT32 if owner in (Failure, RankStack) and name in SIGNED else UINT32
 
 
@@ -219,7 +223,7 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.label == FieldDescriptor.LABEL_REPEATED)
 
 
-@pytest.mark.parametrize("plain", [FailureKind, ClaimState, Outcome])
+@pytest.mark.parametrize("plain", [FailureKind, ClaimState, Outcome, LeaseStep])
 def test_kinds_agree(plain: type[enum.Enum]) -> None:
     form = pb.DESCRIPTOR.enum_types_by_name[plain.__name__]
     prefix = "".join("_" + c if c.isupper() else c.upper() for c in plain.__name__)[1:] + "_"
@@ -242,5 +246,13 @@ def test_nothing_in_the_proto_is_forgotten() -> None:
     known = {plain.__name__ for plain in plain_types()}
     envelopes = {"NodeMessage", "MasterMessage", "StatusRequest", "StatusReply", "NodeStatus"}
     envelopes |= {"StacksRequest", "StacksReply", "StackGroup"}
+    envelopes |= {plain.__name__ for plain in (LeaseAsk, LeaseAnswer)}
     assert set(pb.DESCRIPTOR.message_types_by_name) == known | envelopes
     assert messages.PROTOCOL_VERSION == 1
+
+
+def test_what_listed_hosts_say_comes_through() -> None:
+    ask = LeaseAsk(LeaseStep.PROPOSE, 2, "p", 7, 4, 3000, round=-1)
+    assert codec.decode_lease_ask(codec.encode_lease(ask)) == ask
+    answer = LeaseAnswer(True, 9, -1, 0, True, 3, -1)
+    assert codec.decode_lease_answer(codec.encode_lease(answer)) == answer

@@ -1,0 +1,80 @@
+"""One vote: what a listed host has promised, and to which process. PaxosLease's acceptor. Pure.
+
+It keeps nothing on a disk. One that was started again does not know what it had accepted, so it
+takes part only when the longest lease is over. A lease that runs is never given to another
+process, and a candidate that asks meanwhile does not raise what was promised: a host that is cut
+off from the leader disturbs nothing.
+"""
+
+import math
+
+from ..protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
+
+
+class Acceptor:
+    """The vote of one host. All times are of its own clock, in seconds."""
+
+    def __init__(self, lease_s: float, now: float) -> None:
+        """Begin with no memory.
+
+        Args:
+            lease_s: of every lease; a proposer with another one is refused.
+            now: the time.
+        """
+        self._lease_s = lease_s
+        self.takes_part_at = now + lease_s
+        self.highest = 0
+        """The highest number that was seen."""
+        self._promised = 0
+        self._process = ""
+        self._host = NO_HOST
+        self._term = 0
+        self.until = -math.inf
+        """When the lease that was accepted last ends here."""
+        self._first_term = 0
+        """Of the first lease that this process has known of; 0: none."""
+        self.formed = (0, -1)
+        """Term and number of the newest round that a leader has told of before it began."""
+
+    def leader(self, now: float) -> tuple[int, int] | None:
+        """Return host and term of the lease that runs here."""
+        return (self._host, self._term) if now < self.until else None
+
+    def learn(self, number: int, term: int = 0) -> None:
+        """Take note of a number, and of the term of a lease, that were seen elsewhere."""
+        self.highest = max(self.highest, number, term)
+        if term:
+            self._first_term = min(self._first_term or term, term)
+
+    def ask(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
+        """Answer a proposer."""
+        knows_earlier = bool(ask.term) and 0 < self._first_term < ask.term
+        self.learn(ask.number)
+        accepted = self._take(ask, now)
+        host, term = self.leader(now) or (NO_HOST, 0)
+        return LeaseAnswer(accepted, self.highest, host, term, knows_earlier, *self.formed)
+
+    def _take(self, ask: LeaseAsk, now: float) -> bool:
+        is_own = ask.process == self._process
+        if ask.step is LeaseStep.RELEASE:
+            if is_own:
+                self.until = now
+            return is_own
+        if now < self.takes_part_at or round(self._lease_s * 1000) != ask.lease_ms:
+            return False
+        if now < self.until and not is_own:
+            return False
+        if ask.step is LeaseStep.PREPARE:
+            if ask.number <= self._promised:
+                return False
+            self._promised = ask.number
+            return True
+        if ask.number < self._promised:
+            return False
+        self._promised = ask.number
+        self._process, self._host, self._term = ask.process, ask.host, ask.term
+        self.until = now + self._lease_s
+        if ask.round >= 0:
+            self.formed = max(self.formed, (ask.term, ask.round))
+        self.learn(ask.number, ask.term)
+        return True

@@ -1,0 +1,241 @@
+"""One listed host's part in who leads: PaxosLease's proposer beside its acceptor. Pure.
+
+What is asked is asked of all other hosts; each answer, or none, comes back. The *term* is the
+number with which a lease was won. It stays while the lease is renewed, also where a renewal needs
+a higher number, because another host has asked for the lease meanwhile.
+
+The lease carries the newest round. No worker of a round is started before a majority knows of it,
+so that the next leader never takes an older one for the newest.
+"""
+
+import math
+from collections.abc import Callable
+
+from ...values import dataclass, field, replace
+from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
+from .acceptor import Acceptor
+from .times import LeaseTimes
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A question that is under way."""
+
+    ask: LeaseAsk
+    since: float
+    """When it was asked: from then on a lease that it brings is counted."""
+    accepted: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+
+
+class Elector:
+    """Tries to lead when nothing leads. All times are of this host's clock, in seconds."""
+
+    def __init__(
+        self,
+        hosts: int,
+        own: int,
+        process: str,
+        times: LeaseTimes,
+        now: float,
+        chance: Callable[[], float],
+    ) -> None:
+        """Begin as a host that knows nothing.
+
+        Args:
+            hosts: how many are listed.
+            own: the place of this host in the list.
+            process: random id of this process.
+            times: the lease.
+            now: the time.
+            chance: returns numbers from 0 to 1, so that two candidates do not meet for ever.
+        """
+        self._hosts, self._own, self._process = hosts, own, process
+        self._times = times
+        self._chance = chance
+        self.acceptor = Acceptor(times.lease_s, now)
+        self.term = 0
+        """Of the lease that this process has or had last."""
+        self._number = 0
+        self._newest = (0, -1)
+        self._held_until = -math.inf
+        self._is_outbid = False
+        self._attempt: _Attempt | None = None
+        self._next_at = self.acceptor.takes_part_at + own * self._pause_s() / hosts
+        self._vouched: tuple[int, set[int]] = (0, set())
+        """A term, and the hosts that know of no lease before it."""
+        self._round = self.told_round = -1
+        """The newest round of this leader, and the newest that a majority knows of."""
+        self.known = (0, -1)
+        """Term and number of the newest round of an earlier leader, when this one was elected."""
+        self._told = (-1, 0, -math.inf)
+        """Which host leads by what another has said, its term, and until when that counts."""
+
+    # --- what others may know ----------------------------------------------------------------
+
+    def leads(self, now: float) -> bool:
+        """Return whether this process has the lease."""
+        return now < self._held_until
+
+    @property
+    def is_first(self) -> bool:
+        """Whether all listed hosts were heard, and none has ever known of an earlier leader."""
+        term, hosts = self._vouched
+        return term == self.term and len(hosts) == self._hosts
+
+    def leader(self, now: float) -> tuple[int, int] | None:
+        """Return host and term of the leader, as far as it is known here."""
+        if self.leads(now):
+            return self._own, self.term
+        known = self.acceptor.leader(now)
+        if known is not None and known[0] != self._own:
+            return known
+        host, term, until = self._told
+        return (host, term) if now < until and host != self._own else None
+
+    def lease_left_s(self, now: float) -> float:
+        """Return for how long this process may count on its lease."""
+        return max(0.0, self._held_until - now)
+
+    def deadline(self) -> float:
+        """Return when ``due`` wants to be called next."""
+        if self._attempt is not None:
+            next_at = self._attempt.since + self._times.renew_s
+        else:
+            next_at = self._next_at
+        return min(next_at, self._held_until) if self._held_until > -math.inf else next_at
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def take(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
+        """Answer another host."""
+        answer = self.acceptor.ask(ask, now)
+        if ask.step is LeaseStep.RELEASE and answer.accepted:
+            self._told = (-1, 0, -math.inf)
+            self._next_at = now + self._pause_s()
+        return answer
+
+    def saw(self, term: int, now: float) -> LeaseAsk | None:
+        """A node has followed a leader of that term; a lower one gives up, to be elected anew.
+
+        Returns:
+            What is to be asked of all others.
+        """
+        self.acceptor.learn(term, term)
+        return self.give_back(now) if self.leads(now) and term > self.term else None
+
+    def formed(self, number: int, now: float) -> LeaseAsk | None:
+        """This leader has formed a round: a majority has to know; return what is to be asked."""
+        self._round, self._next_at = number, now
+        return self.due(now)
+
+    def give_back(self, now: float) -> LeaseAsk | None:
+        """End the lease in order; return what is to be asked of all others."""
+        if not self.leads(now):
+            return None
+        ask = self._ask(LeaseStep.RELEASE, self._number)
+        self._lose(now)
+        self.acceptor.ask(ask, now)
+        return ask
+
+    def due(self, now: float) -> LeaseAsk | None:
+        """Let time pass; return what is to be asked of all others."""
+        if self._held_until > -math.inf and not self.leads(now):
+            self._lose(now)
+        attempt = self._attempt
+        if attempt is not None and now >= attempt.since + self._times.renew_s:
+            self._give_up_attempt(now)
+        if self._attempt is not None or now < self._next_at:
+            return None
+        if self.leads(now):
+            if not self._is_outbid:
+                return self._begin(self._ask(LeaseStep.PROPOSE, self._number), now)
+            return self._begin(self._ask(LeaseStep.PREPARE, self._next_number()), now)
+        quiet_until = max(self.acceptor.takes_part_at, self.acceptor.until)
+        if now < quiet_until:
+            self._next_at = quiet_until + self._pause_s()
+            return None
+        return self._begin(self._ask(LeaseStep.PREPARE, self._next_number()), now)
+
+    def heard(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
+        """Take the answer of a host; return what is to be asked of all others."""
+        self.acceptor.learn(answer.highest)
+        if answer.leader not in (self._own, -1):
+            self.acceptor.learn(answer.term, answer.term)
+            self._told = (answer.leader, answer.term, now + self._times.lease_s)
+        if ask.step is LeaseStep.PROPOSE and not answer.knows_earlier:
+            self._vouch(host, ask.term)
+        attempt = self._attempt
+        if attempt is None or ask is not attempt.ask:
+            return None  # also where it is equal: a late answer to an earlier renewal
+        if not answer.accepted:
+            if self.leads(now) and ask.step is LeaseStep.PROPOSE and answer.highest > ask.number:
+                self._is_outbid = True
+                self._attempt, self._next_at = None, now
+                return self.due(now)
+            attempt.refused.add(host)
+            if len(attempt.refused) > self._hosts // 2:
+                self._give_up_attempt(now)
+            return None
+        attempt.accepted.add(host)
+        self._newest = max(self._newest, (answer.round_term, answer.round))
+        if len(attempt.accepted) <= self._hosts // 2:
+            return None
+        if ask.step is LeaseStep.PREPARE:
+            return self._begin(replace(ask, step=LeaseStep.PROPOSE), now)
+        return self._win(attempt, now)
+
+    # --- attempts ----------------------------------------------------------------------------
+
+    def _ask(self, step: LeaseStep, number: int) -> LeaseAsk:
+        is_held = self._held_until > -math.inf
+        term = self.term if is_held else number
+        lease_ms = round(self._times.lease_s * 1000)
+        round_number = self._round if is_held else -1
+        return LeaseAsk(step, self._own, self._process, number, term, lease_ms, round_number)
+
+    def _next_number(self) -> int:
+        """Return a number above all that were seen, which no other host uses."""
+        return (self.acceptor.highest // self._hosts + 1) * self._hosts + self._own
+
+    def _begin(self, ask: LeaseAsk, now: float) -> LeaseAsk | None:
+        """Ask; the vote of this host comes first, and is needed."""
+        self._attempt = _Attempt(ask, now)
+        own = self.acceptor.ask(ask, now)
+        if not own.accepted:
+            self._attempt, self._next_at = None, now + self._pause_s()
+            return None
+        self._attempt.accepted.add(self._own)
+        self._newest = max(self._newest, self.acceptor.formed)
+        if ask.step is LeaseStep.PROPOSE and not own.knows_earlier:
+            self._vouch(self._own, ask.term)
+        return ask
+
+    def _vouch(self, host: int, term: int) -> None:
+        if self._vouched[0] != term:
+            self._vouched = (term, set())
+        self._vouched[1].add(host)
+
+    def _give_up_attempt(self, now: float) -> None:
+        self._attempt = None
+        self._next_at = now + self._pause_s()
+
+    def _win(self, attempt: _Attempt, now: float) -> LeaseAsk | None:
+        if not self.leads(now):
+            self.term, self.known = attempt.ask.term, self._newest
+        self._number, self._is_outbid = attempt.ask.number, False
+        self._held_until = attempt.since + self._times.held_s
+        self._next_at = attempt.since + self._times.renew_s
+        self._attempt = None
+        self.told_round = attempt.ask.round
+        return self.formed(self._round, now) if self.told_round != self._round else None
+
+    def _lose(self, now: float) -> None:
+        self._held_until = -math.inf
+        self._attempt, self._is_outbid = None, False
+        self._round = self.told_round = -1
+        self._next_at = now + self._pause_s()
+
+    def _pause_s(self) -> float:
+        """Return how long a candidate waits before it asks again."""
+        return self._times.renew_s * (0.1 + 0.4 * self._chance())

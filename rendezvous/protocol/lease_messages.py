@@ -1,0 +1,56 @@
+"""What hosts that may lead ask each other. Names and fields are those of ``rendezvous.proto``."""
+
+import enum
+
+from ...values import dataclass
+
+NO_HOST = -1
+"""Stands for a host where there is none: nothing leads."""
+
+
+class LeaseStep(enum.Enum):
+    """What is asked of an acceptor."""
+
+    PREPARE = 1
+    """Promise not to take a lower number any more."""
+    PROPOSE = 2
+    """Take this process for the leader, for as long as a lease is."""
+    RELEASE = 3
+    """The lease is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsk:
+    """One question of a proposer; all acceptors get the same."""
+
+    step: LeaseStep
+    host: int
+    """Of the process that asks: its place in the list of endpoints."""
+    process: str
+    """Random id of the process that asks: a host that was started again is another."""
+    number: int
+    """Of the proposal; no two hosts use one number."""
+    term: int
+    """The number with which the lease was won; it stays while the lease is renewed."""
+    lease_ms: int
+    """How long an acceptor keeps to it, by its own clock."""
+    round: int = -1
+    """The newest round that this leader has formed or taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """What an acceptor says."""
+
+    accepted: bool
+    highest: int
+    """The highest number that this host has seen."""
+    leader: int = NO_HOST
+    """The host whose lease runs here."""
+    term: int = 0
+    """Of that lease."""
+    knows_earlier: bool = False
+    """This host has known of a lease of a lower term than the one that was asked for."""
+    round_term: int = 0
+    """With ``round``: the newest round that this host knows of."""
+    round: int = -1

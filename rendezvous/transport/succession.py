@@ -1,0 +1,249 @@
+"""One listed host on the network: its vote, and the master while it leads.
+
+``lease.elector`` has the rules; here are its clock, the calls to the other hosts, and the master,
+which is made anew with each lease and closed before the lease is over.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ...protos import rendezvous_pb2 as pb
+from ...values import dataclass
+from ..lease.elector import Elector
+from ..lease.times import LeaseTimes
+from ..protocol import bounds
+from ..protocol.endpoint import Endpoint
+from ..protocol.lease_messages import NO_HOST, LeaseAsk
+from ..trust.wire import Trust, open_channel
+from .channel_options import HOSTS_KEY, LED_BY_KEY, SERVICE, TERM_KEY, client_options
+from .codec import WireError, decode_lease_answer, decode_lease_ask, encode_lease
+from .master import Master, Office
+
+_LAST_WORDS_S = 0.5
+"""For the other hosts to hear that a lease was given back."""
+
+_TERM_DIGITS = 9
+"""As ``bounds.COUNT_MAX``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """With what a new leader begins."""
+
+    term: int
+    known: tuple[int, int]
+    """Term and number of the newest round of which the hosts know."""
+    wait_s: float
+    takeover_grace_s: float
+    office: Office
+
+
+class Succession:
+    """See the module's text. Everything runs on one event loop."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        own: int,
+        times: LeaseTimes,
+        new_master: Callable[[Mandate], Master],
+        led: Callable[[int], None],
+        trust: Trust | None = None,
+    ) -> None:
+        """Begin as a host that knows nothing; ``start`` lets it vote.
+
+        Args:
+            endpoints: all that are listed.
+            own: the place of this host among them.
+            times: lease, fence and silence.
+            new_master: makes the master when this host is elected.
+            led: is called with the term when this host begins to lead, and with 0 when it ends.
+            trust: between the hosts; None: plain text.
+        """
+        self.endpoints, self.own = endpoints, own
+        self._times = times
+        self._new_master, self._led, self._trust = new_master, led, trust
+        process = os.urandom(8).hex()
+        self._elector = Elector(len(endpoints), own, process, times, _now(), random.random)
+        self.master: Master | None = None
+        self._term = 0
+        self._has_ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._channels: dict[int, grpc.aio.Channel] = {}
+
+    # --- what the server asks ----------------------------------------------------------------
+
+    def answer(self, request: bytes, metadata: Mapping[str, str | bytes]) -> bytes:
+        """Answer another host.
+
+        Raises:
+            WireError: it has another list, or what it says makes no sense.
+            bounds.OutOfBounds: it says what no host says.
+            google.protobuf.message.DecodeError: it is not protobuf.
+        """
+        if metadata.get(HOSTS_KEY) != _text(self.endpoints):
+            raise WireError("another list of endpoints was given here (--rdzv-endpoint)")
+        ask = decode_lease_ask(request)
+        bounds.check_lease(ask, len(self.endpoints))
+        answer = self._elector.take(ask, _now())
+        self._turn()
+        return encode_lease(answer)
+
+    def greeting(self, metadata: Mapping[str, str | bytes]) -> dict[str, str]:
+        """Return what a node is told first: the term, and which host leads if it is not this one.
+
+        Args:
+            metadata: of the node; it says which term it has followed.
+        """
+        seen = str(metadata.get(TERM_KEY, ""))
+        if seen.isdecimal() and len(seen) <= _TERM_DIGITS:
+            self._ask(self._elector.saw(int(seen), _now()))
+            self._turn()
+        if self.leading() is not None:
+            return {TERM_KEY: str(self._term)}
+        place, term = self.leader() or (NO_HOST, 0)
+        return {TERM_KEY: str(term), LED_BY_KEY: str(place)}
+
+    def describe(self, reply: pb.StatusReply) -> None:
+        """Add to an answer which host leads."""
+        reply.hosts.extend(map(str, self.endpoints))
+        leader = self.leader()
+        if leader is not None:
+            reply.leader, reply.term = str(self.endpoints[leader[0]]), leader[1]
+        reply.lease_s = self._elector.lease_left_s(_now())
+
+    def leader_in_words(self) -> str:
+        """Say which host is to be asked."""
+        leader = self.leader()
+        return "none leads now" if leader is None else f"ask {self.endpoints[leader[0]]}"
+
+    def leading(self) -> Master | None:
+        """Return the master, if this host leads."""
+        self._take_office()
+        return self.master
+
+    def leader(self) -> tuple[int, int] | None:
+        """Return host and term of the leader, as far as it is known here."""
+        return self._elector.leader(_now())
+
+    # --- the master's office -----------------------------------------------------------------
+
+    def holds(self) -> bool:
+        """Return whether the lease runs; what has given a verdict goes on to tell it."""
+        master = self.master
+        if master is None:
+            return False
+        leads = self._elector.leads(_now()) and self._elector.term == self._term
+        if not leads and master.group.verdict is None:
+            self._step_down()
+            return False
+        return True
+
+    def formed(self, number: int) -> None:
+        """Tell the other hosts of a new round."""
+        self._ask(self._elector.formed(number, _now()))
+
+    def has_told(self, number: int) -> bool:
+        """Return whether a majority knows of the round; a verdict needs no lease."""
+        has_ended = self.master is not None and self.master.group.verdict is not None
+        return has_ended or self._elector.told_round == number
+
+    # --- by itself ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Vote, and lead when nothing else does."""
+        self._turn()
+
+    async def stop(self) -> None:
+        """Give the lease back and end."""
+        if self.master is not None:
+            self._step_down()
+        self._ask(self._elector.give_back(_now()))
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=_LAST_WORDS_S)
+        for call in self._calls:
+            call.cancel()
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _turn(self) -> None:
+        if self._has_ended:
+            return
+        self._ask(self._elector.due(_now()))
+        self._take_office()
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.01, self._elector.deadline() - _now())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
+
+    def _take_office(self) -> None:
+        if self.master is not None and not self.holds():
+            return
+        if not self._elector.leads(_now()) or self._has_ended:
+            return
+        if self.master is None:
+            self._term = self._elector.term
+            times = self._times
+            self.master = self._new_master(
+                Mandate(self._term, self._elector.known, times.wait_s, times.takeover_grace_s, self)
+            )
+            self._led(self._term)
+        if self._elector.is_first and self.master.group.is_waiting:
+            self.master.end_wait()
+        self.master.release()
+
+    def _step_down(self) -> None:
+        master, self.master = self.master, None
+        assert master is not None
+        master.close()
+        self._led(0)
+
+    # --- calls -------------------------------------------------------------------------------
+
+    def _ask(self, ask: LeaseAsk | None) -> None:
+        if ask is None or self._has_ended:
+            return
+        data = encode_lease(ask)
+        for host in range(len(self.endpoints)):
+            if host != self.own:
+                call = asyncio.create_task(self._call(host, ask, data))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+
+    async def _call(self, host: int, ask: LeaseAsk, data: bytes) -> None:
+        channel = self._channels.get(host)
+        if channel is None:
+            options = client_options(self._times.silence_s)
+            channel = open_channel(self.endpoints[host], options, self._trust)
+            self._channels[host] = channel
+        method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
+        metadata = ((HOSTS_KEY, _text(self.endpoints)),)
+        with suppress(grpc.aio.AioRpcError, WireError, DecodeError, bounds.OutOfBounds):
+            reply = await method(data, timeout=self._times.renew_s, metadata=metadata)
+            answer = decode_lease_answer(reply)
+            bounds.check_lease(answer, len(self.endpoints))
+            if not self._has_ended:
+                self._ask(self._elector.heard(host, ask, answer, _now()))
+                self._turn()
+
+
+def _text(endpoints: Sequence[Endpoint]) -> str:
+    return ",".join(map(str, endpoints))
+
+
+def _now() -> float:
+    """Return seconds that go on while the host sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

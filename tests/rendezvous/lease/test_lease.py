@@ -1,0 +1,282 @@
+"""Acceptor, elector, search and fence, one rule at a time."""
+
+import math
+
+import pytest
+from ft_run.rendezvous.lease.acceptor import Acceptor
+from ft_run.rendezvous.lease.elector import Elector
+from ft_run.rendezvous.lease.fence import Fence
+from ft_run.rendezvous.lease.search import Search
+from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
+
+TIMES = LeaseTimes(lease_s=3.0, fence_s=6.0, silence_s=4.0)
+
+
+def asked(step: LeaseStep, number: int, process: str = "p0", **given: int) -> LeaseAsk:
+    """Return a question of host 0."""
+    return LeaseAsk(step, 0, process, number, given.pop("term", number), 3000, **given)
+
+
+PREPARE, PROPOSE, RELEASE = LeaseStep.PREPARE, LeaseStep.PROPOSE, LeaseStep.RELEASE
+
+
+class Hosts:
+    """Electors that hear each other, some of them not."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.now = 0.0
+        self.deaf: set[int] = set()
+        self.electors = [self.new(place, count) for place in range(count)]
+
+    def new(self, place: int, count: int = 3) -> Elector:
+        """Return a host that was just started."""
+        return Elector(count, place, f"p{place}-{self.now}", TIMES, self.now, lambda: 0.5)
+
+    def say(self, place: int, ask: LeaseAsk | None) -> None:
+        """Let a host ask all others, and what follows."""
+        elector = self.electors[place]
+        while ask is not None:
+            following = None
+            for other, voter in enumerate(self.electors):
+                if other != place and not {other, place} & self.deaf:
+                    answer = voter.take(ask, self.now)
+                    following = elector.heard(other, ask, answer, self.now) or following
+            ask = following
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        for _ in range(round(seconds * 20)):
+            self.now += 0.05
+            for place, elector in enumerate(self.electors):
+                if place not in self.deaf or elector.leads(self.now):
+                    self.say(place, elector.due(self.now))
+
+    def leaders(self) -> list[int]:
+        """Return which hosts lead."""
+        return [p for p, elector in enumerate(self.electors) if elector.leads(self.now)]
+
+
+def test_an_acceptor_that_was_started_again_has_no_vote_for_a_lease() -> None:
+    acceptor = Acceptor(3.0, now=10.0)
+    assert not acceptor.ask(asked(PREPARE, 3), 12.9).accepted
+    assert acceptor.ask(asked(PREPARE, 3), 13.0).accepted
+
+
+def test_a_lease_that_runs_is_not_given_away_nor_is_the_promise_raised() -> None:
+    acceptor = Acceptor(3.0, now=0.0)
+    assert acceptor.ask(asked(PREPARE, 3), 4.0).accepted
+    assert acceptor.ask(asked(PROPOSE, 3), 4.0).accepted
+    refused = acceptor.ask(asked(PREPARE, 7, "p1"), 5.0)
+    assert (refused.accepted, refused.leader, refused.term) == (False, 0, 3)
+    assert acceptor.ask(asked(PROPOSE, 3), 5.0).accepted  # renewed
+    assert not acceptor.ask(asked(PROPOSE, 8, "p1"), 7.9).accepted
+    assert acceptor.ask(asked(PREPARE, 7, "p1"), 8.0).accepted
+
+
+def test_a_promise_is_kept() -> None:
+    acceptor = Acceptor(3.0, now=0.0)
+    assert acceptor.ask(asked(PREPARE, 7), 4.0).accepted
+    assert not acceptor.ask(asked(PREPARE, 6, "p1"), 4.0).accepted
+    assert not acceptor.ask(asked(PROPOSE, 6, "p1"), 4.0).accepted
+    assert acceptor.ask(asked(PROPOSE, 7), 4.0).accepted
+
+
+def test_a_lease_of_another_length_is_refused() -> None:
+    acceptor = Acceptor(5.0, now=0.0)
+    assert not acceptor.ask(asked(PREPARE, 3), 9.0).accepted
+
+
+def test_a_lease_that_was_given_back_is_over() -> None:
+    acceptor = Acceptor(3.0, now=0.0)
+    acceptor.ask(asked(PREPARE, 3), 4.0)
+    acceptor.ask(asked(PROPOSE, 3), 4.0)
+    assert not acceptor.ask(asked(RELEASE, 3, "p1"), 4.1).accepted
+    assert acceptor.leader(4.1) == (0, 3)
+    assert acceptor.ask(asked(RELEASE, 3), 4.2).accepted
+    assert acceptor.leader(4.2) is None
+
+
+def test_one_host_leads_and_its_term_stays() -> None:
+    hosts = Hosts()
+    hosts.run(4)
+    (leader,) = hosts.leaders()
+    elector = hosts.electors[leader]
+    term = elector.term
+    assert elector.is_first
+    hosts.run(20)
+    assert hosts.leaders() == [leader]
+    assert elector.term == term
+    assert {e.leader(hosts.now) for e in hosts.electors} == {(leader, term)}
+
+
+def test_another_host_leads_when_the_lease_is_over_and_is_not_the_first() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    term = hosts.electors[first].term
+    hosts.deaf = {first}
+    hosts.run(2)
+    assert hosts.leaders() in ([first], [])
+    hosts.run(2.5)
+    (second,) = hosts.leaders()
+    assert second != first
+    assert hosts.electors[second].term > term
+    assert not hosts.electors[second].is_first
+
+
+def test_a_leader_without_a_majority_stops_before_its_lease_is_over() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.deaf = {0, 1, 2}
+    hosts.run(2.8)
+    assert hosts.leaders() == []
+    assert hosts.electors[first].lease_left_s(hosts.now) == 0.0
+
+
+def test_a_host_that_was_cut_off_does_not_unseat_the_leader() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    term = hosts.electors[first].term
+    other = (first + 1) % 3
+    third = 3 - first - other
+    hosts.deaf = {other}
+    hosts.run(10)
+    for _ in range(20):  # alone it asks for the lease again and again
+        hosts.now += 0.05
+        hosts.electors[other].due(hosts.now)
+    hosts.deaf = {third}  # now the leader needs its vote
+    hosts.run(10)
+    assert hosts.leaders() == [first]
+    assert hosts.electors[first].term == term
+
+
+def test_a_lease_that_is_given_back_is_taken_at_once() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.say(first, hosts.electors[first].give_back(hosts.now))
+    assert hosts.leaders() == []
+    hosts.deaf = {first}
+    hosts.run(0.6)
+    assert len(hosts.leaders()) == 1
+
+
+def test_a_leader_below_the_term_of_a_node_is_elected_anew() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.say(first, hosts.electors[first].saw(100, hosts.now))
+    assert hosts.leaders() == []
+    hosts.run(6)
+    (again,) = hosts.leaders()
+    assert hosts.electors[again].term > 100
+
+
+def test_a_round_is_told_before_it_begins() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    elector = hosts.electors[first]
+    ask = elector.formed(4, hosts.now)
+    assert elector.told_round == -1
+    hosts.say(first, ask)
+    assert elector.told_round == 4
+    hosts.deaf = {first}
+    hosts.run(5)
+    (second,) = hosts.leaders()
+    assert hosts.electors[second].known == (elector.term, 4)
+
+
+def test_a_host_that_was_cut_off_learns_of_the_newest_round() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    second, third = (place for place in range(3) if place != first)
+    hosts.deaf = {third}
+    hosts.say(first, hosts.electors[first].formed(4, hosts.now))
+    hosts.deaf = {first}
+    hosts.now += 3.5
+    hosts.say(third, hosts.electors[third].due(hosts.now))
+    hosts.now += 0.5
+    hosts.say(third, hosts.electors[third].due(hosts.now))
+    assert hosts.electors[third].leads(hosts.now)
+    assert hosts.electors[second].acceptor.formed == (hosts.electors[first].term, 4)
+    assert hosts.electors[third].known == (hosts.electors[first].term, 4)
+
+
+def test_a_candidate_keeps_what_it_has_promised_to_another_meanwhile() -> None:
+    elector = Elector(3, 0, "p0", TIMES, 0.0, lambda: 0.5)
+    prepare = elector.due(4.0)
+    assert prepare is not None
+    higher = LeaseAsk(PREPARE, 1, "p1", prepare.number + 1, prepare.number + 1, 3000)
+    assert elector.take(higher, 4.1).accepted
+    assert elector.heard(2, prepare, LeaseAnswer(True, 0), 4.1) is None
+    assert not elector.leads(4.1)
+
+
+def test_a_round_that_no_majority_hears_of_is_not_told() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.deaf = {0, 1, 2}
+    hosts.say(first, hosts.electors[first].formed(4, hosts.now))
+    hosts.run(5)
+    assert hosts.electors[first].told_round == -1
+
+
+def test_the_search_goes_where_it_is_sent_and_in_turn() -> None:
+    search = Search(3)
+    search.led_by(2, 5)
+    assert search.target == 2
+    search.failed()
+    assert search.target == 0
+    search.led_by(2, 5)  # which was just found to be away
+    assert search.target == 1
+    search.led_by(-1, 0)
+    assert search.target == 2
+    assert search.may_follow(6)
+    assert not search.may_follow(5)
+    assert search.target == 0
+    search.led_by(1, 5)  # of a lower term
+    assert search.term == 6
+
+
+def test_the_fence_counts_from_the_loss() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(1.0)
+    for second in range(1, 10):
+        assert not fence.tick(float(second))
+    fence.lost(9.5)
+    fence.lost(12.0)
+    for second in range(10, 16):
+        assert not fence.tick(float(second))
+    assert fence.tick(15.5)
+    fence.found(15.6)
+    assert not fence.tick(16.0)
+
+
+@pytest.mark.parametrize("slept_s", [6.1, 30.0])
+def test_a_host_that_thaws_kills_at_once(slept_s: float) -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(0.0)
+    assert fence.tick(slept_s)
+
+
+def test_a_silence_that_began_before_a_short_freeze_counts_from_before() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(0.0)
+    assert not fence.tick(1.0)
+    assert not fence.tick(4.5)
+    fence.lost(6.0)
+    assert fence.tick(7.0)
+
+
+def test_without_a_fence_workers_are_left() -> None:
+    fence = Fence(math.inf, 4.0, now=0.0)
+    fence.found(0.0)
+    fence.lost(1.0)
+    assert not fence.tick(1e9)
+    assert LeaseTimes(fence_s=math.inf).wait_s == 0.0

@@ -1,0 +1,210 @@
+"""Hosts that may lead, on real sockets: one leads, the others say which, another succeeds it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+from ft_run.protos import rendezvous_pb2 as pb
+from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep
+from ft_run.rendezvous.protocol.messages import Start, Waiting
+from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, SERVICE
+from ft_run.rendezvous.transport.client import GrpcLink
+from ft_run.rendezvous.transport.codec import encode_lease
+from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
+from ft_run.rendezvous.transport.master import Master
+from ft_run.rendezvous.transport.server import MasterServer
+from ft_run.rendezvous.transport.succession import Mandate, Succession
+from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.token import new_token
+from ft_run.rendezvous.trust.wire import Trust, open_channel
+from ft_run.tests.harness.ports import free_port
+from ft_run.tests.rendezvous.transport.test_server import attend
+
+TIMES = LeaseTimes(lease_s=1.0, fence_s=1.0, silence_s=5.0)
+TIMEOUT_S = 60.0
+
+
+class Hosts:
+    """Three hosts that may lead; all are this one."""
+
+    def __init__(self, trust: Trust | None = None) -> None:
+        self.trust = trust
+        self.endpoints = [Endpoint("127.0.0.1", free_port()) for _ in range(3)]
+        self.parts: list[tuple[Succession, MasterServer]] = []
+
+    async def __aenter__(self) -> "Hosts":
+        for place, endpoint in enumerate(self.endpoints):
+            succession = Succession(
+                self.endpoints, place, TIMES, self._lead, lambda _: None, self.trust
+            )
+            server = MasterServer(None, "1", 5.0, self.trust, succession)
+            await server.start(endpoint)
+            succession.start()
+            self.parts.append((succession, server))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for place in range(len(self.parts)):
+            await self.stop(place)
+
+    def _lead(self, mandate: Mandate) -> Master:
+        settings = GroupSettings(term=mandate.term, known=mandate.known)
+        return Master(settings, lambda _: None, office=mandate.office)
+
+    async def stop(self, place: int) -> None:
+        """End a host in order."""
+        succession, server = self.parts[place]
+        await succession.stop()
+        await server.stop()
+
+    async def leader(self, *besides: int) -> int:
+        """Wait until a host leads."""
+        while True:
+            for place, (succession, _) in enumerate(self.parts):
+                if place not in besides and succession.master is not None:
+                    return place
+            await asyncio.sleep(0.02)
+
+    def link(self, number: int, said: "asyncio.Queue[LinkEvent]") -> GrpcLink:
+        """Let a node look for its leader."""
+        return GrpcLink(
+            self.endpoints[0],
+            lambda: attend(number),
+            said.put_nowait,
+            silence_s=5.0,
+            connect_timeout_s=TIMEOUT_S,
+            master_timeout_s=TIMEOUT_S,
+            listed=self.endpoints,
+            trust=self.trust,
+        )
+
+
+async def until(said: "asyncio.Queue[LinkEvent]", kind: type) -> Any:
+    """Return the next event of a kind."""
+    while True:
+        event = await said.get()
+        if isinstance(event, kind):
+            return event
+
+
+async def status(endpoint: Endpoint) -> pb.StatusReply:
+    """Ask a host."""
+    async with grpc.aio.insecure_channel(str(endpoint)) as channel:
+        ask: Any = channel.unary_unary(
+            f"/{SERVICE}/Status",
+            request_serializer=pb.StatusRequest.SerializeToString,
+            response_deserializer=pb.StatusReply.FromString,
+        )
+        reply: pb.StatusReply = await ask(pb.StatusRequest())
+        return reply
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test on an event loop."""
+    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+def test_nodes_find_the_leader_and_its_successor() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said)
+            await until(said, LinkUp)
+            await until(said, Waiting)
+            await hosts.stop(leader)
+            assert await hosts.leader(leader) != leader
+            assert (await until(said, LinkUp)).again
+            await until(said, Waiting)
+            await link.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("stranger", [None, TokenTrust(new_token())], ids=["none", "another"])
+def test_with_a_token_hosts_elect_a_leader_and_a_stranger_gets_nothing(
+    stranger: Trust | None,
+) -> None:
+    async def test() -> None:
+        async with Hosts(TokenTrust(new_token())) as hosts:
+            leader = await hosts.leader()
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said)
+            await until(said, Waiting)
+            voter, _ = hosts.parts[(leader + 1) % 3]
+            asked: list[bytes] = []
+            voter.answer = lambda *call: asked.append(call[0])  # type: ignore[assignment,method-assign]  # what got through
+            ask = LeaseAsk(LeaseStep.PREPARE, leader, "p", 9999, 9999, 1000)
+            data, text = encode_lease(ask), ",".join(map(str, hosts.endpoints))
+            async with open_channel(hosts.endpoints[voter.own], (), stranger) as channel:
+                call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await call(data, metadata=((HOSTS_KEY, text),))
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert data not in asked
+            await link.close()
+
+    run(test)
+
+
+def test_a_round_is_told_to_the_nodes_when_the_hosts_know_of_it() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            succession = hosts.parts[leader][0]
+            queues = [asyncio.Queue[LinkEvent]() for _ in range(2)]
+            links = [hosts.link(number, said) for number, said in enumerate(queues)]
+            for said in queues:
+                assignment = (await until(said, Start)).assignment
+                assert assignment.term == succession.leader()[1]  # type: ignore[index]  # it leads
+                assert succession.has_told(assignment.round)
+            for link in links:
+                await link.close()
+
+    run(test)
+
+
+def test_every_host_says_which_one_leads() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said)
+            await until(said, LinkUp)
+            for place, endpoint in enumerate(hosts.endpoints):
+                reply = await status(endpoint)
+                while not reply.leader:  # it has not heard of the lease yet
+                    reply = await status(endpoint)
+                assert reply.leader == str(hosts.endpoints[leader])
+                assert (reply.lease_s > 0) == (place == leader)
+                assert list(reply.hosts) == list(map(str, hosts.endpoints))
+            await link.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("hosts_text", "ask"),
+    [
+        ("a,b,c", LeaseAsk(LeaseStep.PREPARE, 0, "p", 5, 5, 1000)),
+        (None, LeaseAsk(LeaseStep.PREPARE, 7, "p", 5, 5, 1000)),
+        (None, LeaseAsk(LeaseStep.PREPARE, 0, "p", 10**12, 5, 1000)),
+    ],
+    ids=["another list", "a host that is not listed", "a number that no host says"],
+)
+def test_what_no_listed_host_says_is_refused(hosts_text: str | None, ask: LeaseAsk) -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            text = hosts_text or ",".join(map(str, hosts.endpoints))
+            async with grpc.aio.insecure_channel(str(hosts.endpoints[0])) as channel:
+                call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await call(encode_lease(ask), metadata=((HOSTS_KEY, text),))
+            assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    run(test)
