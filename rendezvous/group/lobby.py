@@ -88,7 +88,10 @@ class Lobby:
             # forget its part in the round, and its failures, of which a later master must hear.
             is_member = self._state.phase is GroupPhase.STOPPING and self._state.was_member(node)
             if node.phase is NodePhase.READY and not is_member:
-                self._out.send(node, self.waiting(now))
+                waiting = self.waiting(now)
+                if waiting.spare:  # it gives up the memory of its snapshots
+                    node.offer = replace(node.offer, snapshots=None)
+                self._out.send(node, waiting)
 
     def announce(self, now: float) -> None:
         """Tell all that wait what is still missing; the next time is a reminder."""

@@ -3,8 +3,10 @@
 import pytest
 from ft_run.rendezvous.group.resumption import Line, resumption
 from ft_run.rendezvous.group.world import Candidate, World, form
-from ft_run.rendezvous.protocol.messages import NodeSpec
+from ft_run.rendezvous.protocol.messages import NodeSpec, Waiting
 from ft_run.rendezvous.protocol.offer import Offer, Resumption, Snapshot, Snapshots
+from ft_run.tests.harness.scene import Scene
+from ft_run.values import replace
 
 LINE = Line(3, "master")
 
@@ -67,3 +69,19 @@ def test_what_another_round_left_is_the_state_of_another_step() -> None:
 
 def test_nothing_is_left() -> None:
     assert chosen(world_of(2), None, None) is None
+
+
+class Holding(Scene):
+    """Of nodes that have snapshots."""
+
+    def offer(self, name: str) -> Offer:
+        return replace(super().offer(name), snapshots=left(9))
+
+
+def test_a_spare_gives_up_what_it_has() -> None:
+    scene = Holding(1)
+    scene.attend("a")
+    scene.attend("spare")
+    assert scene.last("spare", Waiting).spare
+    held = {node.spec.node_id: node.offer.snapshots for node in scene.group.roster}
+    assert held == {"a": left(9), "spare": None}
