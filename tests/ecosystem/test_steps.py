@@ -28,7 +28,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("library", "way"),
     [
-        ("torch", ()),
+        pytest.param("torch", (), marks=SLOW),
         pytest.param("torch", ("--preload", "torch"), marks=SLOW),
         *(
             pytest.param(library, way, marks=SLOW)

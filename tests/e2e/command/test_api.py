@@ -255,9 +255,8 @@ def work(pids):
     if rank() == 1:
         while not (text := os.path.exists(pids + ".0") and open(pids + ".0").read()):
             pass
-        while os.path.exists(f"/proc/{text}") and not is_held(text):
-            pass
-        assert is_held(text), "rank 0 is gone"
+        while not is_held(text):
+            assert os.path.exists(f"/proc/{text}"), "rank 0 is gone"
 
 if __name__ == "__main__":
     elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), work)(sys.argv[1])

@@ -12,12 +12,14 @@ from ft_run import exit_codes
 from ft_run.tests.e2e.conftest import Command, Launcher
 from ft_run.tests.harness.hosts import Host, Network
 
-pytestmark = pytest.mark.root
+# One of some ten runs beside others failed and is not understood yet: they are run every night.
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 WORKER = """\
 import os, pathlib, sys, threading
 words = [os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RESTART_COUNT"]]
-print("rank", *words, os.environ.get("SECRET"), os.getcwd(), os.getpid(), flush=True)
+words += [os.environ.get("SECRET"), os.getcwd(), os.getpid()]
+os.write(1, f"rank {' '.join(map(str, words))}\\n".encode())  # whole: both ranks have one pipe
 go_on = pathlib.Path(sys.argv[1])
 while not go_on.exists():
     threading.Event().wait(0.05)
