@@ -44,7 +44,7 @@ def ask(rank: int) -> Memory | None:
 
 
 def _is_trusted(channel: socket.socket) -> bool:
-    """Return whether the other end is this user's, or root's: anyone may take a free name."""
+    """Return whether the other end is this user's, or root's: any user may take a free name."""
     data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(data)[1] in (0, os.geteuid())
 

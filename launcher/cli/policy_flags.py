@@ -61,6 +61,10 @@ READERS: Final[dict[str, Callable[[str], Any]]] = {
 
 def policy_flags(group: str = _FAILURE) -> list[Flag]:
     """Return the flags of the failure policy, for ``ft-run`` and ``ft-run policy``."""
+    return [*_rule_flags(group), *_limit_flags(group)]
+
+
+def _rule_flags(group: str) -> list[Flag]:
     return [
         Flag(
             "--on-failure",
@@ -82,6 +86,11 @@ def policy_flags(group: str = _FAILURE) -> list[Flag]:
             ours=True,
             help="A TOML file with rules ([[rule]] match, action) and the options below.",
         ),
+    ]
+
+
+def _limit_flags(group: str) -> list[Flag]:
+    return [
         Flag(
             "--restart-window",
             group=group,

@@ -211,20 +211,7 @@ def refuse_useless(
     rules = [Rule.parse(text) for text in spec.rules]
     most, limit = rendezvous.max_restarts, spec.max_node_failures
     is_free = any(rule.action is Action.RESTART_FREE for rule in rules)
-    replacing = next((rule for rule in rules if rule.action is Action.REPLACE_NODE), None)
-    if replacing is not None and rendezvous.endpoint is None:
-        raise _useless(
-            f"the rule {replacing.text} could never replace a node",
-            "no --rdzv-endpoint was given",
-            "the other node comes by the endpoint",
-            right="--rdzv-endpoint HOST:PORT, or another action",
-        )
-    if not most and replacing is not None:
-        raise _useless(
-            f"the rule {replacing.text} could never replace a node",
-            "--max-restarts is 0",
-            "the round without that node is a restart that counts against --max-restarts",
-        )
+    _refuse_useless_replacement(rules, rendezvous)
     if not most and spec.restart_window_s:
         raise _useless(
             f"--restart-window {spec.restart_window_s:g}s has nothing to count",
@@ -250,6 +237,26 @@ def refuse_useless(
             f"--max-restarts is {most}",
             "each failure of a node costs a restart, so that the job ends before",
             right=f"--max-restarts {limit} or more, or fewer failures",
+        )
+
+
+def _refuse_useless_replacement(rules: list[Rule], rendezvous: RendezvousOptions) -> None:
+    replacing = next((rule for rule in rules if rule.action is Action.REPLACE_NODE), None)
+    if replacing is None:
+        return
+    useless = f"the rule {replacing.text} could never replace a node"
+    if rendezvous.endpoint is None:
+        raise _useless(
+            useless,
+            "no --rdzv-endpoint was given",
+            "the other node comes by the endpoint",
+            right="--rdzv-endpoint HOST:PORT, or another action",
+        )
+    if not rendezvous.max_restarts:
+        raise _useless(
+            useless,
+            "--max-restarts is 0",
+            "the round without that node is a restart that counts against --max-restarts",
         )
 
 

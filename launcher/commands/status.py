@@ -74,17 +74,11 @@ def _led(status: dict[str, Any]) -> str:
     return f"led by {status['leader']}, term {status['term']}{left} · may lead too: {others}"
 
 
-def _print_table(status: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def _heading(status: dict[str, Any]) -> list[str]:
+    """Return what is above the table: the job, its last stop, and the hosts that may lead."""
     from ..reporting.event_lines import nodes_wanted
     from ..reporting.live_status import duration
 
-    # Into a pipe nothing is folded, so that it can be searched by line.
-    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
     wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
     leads = not status.get("hosts") or status["lease_s"] > 0
     if not leads:
@@ -110,7 +104,18 @@ def _print_table(status: dict[str, Any]) -> None:
         lines.append(f"last stop: {status['last_stop']}")
     if status.get("hosts"):
         lines.append(_led(status))
-    for line in lines:
+    return lines
+
+
+def _print_table(status: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Into a pipe nothing is folded, so that it can be searched by line.
+    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(file=sys.stdout, highlight=False, width=None if folded else _UNFOLDED)
+    for line in _heading(status):
         console.print(printable(line), markup=False)
     if not status["nodes"]:
         return
@@ -120,21 +125,26 @@ def _print_table(status: dict[str, Any]) -> None:
     for title in (*titles, *(("STEP", "STEPS/S") if has_steps else ())):
         table.add_column(title, overflow="fold")
     for node in status["nodes"]:
-        first, size = node["rank_offset"], node["local_world_size"]
-        ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
-        spare = node["node_rank"] < 0 and node["phase"] == "ready" and status["round"] >= 0
-        cells = (
-            "-" if node["node_rank"] < 0 else str(node["node_rank"]),
-            node["host"],
-            node["address"],
-            node["role"],
-            ranks,
-            "spare" if spare else node["phase"],
-            "yes" if node["attached"] else "no",
-            *(_steps(node["workers"]) if has_steps else ()),
-        )
+        cells = _cells(node, has_round=status["round"] >= 0, has_steps=has_steps)
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
+
+
+def _cells(node: dict[str, Any], *, has_round: bool, has_steps: bool) -> list[str]:
+    """Return a node's row; a ready node outside of a round that was formed is a spare."""
+    first, size = node["rank_offset"], node["local_world_size"]
+    ranks = "-" if first < 0 else f"{first}-{first + size - 1}" if size > 1 else str(first)
+    spare = node["node_rank"] < 0 and node["phase"] == "ready" and has_round
+    return [
+        "-" if node["node_rank"] < 0 else str(node["node_rank"]),
+        node["host"],
+        node["address"],
+        node["role"],
+        ranks,
+        "spare" if spare else node["phase"],
+        "yes" if node["attached"] else "no",
+        *(_steps(node["workers"]) if has_steps else ()),
+    ]
 
 
 def _steps(workers: list[dict[str, Any]]) -> tuple[str, str]:

@@ -150,8 +150,8 @@ class Checks:
             self._doubt(list(self._roster))
         cause = postmortem.cause
         if self._spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
-            everybody = casts_doubt_on_all(cause)
-            suspects = [node for node in self._roster if everybody or node.rank == cause.node_rank]
+            all_nodes = casts_doubt_on_all(cause)
+            suspects = [node for node in self._roster if all_nodes or node.rank == cause.node_rank]
             self._doubt([node for node in suspects if node.round == self._state.round])
 
     def _doubt(self, nodes: Iterable[Node]) -> None:

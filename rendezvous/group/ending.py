@@ -112,7 +112,7 @@ class Ending:
         return had_heard
 
     def advance(self, detached: int, now: float) -> list[Command]:
-        """Return ``Finish``, once, when everybody has heard it or has had the time to.
+        """Return ``Finish``, once, when every node has heard it or has had the time to.
 
         Args:
             detached: how many nodes may yet come back to hear it.

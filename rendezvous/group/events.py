@@ -90,7 +90,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a person who watches the master should know."""
+    """Something to tell on the master's console."""
 
     note: MasterNote
 

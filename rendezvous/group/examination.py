@@ -65,7 +65,7 @@ class Examination(Protocol):
         """A node has not answered in the present step: that is a failure of it."""
 
     def lost(self, node_id: str) -> None:
-        """A node is gone: that says nothing of those whom it was to meet."""
+        """A node is gone: that says nothing of those that it was to meet."""
 
     def progress(self) -> str:
         """Return how far the present step is, for people."""

@@ -156,7 +156,7 @@ class Joining:
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
     def _refuse(self, link: int | None, sentence: str, *, is_displaced: bool = False) -> None:
-        # Its master tells the person who watches, once per reason.
+        # The master tells its own console, once per reason.
         self._out.send_on(link, Refused(sentence, is_displaced))
         self._out.close(link)
 

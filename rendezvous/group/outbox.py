@@ -29,7 +29,7 @@ class Outbox:
             self._commands.append(Close(link))
 
     def note(self, note: MasterNote) -> None:
-        """Tell the person who watches the master."""
+        """Tell it on the master's console."""
         self._commands.append(Note(note))
 
     def add(self, commands: Iterable[Command]) -> None:

@@ -1,4 +1,4 @@
-"""One listed host's part in who leads: PaxosLease's proposer beside its acceptor. Pure.
+"""One listed host's part in which host leads: PaxosLease's proposer beside its acceptor. Pure.
 
 What is asked is asked of all other hosts; each answer, or none, comes back. The *term* is the
 number with which a lease was won. It stays while the lease is renewed, also where a renewal needs

@@ -143,6 +143,8 @@ class Launcher:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "TORCHELASTIC"))}
         env.update({_MARK: self.mark, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"})
         env["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
+        # Two threads of a small product wait for each other where other tests run beside.
+        env["OMP_NUM_THREADS"] = "1"
         env.update(extra or {})
         return env
 
