@@ -1,5 +1,9 @@
 """Messages between nodes and a master, each in one line: as transcripts show them."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 from ft_run.rendezvous.protocol.check_messages import (
     CheckOrder,
     CheckProgress,
@@ -27,6 +31,21 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
+
+
+def hold(path: Path, perform: Callable[[str], str]) -> None:
+    """Hold a script against what is said when it is performed, or write that down.
+
+    Args:
+        path: the script with what was said.
+        perform: plays a script, and returns it with what was said.
+    """
+    script = path.read_text()
+    performed = perform(script)
+    if os.environ.get("FT_RUN_REWRITE_TRANSCRIPTS"):
+        path.write_text(performed)
+    else:
+        assert performed == script
 
 
 def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
