@@ -176,6 +176,13 @@ class HostLeads:
 
 
 @dataclass(frozen=True, slots=True)
+class JobOver:
+    """With several endpoints: the host that led has told this master that the job is over."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class KilledOnRequest:
     """A second Ctrl-C: what is left is killed at once."""
 
@@ -441,6 +448,7 @@ Event = (
     | KilledOnRequest
     | WorkersFenced
     | HostLeads
+    | JobOver
     | WorkersStarted
     | WorkerFailed
     | WorkersStopped

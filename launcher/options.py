@@ -203,6 +203,8 @@ class MasterOptions:
 
     endpoint: Endpoint
     """Where to listen; ``::`` is all addresses."""
+    endpoints: tuple[Endpoint, ...] = ()
+    """All hosts that may lead, this one among them; empty where this is the only master."""
     timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes were given none; infinity: never."""

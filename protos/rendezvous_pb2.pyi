@@ -48,6 +48,7 @@ class LeaseStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_STEP_PREPARE: _ClassVar[LeaseStep]
     LEASE_STEP_PROPOSE: _ClassVar[LeaseStep]
     LEASE_STEP_RELEASE: _ClassVar[LeaseStep]
+    LEASE_STEP_END: _ClassVar[LeaseStep]
 FAILURE_KIND_UNSPECIFIED: FailureKind
 FAILURE_KIND_WORKER: FailureKind
 FAILURE_KIND_NODE_LOST: FailureKind
@@ -76,6 +77,7 @@ LEASE_STEP_UNSPECIFIED: LeaseStep
 LEASE_STEP_PREPARE: LeaseStep
 LEASE_STEP_PROPOSE: LeaseStep
 LEASE_STEP_RELEASE: LeaseStep
+LEASE_STEP_END: LeaseStep
 
 class PolicySpec(_message.Message):
     __slots__ = ("rules", "restart_window_s", "backoff_first_s", "backoff_max_s", "max_node_failures", "rank0_decides", "max_no_progress")
@@ -764,7 +766,7 @@ class StatusReply(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class LeaseAsk(_message.Message):
-    __slots__ = ("step", "host", "process", "number", "term", "lease_ms", "round")
+    __slots__ = ("step", "host", "process", "number", "term", "lease_ms", "round", "exit_code")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -772,6 +774,7 @@ class LeaseAsk(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     step: LeaseStep
     host: int
     process: str
@@ -779,25 +782,22 @@ class LeaseAsk(_message.Message):
     term: int
     lease_ms: int
     round: int
-    def __init__(self, step: _Optional[_Union[LeaseStep, str]] = ..., host: _Optional[int] = ..., process: _Optional[str] = ..., number: _Optional[int] = ..., term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, step: _Optional[_Union[LeaseStep, str]] = ..., host: _Optional[int] = ..., process: _Optional[str] = ..., number: _Optional[int] = ..., term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., round: _Optional[int] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
-    __slots__ = ("accepted", "highest", "leader", "term", "knows_earlier", "round_term", "round")
+    __slots__ = ("accepted", "highest", "knows_earlier", "round_term", "round")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_FIELD_NUMBER: _ClassVar[int]
-    LEADER_FIELD_NUMBER: _ClassVar[int]
-    TERM_FIELD_NUMBER: _ClassVar[int]
     KNOWS_EARLIER_FIELD_NUMBER: _ClassVar[int]
     ROUND_TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     highest: int
-    leader: int
-    term: int
     knows_earlier: bool
     round_term: int
     round: int
-    def __init__(self, accepted: bool = ..., highest: _Optional[int] = ..., leader: _Optional[int] = ..., term: _Optional[int] = ..., knows_earlier: bool = ..., round_term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., highest: _Optional[int] = ..., knows_earlier: bool = ..., round_term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
     __slots__ = ("ranks",)

@@ -1,7 +1,6 @@
 """Whether this agent hosts the master, and the agent's link to it."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,7 @@ from ...rendezvous.transport.link import (
     LocalLink,
     MasterLink,
 )
-from ...rendezvous.transport.master import Master, Office
-from ...values import replace
+from ...rendezvous.transport.master import ALONE, Master, Office
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
@@ -31,7 +29,7 @@ from ..version import VERSION
 if TYPE_CHECKING:
     from ...checks.results import Known
     from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.transport.succession import Mandate, Succession
+    from ...rendezvous.transport.succession import Succession
     from ...rendezvous.trust.wire import Trust
     from .agent import Agent
 
@@ -72,9 +70,19 @@ class Hosting:
         if endpoint is None:
             self._master = self._new_master(self._settings())
             return
-        if self._options.endpoints:
-            self.where = f"master at one of {', '.join(map(str, self._options.endpoints))}"
-            await self._vote(self._options.endpoints)
+        if endpoints := self._options.endpoints:
+            self.where = f"master at one of {', '.join(map(str, endpoints))}"
+            listed = await listed_host(
+                endpoints,
+                self._options.timeouts,
+                self._settings(),
+                self._new_master,
+                self._note,
+                self._trust,
+            )
+            if listed is not None:
+                self._succession, self._server = listed
+                self.where += f"; this host may lead, at {endpoints[self._succession.own]}"
             return
         self.where = f"master at {endpoint}"
         if self._options.hosts_master is False:
@@ -134,11 +142,11 @@ class Hosting:
         """
         if self._retry is not None:
             await self._retry  # it takes a moment, and what it has begun must be ended
-        master = self.master
+        master, verdict = self.master, None
         if master is not None and wait:
-            await master.finished()
+            verdict = await master.finished()
         if self._succession is not None:
-            await self._succession.stop()
+            await self._succession.stop(verdict)
         if self._server is not None:
             await self._server.stop()
         elif master is not None:
@@ -166,11 +174,7 @@ class Hosting:
             return
         self._master, self._server = master, server
         self.where = f"master at {self._options.endpoint} hosted here, listening at {address}"
-        self._tell_if_open(address)
-
-    def _tell_if_open(self, address: Endpoint) -> None:
-        if self._trust is None and not is_loopback(address.host):
-            self._note(ev.WireOpen(str(address)))
+        tell_if_open(address, self._trust, self._note)
 
     def _watched(self, post: Callable[[LinkEvent], None]) -> Callable[[LinkEvent], None]:
         """Take over the port if it becomes free before a master there has answered.
@@ -203,46 +207,10 @@ class Hosting:
         if self.master is not None:
             self._note(ev.MasterMoved(str(self._address)))
 
-    async def _vote(self, endpoints: Sequence[Endpoint]) -> None:
-        """Vote and lead at the first of the endpoints that names this host.
-
-        Raises:
-            UsageError: it cannot be listened at.
-        """
-        from ...rendezvous.transport.server import MasterServer
-        from ...rendezvous.transport.succession import Succession
-
-        for place, endpoint in enumerate(endpoints):
-            address = listen_address(endpoint)
-            if address is None:
-                continue
-            succession = Succession(
-                endpoints,
-                place,
-                lease_times(self._options.timeouts),
-                self._lead,
-                lambda term: self._note(ev.HostLeads(term)),
-                self._trust,
-            )
-            server = MasterServer(None, VERSION, self._silence_s, self._trust, succession)
-            try:
-                await server.start(address)
-            except PortInUseError:  # of another agent of this host, which votes there
-                await server.stop()
-                continue
-            self._server, self._succession = server, succession
-            self.where += f"; this host may lead, at {endpoint}"
-            self._tell_if_open(address)
-            succession.start()
-            return
-
-    def _lead(self, mandate: "Mandate") -> Master:
-        return self._new_master(mandated(self._settings(), mandate), mandate.office)
-
     def _settings(self) -> GroupSettings:
         return group_settings(self._options.timeouts)
 
-    def _new_master(self, settings: GroupSettings, office: Office | None = None) -> Master:
+    def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:
         return Master(
             settings,
             lambda note: self._note(ev.MasterNoted(note, is_apart=False)),
@@ -251,23 +219,57 @@ class Hosting:
         )
 
 
-def lease_times(timeouts: Timeouts) -> LeaseTimes:
-    """Return the times of a job with several endpoints."""
+def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
+    """Say that others may reach a master without a token."""
+    if trust is None and not is_loopback(address.host):
+        note(ev.WireOpen(str(address)))
+
+
+async def listed_host(
+    endpoints: Sequence[Endpoint],
+    timeouts: Timeouts,
+    settings: GroupSettings,
+    new_master: Callable[[GroupSettings, Office], Master],
+    note: Note,
+    trust: "Trust | None",
+) -> "tuple[Succession, MasterServer] | None":
+    """Vote, and lead when nothing else does, at the first endpoint that is of this host and free.
+
+    Returns:
+        What votes and what listens; None where no endpoint is of this host, or none is free.
+
+    Raises:
+        UsageError: it cannot be listened at.
+    """
     from ...rendezvous.transport.channel_options import silence_s
+    from ...rendezvous.transport.server import MasterServer
+    from ...rendezvous.transport.succession import Succession
 
     silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
-    return LeaseTimes(timeouts.lease_s, timeouts.fence_s, silence)
-
-
-def mandated(settings: GroupSettings, mandate: "Mandate") -> GroupSettings:
-    """Return the settings of a master that begins to lead now."""
-    return replace(
-        settings,
-        term=mandate.term,
-        known=mandate.known,
-        starts_from=time.monotonic() + mandate.wait_s,
-        takeover_grace_s=mandate.takeover_grace_s,
-    )
+    times = LeaseTimes(timeouts.lease_s, timeouts.fence_s, silence)
+    for place, endpoint in enumerate(endpoints):
+        address = listen_address(endpoint)
+        if address is None:
+            continue
+        succession = Succession(
+            endpoints,
+            place,
+            times,
+            settings,
+            new_master,
+            lambda term: note(ev.HostLeads(term)),
+            trust,
+        )
+        server = MasterServer(None, VERSION, silence, trust, succession)
+        try:
+            await server.start(address)
+        except PortInUseError:  # of another process of this host, which votes there
+            await server.stop()
+            continue
+        tell_if_open(address, trust, note)
+        succession.start()
+        return succession, server
+    return None
 
 
 def group_settings(

@@ -16,14 +16,15 @@ def master_command() -> CommandLine:
             group="Options",
             metavar="[HOST]:PORT",
             read=values.bind_address,
-            help=f"Where to listen; default :{defaults.ENDPOINT_PORT}, on all addresses.",
+            help=f"Where to listen; default :{defaults.ENDPOINT_PORT}, on all addresses. Three or"
+            " five HOST:PORT,...: on each of these hosts runs one, and one of them leads.",
         ),
         Flag(
             "--rdzv-conf",
             group="Options",
             metavar="K=V,...",
             read=values.string,
-            help=f"Times: {CONF_KEYS}, master_timeout.",
+            help=f"Times: {CONF_KEYS}, master_timeout; lease and fence of several.",
         ),
         *trust_flags(),
     ]

@@ -95,8 +95,10 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
             " right would be ft-run master --bind :29400, or ./master for a script of that name."
         )
     conf = _conf(given)
+    where = given.get("bind", Endpoint("::", defaults.ENDPOINT_PORT))
     return MasterOptions(
-        endpoint=given.get("bind", Endpoint("::", defaults.ENDPOINT_PORT)),
+        endpoint=where,
+        endpoints=_listed(where),
         timeouts=conf.timeouts,
         **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,

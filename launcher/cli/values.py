@@ -278,17 +278,21 @@ def listed_endpoints(text: str) -> Endpoint | None:
 
 
 def bind_address(text: str) -> Endpoint:
-    """Return where to listen: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses."""
+    """Return where to listen: ``HOST[:PORT]``; ``:PORT`` or ``PORT`` is on all addresses.
+
+    Of several hosts that may lead, the first with the others: as ``listed_endpoints``.
+    """
     text = text.strip()
     try:
         return Endpoint("::", whole(0, MAX_PORT)(text.removeprefix(":")))
     except BadValue:
         pass
+    if "," in text and (listed := listed_endpoints(text)) is not None:
+        return listed
     try:
         found = endpoint(text)
     except BadValue:
         found = None
     if found is None:
-        why = "a lone master does not take turns with others" if "," in text else ""
-        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400", why)
+        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400")
     return found

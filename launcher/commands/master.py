@@ -1,4 +1,7 @@
-"""``ft-run master``: a master without an agent, for a pod of its own or a login node."""
+"""``ft-run master``: a master without an agent, for a pod of its own or a login node.
+
+With several endpoints it is one of the hosts that may lead.
+"""
 
 import asyncio
 import signal
@@ -6,17 +9,21 @@ from typing import TYPE_CHECKING
 
 from ... import events as ev
 from ... import exit_codes
+from ...errors import UsageError
+from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
+from ...rendezvous.transport.master import ALONE, Master, Office
 from ...rendezvous.trust.source import read_trust
 from .. import startup
-from ..agent.hosting import group_settings, new_examiner
-from ..machine.network import is_loopback
+from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
 from ..options import MasterOptions
 from ..reporting.display import Display
 from ..version import VERSION
 
 if TYPE_CHECKING:
+    from ...rendezvous.transport.server import MasterServer
+    from ...rendezvous.transport.succession import Succession
     from ...rendezvous.trust.wire import Trust
 
 
@@ -28,49 +35,95 @@ def run_master(options: MasterOptions) -> int:
     """
     trust = read_trust(options.trust)
     display = Display(live=False)
-    return startup.run(_serve(options, trust, display))
+    return startup.run(_LoneMaster(options, trust, display).serve())
 
 
-async def _serve(options: MasterOptions, trust: "Trust | None", display: Display) -> int:
-    from ...rendezvous.transport.channel_options import silence_s
-    from ...rendezvous.transport.master import Master
-    from ...rendezvous.transport.server import MasterServer
+class _LoneMaster:
+    """A master, or what votes and leads at times."""
 
-    for remark in options.remarks:
-        display.event(ev.Remark(remark))
-    timeouts = options.timeouts
-    settings = group_settings(timeouts, options.rescale_delay_s)
-    master = Master(
-        settings,
-        lambda note: display.event(ev.MasterNoted(note, is_apart=True)),
-        examiner=new_examiner(),
-    )
-    silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
-    server = MasterServer(master, VERSION, silence, trust)
-    port = await server.start(options.endpoint)
-    display.event(ev.MasterListening(str(options.endpoint), port))
-    if trust is None and not is_loopback(options.endpoint.host):
-        display.event(ev.WireOpen(str(options.endpoint)))
-    outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, outcome.put_nowait, int(number))
-    finished = asyncio.create_task(master.finished())
+    def __init__(self, options: MasterOptions, trust: "Trust | None", display: Display) -> None:
+        self._options, self._trust, self._display = options, trust, display
+        self._outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
+        """The verdict that this master has given, or the exit status otherwise."""
+        self._finished: set[asyncio.Task[Verdict]] = set()
+        self._master: Master | None = None
+        """The last one."""
 
-    def settle(task: "asyncio.Task[Verdict]") -> None:
-        if not task.cancelled():
-            outcome.put_nowait(task.result())
+    async def serve(self) -> int:
+        """Serve until the job is over or a signal comes; return the exit status."""
+        display = self._display
+        for remark in self._options.remarks:
+            display.event(ev.Remark(remark))
+        server, succession = await self._listen()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        verdict: Verdict | None = None
+        try:
+            first = await self._outcome.get()
+            if not isinstance(first, Verdict):
+                return first
+            verdict = first
+            display.event(ev.JobEnded(verdict))
+            return verdict.exit_code
+        finally:
+            for finished in self._finished:
+                finished.cancel()
+            if succession is not None:
+                await succession.stop(verdict)
+            await server.stop()
+            display.close()
 
-    finished.add_done_callback(settle)
-    try:
-        first = await outcome.get()
-        if isinstance(first, Verdict):
-            display.event(ev.JobEnded(first))
-            return first.exit_code
-        has_nodes = any(node.link is not None for node in master.group.roster)
-        display.event(ev.MasterSignalled(signal_name(first), has_nodes))
-        return exit_codes.SIGNAL_BASE + first
-    finally:
-        finished.cancel()
-        await server.stop()
-        display.close()
+    async def _listen(self) -> "tuple[MasterServer, Succession | None]":
+        from ...rendezvous.transport.channel_options import silence_s
+        from ...rendezvous.transport.server import MasterServer
+
+        endpoint, endpoints = self._options.endpoint, self._options.endpoints
+        timeouts, note = self._options.timeouts, self._display.event
+        settings = group_settings(timeouts, self._options.rescale_delay_s)
+        if not endpoints:
+            silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
+            server = MasterServer(self._new_master(settings), VERSION, silence, self._trust)
+            note(ev.MasterListening(str(endpoint), await server.start(endpoint)))
+            tell_if_open(endpoint, self._trust, note)
+            return server, None
+        listed = await listed_host(
+            endpoints, timeouts, settings, self._new_master, note, self._trust
+        )
+        if listed is None:
+            raise UsageError(
+                f"none of the endpoints {', '.join(map(str, endpoints))} is of this host and free;"
+                " right would be the list of the hosts on which ft-run master runs."
+            )
+        succession, server = listed
+        own = endpoints[succession.own]
+        note(ev.MasterListening(str(own), own.port))
+        succession.over.add_done_callback(self._over)
+        return server, succession
+
+    def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:
+        self._master = master = Master(
+            settings,
+            lambda note: self._display.event(ev.MasterNoted(note, is_apart=True)),
+            examiner=new_examiner(),
+            office=office,
+        )
+        finished = asyncio.create_task(master.finished())
+        finished.add_done_callback(self._ended)
+        self._finished.add(finished)
+        return master
+
+    def _ended(self, finished: "asyncio.Task[Verdict]") -> None:
+        if not finished.cancelled():
+            self._outcome.put_nowait(finished.result())
+
+    def _over(self, over: "asyncio.Future[int]") -> None:
+        """Another host has led the job to its end."""
+        self._display.event(ev.JobOver(over.result()))
+        self._outcome.put_nowait(over.result())
+
+    def _signalled(self, number: int) -> None:
+        master = self._master
+        has_nodes = master is not None and any(n.link is not None for n in master.group.roster)
+        self._display.event(ev.MasterSignalled(signal_name(number), has_nodes))
+        self._outcome.put_nowait(exit_codes.SIGNAL_BASE + number)

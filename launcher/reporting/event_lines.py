@@ -268,6 +268,7 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.HostLeads: lambda e: (
         f"master: this host leads, term {e.term}" if e.term else "master: this host no longer leads"
     ),
+    ev.JobOver: lambda e: f"master: the job is over, exit status {e.exit_code}",
     ev.KilledOnRequest: lambda _: "a second Ctrl-C: killing what is left",
     ev.WorkersStarted: _started,
     ev.WorkerFailed: lambda e: f"{_at(e)} {e.failure.summary()}",

@@ -26,7 +26,8 @@ class Acceptor:
         self.highest = 0
         """The highest number that was seen."""
         self._promised = 0
-        self._process = ""
+        self._process, self._number = "", 0
+        """Of the proposal that was accepted last."""
         self._host = NO_HOST
         self._term = 0
         self.until = -math.inf
@@ -50,16 +51,15 @@ class Acceptor:
         """Answer a proposer."""
         knows_earlier = bool(ask.term) and 0 < self._first_term < ask.term
         self.learn(ask.number)
-        accepted = self._take(ask, now)
-        host, term = self.leader(now) or (NO_HOST, 0)
-        return LeaseAnswer(accepted, self.highest, host, term, knows_earlier, *self.formed)
+        return LeaseAnswer(self._take(ask, now), self.highest, knows_earlier, *self.formed)
 
     def _take(self, ask: LeaseAsk, now: float) -> bool:
         is_own = ask.process == self._process
-        if ask.step is LeaseStep.RELEASE:
-            if is_own:
+        if ask.step.gives_back:
+            is_last = is_own and ask.number >= self._number  # or it comes late, after the next one
+            if is_last:
                 self.until = now
-            return is_own
+            return is_last
         if now < self.takes_part_at or round(self._lease_s * 1000) != ask.lease_ms:
             return False
         if now < self.until and not is_own:
@@ -72,7 +72,8 @@ class Acceptor:
         if ask.number < self._promised:
             return False
         self._promised = ask.number
-        self._process, self._host, self._term = ask.process, ask.host, ask.term
+        self._process, self._number = ask.process, ask.number
+        self._host, self._term = ask.host, ask.term
         self.until = now + self._lease_s
         if ask.round >= 0:
             self.formed = max(self.formed, (ask.term, ask.round))

@@ -68,8 +68,6 @@ class Elector:
         """The newest round of this leader, and the newest that a majority knows of."""
         self.known = (0, -1)
         """Term and number of the newest round of an earlier leader, when this one was elected."""
-        self._told = (-1, 0, -math.inf)
-        """Which host leads by what another has said, its term, and until when that counts."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -88,10 +86,7 @@ class Elector:
         if self.leads(now):
             return self._own, self.term
         known = self.acceptor.leader(now)
-        if known is not None and known[0] != self._own:
-            return known
-        host, term, until = self._told
-        return (host, term) if now < until and host != self._own else None
+        return known if known is not None and known[0] != self._own else None
 
     def lease_left_s(self, now: float) -> float:
         """Return for how long this process may count on its lease."""
@@ -110,8 +105,7 @@ class Elector:
     def take(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
         """Answer another host."""
         answer = self.acceptor.ask(ask, now)
-        if ask.step is LeaseStep.RELEASE and answer.accepted:
-            self._told = (-1, 0, -math.inf)
+        if ask.step.gives_back and answer.accepted:
             self._next_at = now + self._pause_s()
         return answer
 
@@ -129,14 +123,21 @@ class Elector:
         self._round, self._next_at = number, now
         return self.due(now)
 
-    def give_back(self, now: float) -> LeaseAsk | None:
-        """End the lease in order; return what is to be asked of all others."""
-        if not self.leads(now):
+    def give_back(self, now: float, exit_code: int | None = None) -> LeaseAsk | None:
+        """End the lease in order; return what is to be asked of all others.
+
+        Args:
+            now: the time.
+            exit_code: of the job, where that is over and all nodes have heard so.
+        """
+        held = self._ask(LeaseStep.RELEASE, self._number)
+        if exit_code is not None:
+            held = replace(held, step=LeaseStep.END, exit_code=exit_code)
+        elif not self.leads(now):
             return None
-        ask = self._ask(LeaseStep.RELEASE, self._number)
         self._lose(now)
-        self.acceptor.ask(ask, now)
-        return ask
+        self.acceptor.ask(held, now)
+        return held
 
     def due(self, now: float) -> LeaseAsk | None:
         """Let time pass; return what is to be asked of all others."""
@@ -144,7 +145,7 @@ class Elector:
             self._lose(now)
         attempt = self._attempt
         if attempt is not None and now >= attempt.since + self._times.renew_s:
-            self._give_up_attempt(now)
+            return self._give_up_attempt(now)
         if self._attempt is not None or now < self._next_at:
             return None
         if self.leads(now):
@@ -160,9 +161,6 @@ class Elector:
     def heard(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
         """Take the answer of a host; return what is to be asked of all others."""
         self.acceptor.learn(answer.highest)
-        if answer.leader not in (self._own, -1):
-            self.acceptor.learn(answer.term, answer.term)
-            self._told = (answer.leader, answer.term, now + self._times.lease_s)
         if ask.step is LeaseStep.PROPOSE and not answer.knows_earlier:
             self._vouch(host, ask.term)
         attempt = self._attempt
@@ -174,9 +172,8 @@ class Elector:
                 self._attempt, self._next_at = None, now
                 return self.due(now)
             attempt.refused.add(host)
-            if len(attempt.refused) > self._hosts // 2:
-                self._give_up_attempt(now)
-            return None
+            is_over = len(attempt.refused) > self._hosts // 2
+            return self._give_up_attempt(now) if is_over else None
         attempt.accepted.add(host)
         self._newest = max(self._newest, (answer.round_term, answer.round))
         if len(attempt.accepted) <= self._hosts // 2:
@@ -216,9 +213,15 @@ class Elector:
             self._vouched = (term, set())
         self._vouched[1].add(host)
 
-    def _give_up_attempt(self, now: float) -> None:
-        self._attempt = None
+    def _give_up_attempt(self, now: float) -> LeaseAsk | None:
+        """Ask again later; votes that have not sufficed are given back, or cost a whole lease."""
+        attempt, self._attempt = self._attempt, None
         self._next_at = now + self._pause_s()
+        if attempt is None or attempt.ask.step is not LeaseStep.PROPOSE or self.leads(now):
+            return None
+        held = replace(attempt.ask, step=LeaseStep.RELEASE)
+        self.acceptor.ask(held, now)
+        return held
 
     def _win(self, attempt: _Attempt, now: float) -> LeaseAsk | None:
         if not self.leads(now):

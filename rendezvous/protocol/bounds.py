@@ -112,12 +112,12 @@ def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
         _number("host", message.host, 0, hosts - 1)
         _name("process", message.process)
         _number("number", message.number)
+        _number("term", message.term)
         _number("lease_ms", message.lease_ms)
+        _number("exit_code", message.exit_code, -EXIT_CODE_MAX, EXIT_CODE_MAX)
     else:
         _number("highest", message.highest)
-        _number("leader", message.leader, -1, hosts - 1)
         _number("round_term", message.round_term)
-    _number("term", message.term)
     _number("round", message.round, -1)
 
 

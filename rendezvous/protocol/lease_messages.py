@@ -17,6 +17,13 @@ class LeaseStep(enum.Enum):
     """Take this process for the leader, for as long as a lease is."""
     RELEASE = 3
     """The lease is given back."""
+    END = 4
+    """It is given back for good: the job is over, and its nodes have heard so."""
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether the lease is over with it."""
+        return self in (LeaseStep.RELEASE, LeaseStep.END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,8 @@ class LeaseAsk:
     """How long an acceptor keeps to it, by its own clock."""
     round: int = -1
     """The newest round that this leader has formed or taken over."""
+    exit_code: int = 0
+    """Of the job, with ``END``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +54,6 @@ class LeaseAnswer:
     accepted: bool
     highest: int
     """The highest number that this host has seen."""
-    leader: int = NO_HOST
-    """The host whose lease runs here."""
-    term: int = 0
-    """Of that lease."""
     knows_earlier: bool = False
     """This host has known of a lease of a lower term than the one that was asked for."""
     round_term: int = 0

@@ -8,7 +8,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from ..group.events import (
     Close,
@@ -38,19 +37,22 @@ STEPS_S = 1.0
 """How long nodes have to say how many steps their workers have done: they only read numbers."""
 
 
-class Office(Protocol):
-    """The lease by which a master leads, where several hosts may."""
+class Office:
+    """By what a master leads: this one is the only master there is."""
 
     def holds(self) -> bool:
-        """Return whether the lease still runs; if not, the master is closed."""
+        """Return whether its lease still runs; if not, the master is closed."""
+        return True
 
     def formed(self, number: int) -> None:
         """Tell the other hosts of a new round."""
 
-    def has_told(self, number: int) -> bool:
-        """Return whether a majority knows of the round."""
+    def has_told(self, number: int) -> bool:  # noqa: ARG002 - there is no other host
+        """Return whether a majority of them knows of the round."""
+        return True
 
 
+ALONE = Office()
 _REASONS_TOLD = 32
 """Refusals are told once per reason; a peer that makes up reasons does not fill the console."""
 
@@ -64,7 +66,7 @@ class Master:
         note: Callable[[MasterNote], None],
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
-        office: Office | None = None,
+        office: Office = ALONE,
     ) -> None:
         """Create a master on the running event loop.
 
@@ -73,7 +75,7 @@ class Master:
             note: called with each thing that the user should know.
             clock: seconds that never go back.
             examiner: begins the examinations of a job with checks.
-            office: by which this master leads; None where it is the only one.
+            office: the lease by which this master leads, where several hosts may.
         """
         self._office = office
         self._held: list[Command] = []
@@ -183,7 +185,7 @@ class Master:
 
     def release(self) -> None:
         """Say what was held back, if a majority knows of the round now."""
-        if self._office is None or not self._office.has_told(self.group.round):
+        if not self._office.has_told(self.group.round):
             return
         held, self._held = self._held, []
         for command in held:
@@ -195,19 +197,13 @@ class Master:
         return now - self.started_at, now - self.round_started_at
 
     def _handle(self, event: Event) -> None:
-        if self._office is not None and not self._office.holds():
+        if not self._office.holds():
             return
         round_before = self.group.round
-        commands = self.group.handle(event, self._clock())
-        if self._office is None:
-            for command in commands:
-                self._carry_out(command)
-        else:
-            self._held += commands
+        self._held += self.group.handle(event, self._clock())
         if self.group.round != round_before:
             self.round_started_at = self._clock()
-            if self._office is not None:
-                self._office.formed(self.group.round)
+            self._office.formed(self.group.round)
         self.release()
         self._set_timer()
         self._handled.set()

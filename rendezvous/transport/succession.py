@@ -17,12 +17,14 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ...protos import rendezvous_pb2 as pb
-from ...values import dataclass
+from ...values import replace
+from ..group.events import GroupSettings
 from ..lease.elector import Elector
 from ..lease.times import LeaseTimes
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
-from ..protocol.lease_messages import NO_HOST, LeaseAsk
+from ..protocol.lease_messages import NO_HOST, LeaseAsk, LeaseStep
+from ..protocol.messages import Verdict
 from ..trust.wire import Trust, open_channel
 from .channel_options import HOSTS_KEY, LED_BY_KEY, SERVICE, TERM_KEY, client_options
 from .codec import WireError, decode_lease_answer, decode_lease_ask, encode_lease
@@ -35,19 +37,7 @@ _TERM_DIGITS = 9
 """As ``bounds.COUNT_MAX``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mandate:
-    """With what a new leader begins."""
-
-    term: int
-    known: tuple[int, int]
-    """Term and number of the newest round of which the hosts know."""
-    wait_s: float
-    takeover_grace_s: float
-    office: Office
-
-
-class Succession:
+class Succession(Office):
     """See the module's text. Everything runs on one event loop."""
 
     def __init__(
@@ -55,7 +45,8 @@ class Succession:
         endpoints: Sequence[Endpoint],
         own: int,
         times: LeaseTimes,
-        new_master: Callable[[Mandate], Master],
+        settings: GroupSettings,
+        new_master: Callable[[GroupSettings, Office], Master],
         led: Callable[[int], None],
         trust: Trust | None = None,
     ) -> None:
@@ -65,16 +56,19 @@ class Succession:
             endpoints: all that are listed.
             own: the place of this host among them.
             times: lease, fence and silence.
+            settings: of the group, as far as they do not follow from the election.
             new_master: makes the master when this host is elected.
             led: is called with the term when this host begins to lead, and with 0 when it ends.
             trust: between the hosts; None: plain text.
         """
         self.endpoints, self.own = endpoints, own
-        self._times = times
+        self._times, self._settings = times, settings
         self._new_master, self._led, self._trust = new_master, led, trust
         process = os.urandom(8).hex()
         self._elector = Elector(len(endpoints), own, process, times, _now(), random.random)
         self.master: Master | None = None
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The exit status of the job, when the host that led has said that it is over."""
         self._term = 0
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
@@ -96,6 +90,8 @@ class Succession:
         ask = decode_lease_ask(request)
         bounds.check_lease(ask, len(self.endpoints))
         answer = self._elector.take(ask, _now())
+        if ask.step is LeaseStep.END and answer.accepted and not self.over.done():
+            self.over.set_result(ask.exit_code)
         self._turn()
         return encode_lease(answer)
 
@@ -164,11 +160,16 @@ class Succession:
         """Vote, and lead when nothing else does."""
         self._turn()
 
-    async def stop(self) -> None:
-        """Give the lease back and end."""
+    async def stop(self, verdict: Verdict | None = None) -> None:
+        """Give the lease back and end.
+
+        Args:
+            verdict: which all nodes have heard; None where the job is not over.
+        """
         if self.master is not None:
             self._step_down()
-        self._ask(self._elector.give_back(_now()))
+        exit_code = None if verdict is None else verdict.exit_code
+        self._ask(self._elector.give_back(_now(), exit_code))
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -196,10 +197,14 @@ class Succession:
             return
         if self.master is None:
             self._term = self._elector.term
-            times = self._times
-            self.master = self._new_master(
-                Mandate(self._term, self._elector.known, times.wait_s, times.takeover_grace_s, self)
+            settings = replace(
+                self._settings,
+                term=self._term,
+                known=self._elector.known,
+                starts_from=time.monotonic() + self._times.wait_s,
+                takeover_grace_s=self._times.takeover_grace_s,
             )
+            self.master = self._new_master(settings, self)
             self._led(self._term)
         if self._elector.is_first and self.master.group.is_waiting:
             self.master.end_wait()

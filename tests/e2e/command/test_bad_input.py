@@ -128,6 +128,15 @@ def test_an_address_that_this_host_does_not_have(ft: "Launcher", free_port: int)
     assert "give an address of this host" in told
 
 
+def test_a_master_alone_that_is_none_of_those_listed(ft: "Launcher") -> None:
+    listed = "198.51.100.1:29400, 198.51.100.2:29400, 198.51.100.3:29400"
+    told = sentence(ft.start("master", "--bind", listed.replace(" ", "")), exit_codes.USAGE)
+    assert told == (
+        f"none of the endpoints {listed} is of this host and free; right would be the list of the"
+        " hosts on which ft-run master runs."
+    )
+
+
 @pytest.mark.parametrize(
     "endpoint",
     ["http://node0:29400", "node0:", "node0:65536", "node0:" + "9" * 5000, "[::1", "a b"],

@@ -109,6 +109,34 @@ def test_the_process_that_leads_dies(ft, network):
     assert job.worlds_never_met() >= 2
 
 
+def test_the_leader_of_three_lone_masters_dies(ft, network):
+    """No worker is touched; the masters that are left end with the job, and with its status."""
+    job = Listed(ft, network, "abcde", "--nnodes", 2)
+    masters = {
+        name: ft.start(
+            "master", "--rdzv-endpoint", f"a:{PORT},b:{PORT},c:{PORT}", "--rdzv-conf", CONF,
+            host=job.hosts[name],
+        )
+        for name in "abc"
+    }  # fmt: skip
+    job.agents |= masters
+    started = job.start("de")
+    leader = job.leader()
+    since = time.monotonic()
+    masters[leader].send(signal.SIGKILL)
+    masters[leader].wait()
+    others = without("abc", leader)
+    second = job.leader(besides=leader)
+    masters[second].expect("round=0 taken over")
+    job.ft.measured("leader of three lone masters killed: taken over", since)
+    job.expect("de", "connected to the master again")
+    assert job.are_alive(*started.values())
+    job.told("fail", 0)
+    assert job.started("de", 1)
+    job.ends("de" + others)
+    assert job.worlds_never_met() == 2
+
+
 @pytest.mark.slow
 def test_the_leaders_host_loses_its_power_and_a_spare_takes_its_place(ft, network):
     job = Listed(ft, network, "abcde", "--nnodes", 4, conf="last_call_timeout=2")

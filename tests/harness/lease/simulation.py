@@ -2,7 +2,7 @@
 
 **I11**, at the end of each: when nothing breaks any more, and a majority of the listed hosts and
 enough nodes see each other, a round runs within a lease, the wait of a new leader and 2 s, by a
-slow clock, and ``_CALM_S``.
+slow clock: 16.9 s with the defaults. It counts from the last host that breaks, goes or comes.
 """
 
 import random
@@ -15,6 +15,7 @@ from ft_run.tests.harness.lease.world import Host, World, job_of
 
 _T = TypeVar("_T")
 _CALM_S = 12.0
+"""So long nodes that were asked to go before are still replaced by others."""
 _NAMES = "abcdefg"
 DEFAULT_TIMES = LeaseTimes(silence_s=3.9)
 
@@ -165,17 +166,18 @@ class History:
             world.start(host)
         self._tell("no more faults; back: " + " ".join(host.name for host in back))
         begin = world.now
-        bound = (world.times.lease_s + world.times.wait_s + 2.0) / 0.95 + _CALM_S
-        while world.running() is None:
-            world.run_until(world.now + 0.1)
-            if world.now - begin < _CALM_S:
-                self._replace()
-            if world.now - begin > bound:
-                raise InvariantError(f"I11: no round runs {bound:.1f} s after the last fault")
-        self.longest_s = world.now - begin
-        world.run_until(world.now + _CALM_S)
-        if world.running() is None and world.now - begin > bound:
-            raise InvariantError("I11: the round does not last")
+        bound = (world.times.lease_s + world.times.wait_s + 2.0) / 0.95
+        for has_to_last in (False, True):
+            if has_to_last:
+                world.run_until(world.now + _CALM_S)
+            while world.running() is None:
+                world.run_until(world.now + 0.1)
+                if world.now - begin < _CALM_S:
+                    self._replace()
+                since_s = world.now - max(begin, world.changed_at)
+                self.longest_s = max(self.longest_s, since_s)
+                if since_s > bound:
+                    raise InvariantError(f"I11: no round runs {bound:.1f} s after the last fault")
 
     def _replace(self) -> None:
         """Start nodes again where too few are left: some have gone meanwhile as they were asked."""

@@ -148,8 +148,8 @@ class World:
         self.tells_all = False
         self._numbers = itertools.count(1)
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.wait_over = 0
-        """How often a leader found that it is the first of the job."""
+        self.changed_at = 0.0
+        """When a host has come, gone, frozen or thawed, or the network has changed, last."""
 
     # --- time --------------------------------------------------------------------------------
 
@@ -185,6 +185,7 @@ class World:
         """Start the agent of a host."""
         if host.process is not None and host.process.is_alive:
             return
+        self.changed_at = self.now
         host.is_on, number = True, self.hosts.index(host)
         spec = NodeSpec(
             host.name, str(self.number()), host.name, f"10.0.0.{number}", "trainer", 1, None
@@ -448,6 +449,7 @@ class World:
 
     def look(self) -> None:
         """Something about hosts or network has changed: every stream notices in its time."""
+        self.changed_at = self.now
         for process in [h.process for h in self.hosts if h.process is not None]:
             if process.link is not None:
                 self._look_at_link(process.link, is_again=False)

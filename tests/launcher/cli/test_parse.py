@@ -734,11 +734,14 @@ def test_torchrun_reads_the_same(argv: list[str]) -> None:
 # --- several hosts that may lead -----------------------------------------------------------------
 
 
-def test_a_master_alone_takes_one_endpoint() -> None:
-    assert sentence("master", "--rdzv-endpoint=a,b,c") == (
-        "--bind was given 'a,b,c', a lone master does not take turns with others; right would be"
-        " [HOST]:PORT, such as :29400 or 10.0.0.1:29400."
-    )
+def test_a_master_without_a_node_may_be_one_of_several() -> None:
+    found = parse.parse(["master", "--rdzv-endpoint=a,b:1,c"], {})
+    assert isinstance(found, MasterOptions)
+    assert [str(where) for where in found.endpoints] == ["a:29400", "b:1", "c:29400"]
+    alone = parse.parse(["master", "--bind=:1"], {})
+    assert isinstance(alone, MasterOptions)
+    assert (str(alone.endpoint), alone.endpoints) == ("[::]:1", ())
+    assert "2 hosts would outlive" in sentence("master", "--bind=a,b")
 
 
 def test_three_endpoints_are_the_hosts_that_may_lead() -> None:

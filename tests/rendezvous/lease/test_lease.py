@@ -67,8 +67,8 @@ def test_a_lease_that_runs_is_not_given_away_nor_is_the_promise_raised() -> None
     acceptor = Acceptor(3.0, now=0.0)
     assert acceptor.ask(asked(PREPARE, 3), 4.0).accepted
     assert acceptor.ask(asked(PROPOSE, 3), 4.0).accepted
-    refused = acceptor.ask(asked(PREPARE, 7, "p1"), 5.0)
-    assert (refused.accepted, refused.leader, refused.term) == (False, 0, 3)
+    assert not acceptor.ask(asked(PREPARE, 7, "p1"), 5.0).accepted
+    assert acceptor.leader(5.0) == (0, 3)
     assert acceptor.ask(asked(PROPOSE, 3), 5.0).accepted  # renewed
     assert not acceptor.ask(asked(PROPOSE, 8, "p1"), 7.9).accepted
     assert acceptor.ask(asked(PREPARE, 7, "p1"), 8.0).accepted
@@ -95,6 +95,54 @@ def test_a_lease_that_was_given_back_is_over() -> None:
     assert acceptor.leader(4.1) == (0, 3)
     assert acceptor.ask(asked(RELEASE, 3), 4.2).accepted
     assert acceptor.leader(4.2) is None
+
+
+def test_a_lease_that_is_given_back_too_late_runs_on() -> None:
+    acceptor = Acceptor(3.0, now=0.0)
+    acceptor.ask(asked(PROPOSE, 3), 4.0)
+    acceptor.ask(asked(PROPOSE, 6), 4.1)  # the next one, of the same process
+    assert not acceptor.ask(asked(RELEASE, 3), 4.2).accepted
+    assert acceptor.leader(4.2) == (0, 6)
+
+
+def test_votes_that_did_not_suffice_are_given_back() -> None:
+    elector = Elector(3, 0, "p0", TIMES, 0.0, lambda: 0.5)
+    prepare = elector.due(4.0)
+    assert prepare is not None
+    propose = elector.heard(1, prepare, LeaseAnswer(True, 0), 4.0)
+    assert propose is not None
+    assert elector.acceptor.leader(4.0) == (0, propose.number)
+    assert elector.heard(1, propose, LeaseAnswer(False, 0), 4.0) is None
+    release = elector.heard(2, propose, LeaseAnswer(False, 0), 4.0)
+    assert release is not None
+    assert (release.step, release.number) == (RELEASE, propose.number)
+    assert elector.acceptor.leader(4.0) is None
+    assert elector.heard(1, propose, LeaseAnswer(True, 0), 4.1) is None  # too late
+    assert not elector.leads(4.1)
+
+
+def test_a_renewal_that_fails_gives_nothing_back() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    elector = hosts.electors[first]
+    hosts.deaf = {0, 1, 2}
+    while elector.leads(hosts.now):
+        assert elector.acceptor.leader(hosts.now) is not None
+        hosts.run(0.05)
+
+
+def test_a_job_that_is_over_is_told_also_without_a_lease() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.deaf = {0, 1, 2}
+    hosts.run(3)
+    assert hosts.electors[first].give_back(hosts.now) is None
+    end = hosts.electors[first].give_back(hosts.now, exit_code=7)
+    assert end is not None
+    assert (end.step, end.exit_code) == (LeaseStep.END, 7)
+    assert hosts.electors[(first + 1) % 3].take(end, hosts.now).accepted
 
 
 def test_one_host_leads_and_its_term_stays() -> None:

@@ -1,6 +1,7 @@
 """Hosts that may lead, on real sockets: one leads, the others say which, another succeeds it."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,19 +12,20 @@ from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep
-from ft_run.rendezvous.protocol.messages import Start, Waiting
+from ft_run.rendezvous.protocol.messages import Outcome, Start, Verdict, Waiting
 from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, SERVICE
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import encode_lease
 from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
-from ft_run.rendezvous.transport.master import Master
+from ft_run.rendezvous.transport.master import Master, Office
 from ft_run.rendezvous.transport.server import MasterServer
-from ft_run.rendezvous.transport.succession import Mandate, Succession
+from ft_run.rendezvous.transport.succession import Succession
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.trust.wire import Trust, open_channel
 from ft_run.tests.harness.ports import free_port
 from ft_run.tests.rendezvous.transport.test_server import attend
+from ft_run.values import replace
 
 TIMES = LeaseTimes(lease_s=1.0, fence_s=1.0, silence_s=5.0)
 TIMEOUT_S = 60.0
@@ -40,7 +42,13 @@ class Hosts:
     async def __aenter__(self) -> "Hosts":
         for place, endpoint in enumerate(self.endpoints):
             succession = Succession(
-                self.endpoints, place, TIMES, self._lead, lambda _: None, self.trust
+                self.endpoints,
+                place,
+                TIMES,
+                GroupSettings(),
+                self._lead,
+                lambda _: None,
+                self.trust,
             )
             server = MasterServer(None, "1", 5.0, self.trust, succession)
             await server.start(endpoint)
@@ -52,9 +60,8 @@ class Hosts:
         for place in range(len(self.parts)):
             await self.stop(place)
 
-    def _lead(self, mandate: Mandate) -> Master:
-        settings = GroupSettings(term=mandate.term, known=mandate.known)
-        return Master(settings, lambda _: None, office=mandate.office)
+    def _lead(self, settings: GroupSettings, office: Office) -> Master:
+        return Master(replace(settings, starts_from=-math.inf), lambda _: None, office=office)
 
     async def stop(self, place: int) -> None:
         """End a host in order."""
@@ -122,6 +129,18 @@ def test_nodes_find_the_leader_and_its_successor() -> None:
             assert (await until(said, LinkUp)).again
             await until(said, Waiting)
             await link.close()
+
+    run(test)
+
+
+def test_the_host_that_leads_tells_the_others_that_the_job_is_over() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            verdict = Verdict(Outcome.WORKERS_FAILED, 7, "s", 0, 1, None, (), 0)
+            await hosts.parts[leader][0].stop(verdict)
+            others = [one for place, (one, _) in enumerate(hosts.parts) if place != leader]
+            assert [await one.over for one in others] == [7, 7]
 
     run(test)
 
