@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ...errors import UsageError
 from . import clouds, kubernetes, mpi, slurm
-from .place import Place, Taken, Variables
+from .place import LISTED, Place, Taken, Variables
 
 _NOWHERE = (
     "--auto-config finds none of the places that it knows (Slurm, Open MPI, MPICH, PMIx, Kubeflow,"
@@ -74,6 +74,7 @@ def auto_config(
         flags.pop("rdzv_endpoint", None)
     elif not is_single:
         _require_endpoint(flags, places, Variables(environ, own_name))
+        _list_pods(flags, places, given)
     if "nproc_per_node" not in given and "nproc_per_node" not in flags:
         flags["nproc_per_node"] = Taken("auto", "")
     return {name: taken for name, taken in flags.items() if name not in given}
@@ -125,6 +126,19 @@ def _require_endpoint(
         )
     if any(p.name == "Open MPI" and p.flags.get("rdzv_endpoint") == endpoint for p in places):
         mpi.refuse_foreign_mpirun(variables)
+
+
+def _list_pods(
+    flags: dict[str, Taken], places: tuple[Place, ...], given: Mapping[str, str]
+) -> None:
+    """Let one of the first three pods lead, if the job has as many nodes."""
+    most = given.get("nnodes", "").rpartition(":")[2].strip()
+    endpoint = flags["rdzv_endpoint"]
+    for place in places:
+        is_ours = place.pods and place.flags.get("rdzv_endpoint") == endpoint
+        if is_ours and most.isdecimal() and int(most) >= LISTED:
+            listed = ",".join(map(place.pods.format, range(LISTED)))
+            flags["rdzv_endpoint"] = Taken(listed, endpoint.source)
 
 
 def _in_a_service(places: tuple[Place, ...]) -> str:

@@ -47,12 +47,13 @@ def _job_set(variables: Variables, index: Taken) -> Place:
     again = variables.whole("JOBSET_RESTART_ATTEMPT")
     assert name is not None
     replicas = variables.whole("JOBSET_REPLICATEDJOB_REPLICAS", low=1)
-    endpoint = None
+    endpoint, pods = None, ""
     if job is not None:
-        pod = f"{name.text}-{job.text}-0-0.{name.text}"
-        endpoint = Taken(f"{pod}:{PORT}", f"{name.source}, {job.source}")
+        pods = f"{name.text}-{job.text}-0-{{}}.{name.text}:{PORT}"
+        endpoint = Taken(pods.format(0), f"{name.source}, {job.source}")
     # The index counts within one Job of the replicated ones.
-    rank = index if replicas is None or replicas.text == "1" else None
+    is_one_job = replicas is None or replicas.text == "1"
+    rank = index if is_one_job else None
     sources = (
         name.source if not attempt(again) or again is None else f"{name.source}, {again.source}"
     )
@@ -63,6 +64,7 @@ def _job_set(variables: Variables, index: Taken) -> Place:
             rdzv_endpoint=endpoint,
             rdzv_id=Taken(name.text + attempt(again), sources),
         ),
+        pods=pods if is_one_job else "",
         doubt=f"the pods of a JobSet are not told how many they are; right would be {GIVE_COUNT}",
     )
 
@@ -72,15 +74,17 @@ def _indexed_job(variables: Variables, index: Taken) -> Place:
     own = variables.own_name()
     pod, _, service = own.partition(".")
     job = pod.removesuffix(f"-{index.text}")
-    flags = known(node_rank=index)
+    flags, pods = known(node_rank=index), ""
     source = f"{index.source} and the host name {own}"
     if job != pod:
         flags["rdzv_id"] = Taken(job, source)
         if service:
-            flags["rdzv_endpoint"] = Taken(f"{job}-0.{service}:{PORT}", source)
+            pods = f"{job}-{{}}.{service}:{PORT}"
+            flags["rdzv_endpoint"] = Taken(pods.format(0), source)
     return Place(
         "Indexed Job",
         flags,
+        pods=pods,
         doubt="the pods of an Indexed Job are not told how many they are; right would be"
         f" {GIVE_COUNT}",
     )

@@ -1,13 +1,16 @@
 """What one place says: values of flags, each with the variables that it was taken from."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import UsageError
 from ...values import dataclass, field
 
 PORT = 29400
 """Where the nodes of a job meet, unless the place says better."""
+
+LISTED = 3
+"""How many of the hosts may lead the job, where there are as many."""
 
 GIVE_COUNT = "--nnodes N or PET_NNODES=N beside --auto-config."
 
@@ -35,6 +38,9 @@ class Place:
     """The command that starts a node here."""
     doubt: str = ""
     """Why the place alone cannot say how many nodes there are: a sentence; empty where it can."""
+    pods: str = ""
+    """The endpoint of any node, ``{}`` for its rank, where the place does not say how many there
+    are: ``rdzv_endpoint`` is that of the first."""
 
     @property
     def nodes(self) -> int | None:
@@ -110,6 +116,12 @@ def refuse_count(nodes: Taken | None, hosts: tuple[str, ...], source: str) -> No
             f"{nodes.source} is {nodes.text}, but {source} has {len(hosts)} hosts; right would be"
             " --nnodes and --rdzv-endpoint HOST:PORT."
         )
+
+
+def endpoints(hosts: Sequence[str], port: int) -> str:
+    """Return where nodes meet: at the first host, or at one of three where there are as many."""
+    listed = hosts[: LISTED if len(hosts) >= LISTED else 1]
+    return ",".join(f"{host}:{port}" for host in listed)
 
 
 def attempt(taken: Taken | None) -> str:

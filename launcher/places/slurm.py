@@ -5,7 +5,18 @@ Recorded from Slurm 22.05; the names are the same from 14.11 to today.
 
 from ...errors import UsageError
 from .hostlist import BadHostListError, expand
-from .place import PORT, Place, Taken, Variables, attempt, gpus, known, refuse_count, refuse_rank
+from .place import (
+    PORT,
+    Place,
+    Taken,
+    Variables,
+    attempt,
+    endpoints,
+    gpus,
+    known,
+    refuse_count,
+    refuse_rank,
+)
 
 _SRUN = "srun --ntasks-per-node=1 ft-run --auto-config"
 _INTERACTIVE = "4294967290"
@@ -35,7 +46,7 @@ def read(variables: Variables, mpi: Place | None) -> Place | None:
     if mpi is not None:
         hosts = variables.text("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         if hosts is not None and mpi.nodes == len(_hosts(hosts)):
-            flags["rdzv_endpoint"] = Taken(f"{_hosts(hosts)[0]}:{port}", hosts.source)
+            flags["rdzv_endpoint"] = Taken(endpoints(_hosts(hosts), port), hosts.source)
         return Place("Slurm", flags, mpi.start)
     nodes = variables.whole("SLURM_STEP_NUM_NODES", low=1)
     if nodes is None or variables.text("SLURM_STEP_ID", "SLURM_STEPID") == _interactive():
@@ -67,7 +78,7 @@ def _step(variables: Variables, nodes: Taken, port: int) -> dict[str, Taken]:
     if hosts is not None:
         names = _hosts(hosts)
         refuse_count(nodes, names, hosts.source)
-        endpoint = Taken(f"{names[0]}:{port}", hosts.source)
+        endpoint = Taken(endpoints(names, port), hosts.source)
     return known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint)
 
 

@@ -7,6 +7,7 @@ SageMaker (training toolkit's ENVIRONMENT_VARIABLES.md), AWS Batch (mnp-env-vars
 jobs), Slurm (man srun, "output environment variables").
 """
 
+import re
 import socket
 from pathlib import Path
 
@@ -92,33 +93,34 @@ BATCH_MAIN = {
 } | {"AWS_BATCH_JOB_ID": "0c1f1d3e-2a#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
 
 COMMANDS = [
-    # what the environment is, flags, what --dry-run prints between ft-run and the script
-    (SLURM, "", "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+    # what the environment is, flags, what --dry-run prints between ft-run and the script; there
+    # gpu00[1-3]:1 stands for three endpoints
+    (SLURM, "", "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM | {"SLURM_RESTART_COUNT": "2"}, "",
-     "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1-r2 --node-rank=2"),
+     "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1-r2 --node-rank=2"),
     (SLURM | {"SLURM_RESTART_COUNT": "0"}, "",
-     "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+     "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM | {"SLURM_STEP_ID": "4", "SLURM_JOB_ID": "123456"}, "",
-     "--nnodes=3 --rdzv-endpoint=gpu001:29860 --rdzv-id=123456.4 --node-rank=2"),
+     "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29860 --rdzv-id=123456.4 --node-rank=2"),
     (SLURM | {"SLURM_GPUS_ON_NODE": "8"}, "",
-     "--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+     "--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM | {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}, "",
-     "--nproc-per-node=2 --nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+     "--nproc-per-node=2 --nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM, "--nnodes=2",  # the last one is a spare
-     "--nnodes=2 --rdzv-endpoint=gpu001:29401 --rdzv-id=1"),
-    (SLURM, "--nnodes=1", "--nnodes=1 --rdzv-endpoint=gpu001:29401 --rdzv-id=1"),
+     "--nnodes=2 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1"),
+    (SLURM, "--nnodes=1", "--nnodes=1 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1"),
     (SLURM, "--nnodes=1:3",
-     "--nnodes=1:3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --node-rank=2"),
+     "--nnodes=1:3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --node-rank=2"),
     (SLURM, "--nnodes=9 --rdzv-endpoint=head:1 --rdzv-id=x",  # one of several allocations
      "--nnodes=9 --rdzv-endpoint=head:1 --rdzv-id=x"),
     (SLURM, "--rdzv-backend=c10d",  # which has no ranks of nodes
-     "--nnodes=3 --rdzv-endpoint=gpu001:29401 --rdzv-id=1 --rdzv-backend=c10d"),
+     "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29401 --rdzv-id=1 --rdzv-backend=c10d"),
     (SLURM, "--standalone", "--rdzv-id=1 --standalone"),
     (SLURM | {"PET_NODE_RANK": "0", "PET_RDZV_ENDPOINT": "gpu003"}, "",
      "--nnodes=3 --rdzv-endpoint=gpu003 --rdzv-id=1 --node-rank=0"),
     (PMI2, "", "--nnodes=2 --rdzv-endpoint=gpu001:29402 --rdzv-id=2 --node-rank=1"),
     (ARRAY, "", "--nnodes=2 --rdzv-endpoint=gpu001:29402 --rdzv-id=2_2 --node-rank=1"),
-    (PARTS, "", "--nnodes=3 --rdzv-endpoint=gpu001:29404 --rdzv-id=4 --node-rank=2"),
+    (PARTS, "", "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29404 --rdzv-id=4 --node-rank=2"),
     (FIRST_PART, "--nnodes=1", "--nnodes=1 --rdzv-id=4.1"),
     (BATCH | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}, "",
      "--nnodes=1 --rdzv-id=2_1"),
@@ -127,7 +129,7 @@ COMMANDS = [
     (OPEN_MPI_5, "",
      "--nnodes=4 --rdzv-endpoint=gpu-head-01:29400 --rdzv-id=mpi-gpu-head-01-4711 --node-rank=1"),
     # There Slurm says rank 0 of 2: those of mpirun's own daemons.
-    (MPIRUN_IN_SLURM, "", "--nnodes=3 --rdzv-endpoint=gpu001:29406 --rdzv-id=6 --node-rank=1"),
+    (MPIRUN_IN_SLURM, "", "--nnodes=3 --rdzv-endpoint=gpu00[1-3]:29406 --rdzv-id=6 --node-rank=1"),
     (HYDRA, "--rdzv-endpoint=gpu001",
      "--nnodes=2 --rdzv-endpoint=gpu001 --node-rank=1"),
     (PMIX, "--nnodes=2 --rdzv-endpoint=gpu001",
@@ -140,8 +142,17 @@ COMMANDS = [
      " --rdzv-id=digits --node-rank=1"),
     (JOB_SET, "--nnodes=2",
      "--nnodes=2 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits --node-rank=1"),
-    (JOB_SET | {"JOBSET_RESTART_ATTEMPT": "3", "JOBSET_REPLICATEDJOB_REPLICAS": "2"}, "--nnodes=2",
-     "--nnodes=2 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits-r3"),
+    (INDEXED_JOB, "--nnodes=2:3",
+     "--nnodes=2:3 --rdzv-endpoint=digits-[0-2].digits.default.svc.cluster.local:29400"
+     " --rdzv-id=digits --node-rank=1"),
+    (INDEXED_JOB, "--nnodes=3 --rdzv-endpoint=digits-0.digits",
+     "--nnodes=3 --rdzv-endpoint=digits-0.digits --rdzv-id=digits --node-rank=1"),
+    (JOB_SET, "--nnodes=4",
+     "--nnodes=4 --rdzv-endpoint=digits-node-0-[0-2].digits:29400 --rdzv-id=digits"
+     " --node-rank=1"),
+    # Each of the two Jobs may have fewer pods than three.
+    (JOB_SET | {"JOBSET_RESTART_ATTEMPT": "3", "JOBSET_REPLICATEDJOB_REPLICAS": "2"}, "--nnodes=4",
+     "--nnodes=4 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits-r3"),
     (LEADER_WORKER_SET, "",
      "--nnodes=4 --rdzv-endpoint=digits-0.digits.default:29400 --rdzv-id=digits-0 --node-rank=3"),
     (SKYPILOT, "",
@@ -233,6 +244,16 @@ def launch(argv: list[str], environ: dict[str, str]) -> LaunchOptions:
     return options
 
 
+def with_all_hosts(command: str) -> str:
+    """Return a command with each host of a range such as ``a[1-3].b:1``."""
+    found = re.search(r"(?<==)([^= ]*)\[(\d)-(\d)\](\S*)", command)
+    if found is None:
+        return command
+    before, first, last, after = found.groups()
+    hosts = [f"{before}{number}{after}" for number in range(int(first), int(last) + 1)]
+    return command.replace(found[0], ",".join(hosts))
+
+
 @pytest.mark.parametrize(("environ", "flags", "command"), COMMANDS)
 def test_what_dry_run_prints(
     environ: dict[str, str],
@@ -246,7 +267,7 @@ def test_what_dry_run_prints(
     assert ending.value.code == 0
     output = capfd.readouterr()
     printed = output.out.removeprefix("ft-run ").removesuffix(" train.py --lr '0 1'\n")
-    assert printed.removeprefix("--nproc-per-node=auto ") == command
+    assert printed.removeprefix("--nproc-per-node=auto ") == with_all_hosts(command)
     if "--nproc" not in command:
         assert printed.startswith("--nproc-per-node=auto ")
     told = [line for line in output.err.splitlines() if "ft-run: --auto-config: " in line]
@@ -267,7 +288,8 @@ def test_one_line_says_what_was_taken_from_where(
         parse(["--auto-config", "--dry-run", "--nproc-per-node=4", script], SLURM)
     assert capfd.readouterr().err == (
         "ft-run: --auto-config: --rdzv-id=1 (SLURM_JOB_ID), --nnodes=3 (SLURM_STEP_NUM_NODES),"
-        " --node-rank=2 (SLURM_PROCID), --rdzv-endpoint=gpu001:29401 (SLURM_STEP_NODELIST)\n"
+        " --node-rank=2 (SLURM_PROCID), --rdzv-endpoint=gpu001:29401,gpu002:29401,gpu003:29401"
+        " (SLURM_STEP_NODELIST)\n"
     )
 
 
