@@ -55,6 +55,8 @@ class TakeoverWatch:
         """Another master: it knows what its nodes tell it."""
         self._claims: dict[str, Claim] = {}
         """By incarnation, what was claimed last."""
+        self._restarts: dict[str, int] = {}
+        """By incarnation, how many restarts each knows of, spares too."""
         self._leaving: set[str] = set()
         """Incarnations of the nodes that have asked to go: what failed may follow from that."""
         self._judged: _Judgement | None = None
@@ -84,6 +86,7 @@ class TakeoverWatch:
         claim = attend.claim
         if attend.leaving:
             self.leaves(attend.node.incarnation)
+        self._restarts[attend.node.incarnation] = claim.restarts if claim is not None else 0
         if claim is None or not claim.nodes:
             self._claims.pop(attend.node.incarnation, None)
             return
@@ -108,7 +111,7 @@ class TakeoverWatch:
             return  # formed anew, or another master has answered it already
         (world,) = worlds
         members = {name for name, c in claims.items() if (c.round, c.formed_by) == world}
-        restarts = max(claim.restarts for claim in claims.values())
+        restarts = max(self._restarts[name] for name in there)
         taken = self._rounds[world]
         is_whole = members - self._leaving >= taken.node_ids.keys()
         failures = [

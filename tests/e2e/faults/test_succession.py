@@ -1,93 +1,21 @@
-"""Three hosts may lead: the one that leads is lost, cut off, or two of them are.
+"""Three hosts may lead: the one that leads is lost, cut off, frozen, or two of them are.
 
 Workers write down when they live, by the machine's clock: two worlds of two leaders never do at one
 time.
 """
 
-import itertools
-import json
+import os
+import random
 import re
 import signal
+import threading
 import time
-from collections import defaultdict
-from pathlib import Path
 
 import pytest
-from ft_run.tests.e2e.cluster import PORT, WORKER, Cluster
+from ft_run.tests.e2e.cluster import PORT
+from ft_run.tests.e2e.listed import QUICK, Listed, without
 
 pytestmark = pytest.mark.root
-
-CONF = "lease=2,fence=5,node_timeout=3,last_call_timeout=2"
-
-BEATS = """
-import os, sys, threading, time
-def beat():
-    world = os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"]
-    with open(sys.argv[1] + ".beats", "a", buffering=1) as file:
-        while True:
-            file.write(f"{time.monotonic()} {world}\\n")
-            time.sleep(0.02)
-threading.Thread(target=beat, daemon=True).start()
-"""
-
-
-class Listed(Cluster):
-    """A job whose hosts a, b and c may lead."""
-
-    def __init__(self, ft, network, names, *options, conf=CONF):
-        super().__init__(ft, network, names, *options, master="a,b,c", conf=conf)
-        self.beats = Path(f"{self.gate}.beats")
-        self._script = ft.script(BEATS + WORKER, "beating_worker.py")
-
-    def leader(self, besides=""):
-        """Wait until a host leads, and return its name."""
-        found: list[str] = []
-
-        def leads():
-            found[:] = [
-                name
-                for name in "abc"
-                if name not in besides
-                and name in self.agents
-                and re.findall(r"this host (no longer )?leads", self._said(name))[-1:] == [""]
-            ]
-            return bool(found)
-
-        self.ft.wait_until(leads, "a host leads")
-        return found[0]
-
-    def status(self, name):
-        """Ask a host."""
-        asked = self.ft.run("status", f"{name}:{PORT}", "--json", host=self.hosts[name])
-        return json.loads(asked.stdout)
-
-    def agree(self, names):
-        """Return whether hosts name the same leader, and that it is one of them."""
-        found = [self.status(name) for name in names]
-        leads = {(status["leader"], status["term"]) for status in found}
-        return len(leads) == 1 and sum(status["lease_s"] > 0 for status in found) == 1
-
-    def run_again(self, names):
-        """Wait until the workers of a round after the first run in hosts."""
-        self.ft.wait_until(
-            lambda: all(max(self.rounds(name), default=0) > 0 for name in names),
-            f"{', '.join(names)} run again",
-        )
-
-    def worlds_never_met(self):
-        """Check what the workers have written; return how many worlds there were."""
-        times = defaultdict(list)
-        for line in self.beats.read_text().splitlines():
-            at, world = line.split()
-            times[world].append(float(at))
-        spans = sorted((min(of), max(of), world) for world, of in times.items())
-        for (_, end, before), (begin, _, after) in itertools.pairwise(spans):
-            assert end < begin, f"workers of {before} were alive with those of {after}"
-        return len(spans)
-
-
-def without(names, *gone):
-    return "".join(name for name in names if name not in gone)
 
 
 def test_the_process_that_leads_dies(ft, network):
@@ -109,17 +37,20 @@ def test_the_process_that_leads_dies(ft, network):
     assert job.worlds_never_met() >= 2
 
 
+def start_masters(job, names="abc"):
+    """Start masters alone in hosts, with the list of all three."""
+    listed = ",".join(f"{name}:{PORT}" for name in "abc")
+    for name in names:
+        job.agents[name] = job.ft.start(
+            "master", "--bind", listed, "--rdzv-conf", job.conf, host=job.hosts[name]
+        )
+    return {name: job.agents[name] for name in "abc"}
+
+
 def test_the_leader_of_three_lone_masters_dies(ft, network):
     """No worker is touched; the masters that are left end with the job, and with its status."""
     job = Listed(ft, network, "abcde", "--nnodes", 2)
-    masters = {
-        name: ft.start(
-            "master", "--rdzv-endpoint", f"a:{PORT},b:{PORT},c:{PORT}", "--rdzv-conf", CONF,
-            host=job.hosts[name],
-        )
-        for name in "abc"
-    }  # fmt: skip
-    job.agents |= masters
+    masters = start_masters(job)
     started = job.start("de")
     leader = job.leader()
     since = time.monotonic()
@@ -135,6 +66,75 @@ def test_the_leader_of_three_lone_masters_dies(ft, network):
     assert job.started("de", 1)
     job.ends("de" + others)
     assert job.worlds_never_met() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fence", ["6", "never"])
+def test_the_leaders_host_loses_its_power_and_the_world_shrinks(ft, network, fence):
+    conf = f"fence={fence},last_call_timeout=2"
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4", conf=conf)
+    job.start("abcd")
+    leader = job.leader()
+    left = without("abcd", leader)
+    since = time.monotonic()
+    job.hosts[leader].cut()
+    job.hosts[leader].kill()
+    job.run_again(left)
+    job.ft.measured(f"leader without power, fence={fence}: all run again", since)
+    assert {job.restarts(name) for name in left} == {1}
+    job.ends(left)
+    assert job.worlds_never_met() == 2
+
+
+@pytest.mark.slow
+def test_the_process_that_leads_dies_and_is_started_again(ft, network):
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4")
+    job.start("abcd")
+    leader = job.leader()
+    since = time.monotonic()
+    job.kill_agent(leader)
+    job.agent(leader)
+    job.run_again("abcd")
+    job.ft.measured("leader killed and started again: all run again", since)
+    job.ends("abcd")
+    assert job.worlds_never_met() >= 2
+
+
+MOMENTS = {"start": 8.0, "checks": 15.0, "stop": 1.0, "regroup": 2.0, "verdict": 0.3}
+"""What is under way when the leader dies, and how long it takes in seconds, roughly."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_process_that_leads_dies_at_any_moment(ft, network, moment):
+    checks = ("--network-check",) if moment == "checks" else ()
+    conf = f"{QUICK},join_timeout=60,master_timeout=60"
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4", *checks, conf=conf)
+    for name in "abcd":
+        job.agent(name)
+    left = "abcd"
+    if moment not in ("start", "checks"):
+        job.started("abcd", 0)
+    if moment == "stop":
+        slow = job.told("slow")
+        job.told("fail", 0)
+    elif moment == "regroup":
+        left = without(left, "d")
+        job.kill_agent("d")
+    elif moment == "verdict":
+        job.gate.touch()
+    threading.Event().wait(random.uniform(0.0, MOMENTS[moment]))  # the moment is the test
+    leader = next(filter(job.leads, "abc"), "a")
+    job.agents[leader].send(signal.SIGKILL)
+    job.agents[leader].wait()
+    left = without(left, leader)
+    if moment == "stop":
+        slow.unlink()
+    if moment != "verdict":
+        job.leader(besides=leader)
+    job.gate.touch()
+    assert {name: job.agents[name].wait() for name in left} == dict.fromkeys(left, 0)
+    job.worlds_never_met()
 
 
 @pytest.mark.slow
@@ -160,8 +160,13 @@ def test_the_leaders_host_loses_its_power_and_a_spare_takes_its_place(ft, networ
 
 
 @pytest.mark.slow
-def test_the_leader_is_cut_off_and_comes_back(ft, network):
-    job = Listed(ft, network, "abcde", "--nnodes", "2:5")
+@pytest.mark.parametrize("has_token", [False, True], ids=["open", "token"])
+def test_the_leader_is_cut_off_and_comes_back(ft, network, has_token):
+    token = ft.folder / "token"
+    with open(token, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(ft.run("token").stdout)
+    options = ("--token-file", token) if has_token else ()
+    job = Listed(ft, network, "abcde", "--nnodes", "2:5", *options)
     job.start("abcde")
     leader = job.leader()
     since = time.monotonic()
@@ -171,11 +176,50 @@ def test_the_leader_is_cut_off_and_comes_back(ft, network):
     job.agents[leader].expect("the workers here are killed")
     job.run_again(left)
     job.ft.measured("leader cut off: the others run again", since)
+    ft.wait_until(lambda: job.agree(without("abc", leader)), "the hosts agree which one leads")
     job.hosts[leader].mend()
     job.agents[leader].expect("connected to the master again")
     assert job.worlds_never_met() >= 2
     job.ends("abcde")
     job.worlds_never_met()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_one_way_of_the_leaders_link_is_lost(ft, network, way):
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4")
+    job.start("abcd")
+    leader = job.leader()
+    left = without("abcd", leader)
+    ends = [(job.hosts[leader], job.hosts[name]) for name in left]
+    ways = [(one, other) if way == "out" else (other, one) for one, other in ends]
+    for sender, receiver in ways:
+        sender.blackhole(receiver, add=True)
+    job.agents[leader].expect("this host no longer leads")
+    job.agents[leader].expect("the workers here are killed")
+    job.run_again(left)
+    for sender, receiver in ways:
+        sender.blackhole(receiver, add=False)
+    job.agents[leader].expect("connected to the master again")
+    job.ends("abcd")
+    assert job.worlds_never_met() >= 2
+
+
+@pytest.mark.slow
+def test_the_leaders_host_freezes_and_thaws(ft, network):
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4")
+    job.start("abcd")
+    leader = job.leader()
+    left = without("abcd", leader)
+    since = time.monotonic()
+    job.hosts[leader].freeze()
+    job.run_again(left)
+    job.ft.measured("leader frozen: the others run again", since)
+    job.hosts[leader].thaw()
+    job.agents[leader].expect("this host no longer leads")
+    job.agents[leader].expect("connected to the master again")
+    job.ends("abcd")
+    assert job.worlds_never_met(thawed=leader) >= 2
 
 
 @pytest.mark.slow
@@ -193,4 +237,47 @@ def test_two_of_three_hosts_are_lost_and_one_comes_back(ft, network):
     job.agent(other)
     job.run_again(left)
     job.ends(left + other)
+    job.worlds_never_met()
+
+
+@pytest.mark.slow
+def test_two_of_three_lone_masters_are_lost_and_one_comes_back(ft, network):
+    """Without a fence the workers run on, and nothing is decided until then."""
+    job = Listed(ft, network, "abcde", "--nnodes", 2, conf=f"{QUICK},fence=never")
+    start_masters(job)
+    started = job.start("de")
+    leader = job.leader()
+    other = next(name for name in "abc" if name != leader)
+    for name in (leader, other):
+        job.agents[name].send(signal.SIGKILL)
+        job.agents[name].wait()
+    job.expect("de", "no connection to the master")
+    start_masters(job, other)
+    second = job.leader(besides=leader)
+    job.agents[second].expect("round=0 taken over")
+    job.expect("de", "connected to the master again")
+    assert job.are_alive(*started.values())
+    job.ends("de" + without("abc", leader))
+    assert job.worlds_never_met() == 1
+
+
+@pytest.mark.slow
+def test_a_listed_host_comes_back_empty_with_another_address(ft, network):
+    """It votes and joins as a node; what leads meanwhile leads on."""
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4", "--rescale-delay", 1)
+    job.start("abcd")
+    job.hosts["a"].cut()
+    job.hosts["a"].kill()
+    job.run_again("bcd")
+    leader = job.leader(besides="a")
+    ft.wait_until(lambda: job.agree("bc"), "the hosts agree which one leads")
+    term = job.status(leader)["term"]
+    job.hosts["a"].move("10.77.200.1")
+    network.alias("a", job.hosts["a"])
+    job.hosts["a"].mend()
+    job.agent("a")
+    job.agents["a"].expect(r"started ranks=.* on 4 node\(s\)")
+    ft.wait_until(lambda: job.agree("abc"), "the hosts agree which one leads")
+    assert (job.status("a")["term"], job.leader()) == (term, leader)
+    job.ends("abcd")
     job.worlds_never_met()

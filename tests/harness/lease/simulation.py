@@ -167,13 +167,11 @@ class History:
         self._tell("no more faults; back: " + " ".join(host.name for host in back))
         begin = world.now
         bound = (world.times.lease_s + world.times.wait_s + 2.0) / 0.95
-        for has_to_last in (False, True):
-            if has_to_last:
-                world.run_until(world.now + _CALM_S)
-            while world.running() is None:
-                world.run_until(world.now + 0.1)
-                if world.now - begin < _CALM_S:
-                    self._replace()
+        while world.now - begin < _CALM_S or world.running() is None:
+            world.run_until(world.now + 0.1)
+            if world.now - begin < _CALM_S:
+                self._replace()
+            if world.running() is None:
                 since_s = world.now - max(begin, world.changed_at)
                 self.longest_s = max(self.longest_s, since_s)
                 if since_s > bound:
