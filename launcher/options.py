@@ -97,6 +97,11 @@ class RendezvousOptions:
     trust: TrustOptions | None = None
     """What closes the wire; None: plain text."""
 
+    @property
+    def where(self) -> str:
+        """Where the nodes meet, for people."""
+        return ", ".join(map(str, self.endpoints or (self.endpoint,)))
+
 
 @dataclass(frozen=True, slots=True)
 class LadderOptions:

@@ -6,17 +6,11 @@ imports torch.
 """
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 from ... import events as ev
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
-from ...rendezvous.protocol.check_messages import (
-    CheckOrder,
-    CheckProgress,
-    CheckResult,
-    CheckVerdict,
-)
+from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -26,7 +20,7 @@ from ...rendezvous.protocol.messages import (
     ChallengeReply,
     Excluded,
     Heard,
-    Leave,
+    NodeMessage,
     NodeSpec,
     Outcome,
     Refused,
@@ -36,11 +30,11 @@ from ...rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ...rendezvous.protocol.stacks import NoHang, StackOrder, StackReport, Suspicion
+from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder, StepsReport
 from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
-from ...values import dataclass, replace
+from ...values import replace
 from ..machine.network import PortReservation
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
@@ -58,13 +52,13 @@ from ..stacks.steps import rank_steps
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
-from .ending import NodeEnd, show_verdict
+from .ending import Farewell, FarewellOver, NodeEnd, Signalled, show_verdict
 from .hangs import Hangs
 from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
-from .reports import NodeReports, Report
-from .signals import heard, unless_asked
+from .reports import NodeReports
+from .signals import unless_asked
 from .snapshots import HeldSnapshots, NodeOffers
 from .supervisor import Supervisor, TimeOver
 from .worker_group import WorkerGroupState
@@ -73,16 +67,7 @@ _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Signalled:
-    number: int
-
-
-class _FarewellOver:
-    """The time in which a leaving node waits for an absent master is over."""
-
-
-_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver | FenceTick
+_Event = LinkEvent | SpawnerEvent | Signalled | FarewellOver | TimeOver | FenceTick
 
 
 class Agent:
@@ -126,12 +111,19 @@ class Agent:
         self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
+        self._farewell = Farewell(
+            self._end,
+            parts,
+            lambda: self._claim.has_peers and not self.status.connected,
+            self._send,
+            self.post,
+        )
         self._reports = NodeReports(
             self._claim,
             self._end,
             self._offers,
             self._send,
-            self._left,
+            self._farewell.left,
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(
@@ -141,8 +133,11 @@ class Agent:
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
         self._hangs = Hangs(options.hang, self._node.host, self._send, self._event)
-        self._fencing: Fencing | None = None
-        """Where several hosts may lead."""
+        self._fencing = Fencing(
+            options.rendezvous.timeouts,
+            self.post,
+            may_change=bool(options.rendezvous.endpoints),
+        )
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
@@ -180,7 +175,7 @@ class Agent:
             SpawnerLostError: the spawner died.
         """
         loop = asyncio.get_running_loop()
-        self._handle_signals(loop)
+        self._farewell.listen(loop)
         self._parts.spawner.listen(self.post)
         self._workers.listen(loop)
         self._snapshots.listen(loop)
@@ -188,84 +183,31 @@ class Agent:
         if relay is not None:
             relay.attach(loop)
         self._link = connect(self)
-        if self._options.rendezvous.endpoints:
-            self._fencing = Fencing(self._options.rendezvous.timeouts, self.post)
-            self._fencing.arm()
+        self._fencing.arm()
         self._checks.prepare()
         loop.call_soon(adopt_orphans, loop)
-        while not self._is_over():
+        while not self._end.is_known or self._workers.group is not None:
             await self._handle(await self._events.get())
-        self._workers.close()
-        self._hangs.close()
-        if self._fencing is not None:
-            self._fencing.close()
-        self._snapshots.close()
+        for part in (self._workers, self._hangs, self._fencing, self._snapshots):
+            part.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
             self._parts.display.hurry()
         return self._end.status()
 
-    def _is_over(self) -> bool:
-        """Whether the outcome is known and nothing of the workers is left."""
-        return self._end.is_known and self._workers.group is None
-
-    # --- signals -----------------------------------------------------------------------------
-
-    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        for number in heard(self._options.signals):
-            loop.add_signal_handler(number, self.post, _Signalled(number))
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            if number not in self._options.signals:
-                loop.add_signal_handler(number, self._parts.spawner.signal, number)
-
-    async def _signalled(self, event: _Signalled) -> None:
-        name, group = signal_name(event.number), self._workers.group
-        if not self._end.is_pending:
-            if event.number == signal.SIGINT and group is not None:
-                self._event(ev.KilledOnRequest())
-                group.kill()
-            elif group is None:
-                self._end.left()  # it only waits for the master
-            return
-        self._end.asked_by(event.number)
-        self._event(ev.NodeSignalled(name, group.alive if group is not None else 0))
-        self._send(Leave(name))
-        if group is None:
-            self._left()
-        else:
-            self._workers.stop(event.number)
-
-    def _left(self) -> None:
-        """Leave, now that no worker is left, if a signal asked for it; tell the master first.
-
-        An absent master is waited for, briefly and never beyond ``--shutdown-timeout``: it would
-        take this node for lost, which costs the others a restart.
-        """
-        is_missed = self._claim.has_peers and not self.status.connected
-        patience_s = self._end.patience_s() if is_missed else 0.0
-        if patience_s > 0:
-            self._event(ev.MasterAwaitedToLeave(patience_s))
-            asyncio.get_running_loop().call_later(patience_s, self.post, _FarewellOver())
-        else:
-            self._end.left()
-
     # --- the master --------------------------------------------------------------------------
 
-    def _is_fenced(self, event: _Event) -> bool:
-        """Kill the workers where there was no leader for too long; return whether that is so."""
-        if self._fencing is None:
-            return False
-        is_due, group = self._fencing.is_due(), self._workers.group
-        if is_due and group is not None and group.state is not WorkerGroupState.KILLING:
-            self._event(ev.WorkersFenced(self._options.rendezvous.timeouts.fence_s))
+    def _fence(self) -> None:
+        """Kill the workers: no host has led for too long."""
+        group = self._workers.group
+        if group is not None and group.state is not WorkerGroupState.KILLING:
+            self._event(ev.WorkersFenced(self._fencing.limit_s))
             self._workers.kill()
-        if isinstance(event, FenceTick):
-            self._fencing.arm()
-        return is_due
 
     async def _handle(self, event: _Event) -> None:
-        is_fenced = self._is_fenced(event)
+        if is_fenced := self._fencing.is_due(event):
+            self._fence()
         match event:
             case Start() if is_fenced:
                 pass  # of a leader that this node has lost
@@ -320,9 +262,9 @@ class Agent:
                 self._event(told.preload(event, self._options.preload))
             case SpawnerGone():
                 await self._spawner_gone()
-            case _Signalled():
-                await self._signalled(event)
-            case _FarewellOver():
+            case Signalled():
+                self._farewell.signalled(event, self._workers)
+            case FarewellOver():
                 self._end.left()
 
     def _renamed(self, node_id: str) -> None:
@@ -357,8 +299,7 @@ class Agent:
         self.status.checking = ""
 
     def _link_up(self, again: bool) -> None:
-        if self._fencing is not None:
-            self._fencing.found()
+        self._fencing.found()
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
@@ -369,15 +310,12 @@ class Agent:
         self._told_down.clear()
 
     def _link_down(self, reason: str) -> None:
-        if self._fencing is not None:
-            self._fencing.lost()
+        self._fencing.lost()
         self.status.connected = False
         if reason not in self._told_down:  # while a link is cut, two may take turns for minutes
             self._told_down.add(reason)
-            running = self._workers.group is not None
-            rendezvous = self._options.rendezvous
-            where = ", ".join(map(str, rendezvous.endpoints or (rendezvous.endpoint,)))
-            self._event(ev.MasterUnreachable(reason, where, running))
+            has_workers = self._workers.group is not None
+            self._event(ev.MasterUnreachable(reason, self._options.rendezvous.where, has_workers))
 
     async def _waiting(self, waiting: Waiting) -> None:
         before, self.status.waiting = self.status.waiting, waiting
@@ -457,16 +395,6 @@ class Agent:
         first = self._claim.first_rank
         return {} if first is None else dict(enumerate(self._workers.last_pids, start=first))
 
-    def _send(
-        self,
-        message: Report
-        | Leave
-        | ChallengeReply
-        | Heard
-        | CheckResult
-        | StackReport
-        | Suspicion
-        | StepsReport,
-    ) -> None:
+    def _send(self, message: NodeMessage) -> None:
         assert self._link is not None
         self._link.send(message)

@@ -1,15 +1,21 @@
 """How a node's part in its job ends: by the verdict, by a signal, or for a local reason."""
 
+import asyncio
 import signal
 import time
+from collections.abc import Callable
 
 from ... import events as ev
 from ... import exit_codes
 from ...rendezvous.policy.matches import exit_status
-from ...rendezvous.protocol.messages import Outcome, Verdict
+from ...rendezvous.protocol.failure import signal_name
+from ...rendezvous.protocol.messages import Leave, Outcome, Verdict
+from ...values import dataclass
 from ..options import LaunchOptions
 from ..reporting.failure_report import final_report
 from .parts import NodeParts
+from .signals import heard
+from .supervisor import Supervisor
 
 _FAREWELL_S = 5.0
 """The longest time that a leaving node waits for an absent master, to tell it why."""
@@ -86,6 +92,81 @@ class NodeEnd:
             return verdict.exit_code
         status = exit_status(verdict.cause) if verdict.cause is not None else None
         return status or verdict.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """This process got a signal."""
+
+    number: int
+
+
+class FarewellOver:
+    """The time in which a leaving node waits for an absent master is over."""
+
+
+class Farewell:
+    """Leaving because a signal asks for it. The master is told first, if it is there in time."""
+
+    def __init__(
+        self,
+        end: NodeEnd,
+        parts: NodeParts,
+        is_missed: Callable[[], bool],
+        send: Callable[[Leave], None],
+        post: Callable[[Signalled | FarewellOver], None],
+    ) -> None:
+        """Begin without a signal.
+
+        Args:
+            end: is told of the signal, and when nothing is left to be waited for.
+            parts: which signals are handled; those for the workers are passed on.
+            is_missed: returns whether the master would take this node for lost, if it left now.
+            send: sends a message to the master.
+            post: queues an event; it comes back through ``signalled``, or ends the node.
+        """
+        self._end, self._parts = end, parts
+        self._is_missed, self._send, self._post = is_missed, send, post
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handle signals from now on."""
+        signals = self._parts.options.signals
+        for number in heard(signals):
+            loop.add_signal_handler(number, self._post, Signalled(number))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            if number not in signals:
+                loop.add_signal_handler(number, self._parts.spawner.signal, number)
+
+    def signalled(self, event: Signalled, workers: Supervisor) -> None:
+        """Stop the workers and leave; a second Ctrl-C kills them."""
+        name, group = signal_name(event.number), workers.group
+        if not self._end.is_pending:
+            if event.number == signal.SIGINT and group is not None:
+                self._parts.display.event(ev.KilledOnRequest())
+                group.kill()
+            elif group is None:
+                self._end.left()  # it only waits for the master
+            return
+        self._end.asked_by(event.number)
+        self._parts.display.event(ev.NodeSignalled(name, group.alive if group is not None else 0))
+        self._send(Leave(name))
+        if group is None:
+            self.left()
+        else:
+            workers.stop(event.number)
+
+    def left(self) -> None:
+        """Leave, now that no worker is left, if a signal asked for it; tell the master first.
+
+        An absent master is waited for, briefly and never beyond ``--shutdown-timeout``: it would
+        take this node for lost, which costs the others a restart.
+        """
+        patience_s = self._end.patience_s() if self._is_missed() else 0.0
+        if patience_s > 0:
+            self._parts.display.event(ev.MasterAwaitedToLeave(patience_s))
+            asyncio.get_running_loop().call_later(patience_s, self._post, FarewellOver())
+        else:
+            self._end.left()
 
 
 def show_verdict(verdict: Verdict, parts: NodeParts) -> None:

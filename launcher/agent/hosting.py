@@ -71,7 +71,7 @@ class Hosting:
             self._master = self._new_master(self._settings())
             return
         if endpoints := self._options.endpoints:
-            self.where = f"master at one of {', '.join(map(str, endpoints))}"
+            self.where = f"master at one of {self._options.where}"
             listed = await listed_host(
                 endpoints,
                 self._options.timeouts,

@@ -1,6 +1,7 @@
-"""The fence of this node, with its clock: only where several hosts may lead."""
+"""The fence of this node, with its clock. Where one host leads there is none: no tick comes."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -18,25 +19,33 @@ class FenceTick:
 class Fencing:
     """Knows when this node has been without a leader for too long."""
 
-    def __init__(self, timeouts: Timeouts, post: Callable[[FenceTick], None]) -> None:
-        """Begin without a leader, on the running event loop.
+    def __init__(
+        self, timeouts: Timeouts, post: Callable[[FenceTick], None], *, may_change: bool
+    ) -> None:
+        """Begin without a leader; ``arm`` it on an event loop.
 
         Args:
             timeouts: the fence, and after which silence a stream is given up.
             post: queues a tick; ``is_due`` is to be called when its turn comes.
+            may_change: several hosts may lead.
         """
         silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
-        self._fence = Fence(timeouts.fence_s, silence, _now())
+        self.limit_s = timeouts.fence_s if may_change else math.inf
+        self._fence = Fence(self.limit_s, silence, _now())
         self._post = post
         self._timer: asyncio.TimerHandle | None = None
 
-    def is_due(self) -> bool:
-        """Return whether no worker may live here; to be called before each event."""
+    def is_due(self, event: object) -> bool:
+        """Return whether no worker may live here; to be called before each event is handled."""
+        if isinstance(event, FenceTick):
+            self.arm()
         return self._fence.tick(_now())
 
     def arm(self) -> None:
         """Have the next tick posted."""
         self.close()
+        if self.limit_s == math.inf:
+            return
         delay_s = self._fence.deadline() - _now()
         if delay_s <= 0 or delay_s > _TICK_S:
             delay_s = _TICK_S
