@@ -95,11 +95,14 @@ class Listed(Cluster):
             at, world, host = line.split()
             times[world].append((float(at), host))
         spans = sorted(
-            (min(of)[0], max((at for at, host in of if host != thawed), default=0.0), world)
+            (min(of), max((beat for beat in of if beat[1] != thawed), default=min(of)), world)
             for world, of in times.items()
         )
-        for (_, end, before), (begin, _, after) in itertools.pairwise(spans):
-            assert end < begin, f"workers of {before} were alive with those of {after}"
+        for (_, (end, last), before), ((begin, first), _, after) in itertools.pairwise(spans):
+            assert end < begin, (
+                f"a worker of {before} was alive in {last} for {end - begin:.2f} s after one of"
+                f" {after} had begun in {first}"
+            )
         return len(spans)
 
 
