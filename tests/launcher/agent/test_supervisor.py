@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 from ft_run.launcher.agent.parts import NodeParts
-from ft_run.launcher.agent.supervisor import HUNG_S, Listener, Supervisor, TimeOver
+from ft_run.launcher.agent.supervisor import HUNG_S, SETTLE_S, Listener, Supervisor, TimeOver
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.agent.worker_group import WorkerGroupState
 from ft_run.launcher.logs.log_dir import LogDir
@@ -83,9 +83,9 @@ class Node:
         while self.over:
             self._do(self.supervisor.time_over(self.over.pop(0)))
 
-    def stop(self, *, is_hung: bool = False) -> None:
+    def stop(self, *, is_hung: bool = False, lets_settle: bool = False) -> None:
         async def stop() -> None:
-            self.supervisor.stop(is_hung=is_hung)
+            self.supervisor.stop(is_hung=is_hung, lets_settle=lets_settle)
 
         self._do(stop())
 
@@ -186,6 +186,7 @@ def test_hung_workers_are_ended_when_their_flight_recorders_have_written(
 ) -> None:
     def test(node: Node) -> None:
         node.stop(is_hung=True)
+        node.stop(is_hung=True)  # said twice
         for rank in (0, 1):
             (tmp_path / f"trace_{rank}").write_text("collectives")
         node.clock.pass_to(0.6)
@@ -207,6 +208,18 @@ def test_flight_recorders_are_not_asked_for_workers_that_do_not_hang(pipes: None
     def test(node: Node) -> None:
         node.stop()
         assert node.spawner.asked == ["spawn 2", "stop 15"]
+
+    with_node(test)
+
+
+def test_a_worker_that_is_ending_is_waited_for_a_moment(pipes: None, capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop(lets_settle=True)
+        assert node.spawner.asked == ["spawn 2"]
+        node.clock.pass_to(SETTLE_S + 0.1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15"]
+        assert "flight recorder" not in capfd.readouterr().err
 
     with_node(test)
 
