@@ -187,10 +187,10 @@ class Supervisor:
         """
         if (group := self.group) is None:
             return
-        if is_hung and group.state is WorkerGroupState.RUNNING:
-            # Said twice: it is under way.
-            is_recording, self._is_hung = self._is_hung, True
-            if is_recording or self._have_recorded(group):
+        if is_hung and not group.state.is_ending:
+            is_said_again, self._is_hung = self._is_hung, True
+            is_running = group.state is WorkerGroupState.RUNNING
+            if is_running and (is_said_again or self._have_recorded(group)):
                 return
         if lets_settle and group.state is WorkerGroupState.RUNNING and group.alive:
             if not self._is_settling:
