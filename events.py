@@ -256,6 +256,20 @@ class StacksKept:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectivesRecorded:
+    """NCCL's flight recorder has written down the last collectives of workers that hang."""
+
+    round: int
+    node_rank: int
+    written: tuple[int, ...]
+    """Ranks that have."""
+    late: tuple[int, ...]
+    """Ranks that have not within their time."""
+    files: str
+    """What the names of the files begin with; the rank follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimerExpired:
     """A process did not take its timer back in time (``torch.distributed.elastic.timer``)."""
 
@@ -455,6 +469,7 @@ Event = (
     | WorkersKilled
     | HangDismissed
     | StacksKept
+    | CollectivesRecorded
     | TimerExpired
     | WorkersSucceeded
     | LeftoversEnded

@@ -1,6 +1,6 @@
 """How the master behaves with thousands of agents: joining, and forming a world anew.
 
-    python benchmarks/scale.py [--agents 32,1000,10000] [--repeats 7] [--json FILE]
+    python benchmarks/scale.py [--agents 32,1000,10000] [--repeats 7] [--stacks] [--json FILE]
 
 Runs the real ``ft-run master`` in a process of its own; the agents are simulated, in a second
 process (``swarm.py``), over real gRPC streams; beside it, the same with a server that decides
@@ -29,6 +29,9 @@ from jobs import environment, free_port
 TARGETS_S = {1_000: 0.3, 10_000: 3.0}
 """Agents → seconds in which their world must be formed again."""
 
+STACKS_TARGET_S = 3.0
+"""In which ``ft-run stacks`` must say where the workers of 1,000 agents are."""
+
 _SPARE_FILES = 200
 _SWARM_TIMEOUT_S = 900.0
 _MASTER_START_S = 30.0
@@ -50,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         median = number(reform_s(results[-1]))
         print(f"  {agents} agents: re-formed in {median} s (median)", flush=True)
+        if (stacks := results[-1]["stacks"]) is not None:
+            took = f"{number(stacks['seconds'])} s, {number(stacks['master_cpu_s'])} s of CPU"
+            target = f"<= {STACKS_TARGET_S:g} s for 1000"
+            print(f"  {agents} agents: ft-run stacks took {took} in the master ({target})")
     if results:
         print(f"\n{report(results)}\n\n{growth(results)}")
     for sentence in failures:
@@ -78,6 +85,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--idle-s", type=float, default=5.0, metavar="T", help="seconds of watching the idle master"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
+    parser.add_argument("--stacks", action="store_true", help="also time ft-run stacks, once")
     parser.add_argument("--token", action="store_true", help="every connection is mutual TLS")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
@@ -116,7 +124,9 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
         program = [sys.executable, "-m", "cProfile", "-o", str(args.profile), *program]
     result = _with_master([*program, "master", "--bind", f"127.0.0.1:{free_port()}"], agents, args)
     bare = [sys.executable, str(Path(__file__).with_name("bare_master.py")), str(agents)]
-    floor = _with_master(bare, agents, argparse.Namespace(**{**vars(args), "idle_s": 0.0}))
+    floor = _with_master(
+        bare, agents, argparse.Namespace(**{**vars(args), "idle_s": 0.0, "stacks": False})
+    )
     return result | {"floor": floor}
 
 
@@ -166,6 +176,7 @@ def _swarm(port: int, master_pid: int, agents: int, args: argparse.Namespace) ->
         "repeats": args.repeats,
         "streams-per-channel": args.streams_per_channel,
         "idle-s": args.idle_s,
+        "stacks": int(args.stacks),
         "master-pid": master_pid,
     }
     swarm = subprocess.run(

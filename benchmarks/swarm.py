@@ -1,9 +1,11 @@
 """Thousands of simulated agents in one process, over real streams, against a real master.
 
-    swarm.py --port PORT --agents N --repeats R --streams-per-channel S --idle-s T --master-pid PID
+    swarm.py --port PORT --agents N --repeats R --streams-per-channel S --idle-s T
+             --stacks 0|1 --master-pid PID
 
 Started by ``scale.py``; writes one JSON object. An agent here is a stream and prepared bytes: it
-joins, answers a stop with the confirmation that it has no workers left, and takes its place.
+joins, answers a stop with the confirmation that it has no workers left, and takes its place; asked
+where its workers are, it says that they wait in a collective, and one that it sleeps elsewhere.
 What is sent is encoded beforehand, outside what is timed, so that the client costs little.
 """
 
@@ -19,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -37,6 +40,7 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
 )
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport
 from ft_run.rendezvous.transport.channel_options import SERVICE, client_options
 from ft_run.rendezvous.transport.codec import encode_node
 from ft_run.rendezvous.trust.credentials import TokenTrust
@@ -80,7 +84,7 @@ class RoundCost:
 class _Node:
     """One simulated agent."""
 
-    __slots__ = ("_call", "_index", "_job", "_swarm", "_writing", "stopped")
+    __slots__ = ("_call", "_index", "_job", "_swarm", "_writing", "stacks", "stopped")
 
     def __init__(self, index: int, job: JobSpec, swarm: "Swarm") -> None:
         self._index, self._job, self._swarm = index, job, swarm
@@ -88,6 +92,8 @@ class _Node:
         self._writing = asyncio.Lock()
         self.stopped = b""
         """What it answers to a stop; prepared for each round."""
+        self.stacks = b""
+        """What it answers when it is asked where its workers are, once."""
 
     @property
     def _address(self) -> str:
@@ -126,6 +132,18 @@ class _Node:
         offer = Offer(self._address, 40000 + round_number % 10000)
         self.stopped = encode_node(Stopped(round_number, offer))
 
+    def prepare_stacks(self) -> None:
+        """Have the answer to the first question for stacks at hand."""
+        frames = [Frame(f"torch/nn/part{n}.py", n, "forward", is_library=True) for n in range(12)]
+        stacks = []
+        for rank in range(self._index * WORKERS, (self._index + 1) * WORKERS):
+            line = (41, "file.read()") if rank == 17 else (88, "dist.all_reduce(loss)")
+            own = Frame("train.py", line[0], "main", source=line[1])
+            host = f"node-{self._index}"
+            there = RankStack(rank, self._index, host, RankState.ANSWERED, (*frames, own), 1204)
+            stacks.append(there)
+        self.stacks = encode_node(StackReport(1, tuple(stacks)))
+
     async def send(self, data: bytes) -> None:
         """Send prepared bytes."""
         self._swarm.cost.sent += 1
@@ -149,6 +167,8 @@ class _Node:
                 swarm.started(message.start.assignment)
             elif body == "stop":
                 await self.send(self.stopped)
+            elif body == "stackorder":
+                await self.send(self.stacks)
             elif body == "verdict":
                 await self.send(_HEARD)
                 await call.done_writing()
@@ -194,6 +214,25 @@ class Swarm:
             node.prepare(self._round)
         report = failing.failed(self._round)
         return await self._timed(lambda: failing.send(report))
+
+    async def ask_for_stacks(self) -> dict[str, float]:
+        """Have ``ft-run stacks`` ask all of them; return what it took until it had ended."""
+        for node in self._nodes:
+            node.prepare_stacks()
+        program = Path(sys.executable).with_name("ft-run")
+        cpu_before, started = cpu_s(self._master_pid), time.perf_counter()
+        command = await asyncio.create_subprocess_exec(
+            program, "stacks", f"127.0.0.1:{self._port}", stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await command.communicate()
+        seconds = time.perf_counter() - started
+        master_cpu_s = cpu_s(self._master_pid) - cpu_before
+        heads = [line for line in said.decode().splitlines() if line.startswith("rank")]
+        last = len(self._nodes) * WORKERS - 1
+        wanted = ["rank 17 on node 2 (node-2) · step 1204", f"ranks 0-16,18-{last} · step 1204"]
+        if heads != wanted:
+            raise RuntimeError(f"ft-run stacks said {heads} after {seconds:.1f} s")
+        return {"seconds": seconds, "master_cpu_s": master_cpu_s}
 
     async def finish(self) -> None:
         """Let all agents succeed; return when each has heard the verdict."""
@@ -282,12 +321,14 @@ async def _run(args: argparse.Namespace) -> dict[str, object]:
         idle_s = time.perf_counter() - idle_since
         idle = 100 * (cpu_s(args.master_pid) - cpu_before) / idle_s if idle_s else 0.0
         size = memory(args.master_pid)
+        stacks = await swarm.ask_for_stacks() if args.stacks else None
         await swarm.finish()
     return {
         "agents": args.agents,
         "join": asdict(join),
         "rounds": [asdict(cost) for cost in rounds],
         "master_idle_percent": idle,
+        "stacks": stacks,
         "master_rss_mib": size.rss,
         "client_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
@@ -301,7 +342,7 @@ def _raise_open_files_limit() -> None:
 def main() -> int:
     """Run one swarm."""
     parser = argparse.ArgumentParser()
-    for name in ("port", "agents", "repeats", "streams-per-channel", "master-pid"):
+    for name in ("port", "agents", "repeats", "streams-per-channel", "stacks", "master-pid"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--idle-s", type=float, required=True)
     args = parser.parse_args()

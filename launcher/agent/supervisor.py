@@ -25,6 +25,7 @@ from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
 from ..stacks.collect import AskedWorker
+from ..stacks.flight_recorder import LOOK_S, FlightRecorders
 from . import told
 from .failure_record import (
     SHORTAGE,
@@ -120,6 +121,7 @@ class Supervisor:
         self._is_settling = False
         self._is_hung = False
         """The workers are being stopped because they hang."""
+        self._recorders = FlightRecorders({})
         self._oom = OomWatch()
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
@@ -161,7 +163,7 @@ class Supervisor:
         self._timed_out.clear()
         if self._timers is not None:
             self._timers.forget()
-        self._is_settling = False
+        self._is_settling = self._is_hung = False
         self._group = WorkerGroup(assignment, logs, self._node.role, self._spawner, self._relay)
         try:
             self._programs = self._group.start(self._commands, self._cpus)
@@ -180,10 +182,16 @@ class Supervisor:
         Args:
             number: the signal.
             lets_settle: first give workers that are ending by themselves a moment.
-            is_hung: they hang, and are not given the time to save anything.
+            is_hung: they hang, and are not given the time to save anything; what NCCL's flight
+                recorder has of them is written first.
         """
         if (group := self.group) is None:
             return
+        if is_hung and not group.state.is_ending:
+            is_said_again, self._is_hung = self._is_hung, True
+            is_running = group.state is WorkerGroupState.RUNNING
+            if is_running and (is_said_again or self._have_recorded(group)):
+                return
         if lets_settle and group.state is WorkerGroupState.RUNNING and group.alive:
             if not self._is_settling:
                 self._is_settling = True
@@ -195,7 +203,6 @@ class Supervisor:
         if group.state is before:
             return  # it is being stopped already, and its time runs
         if group.state is WorkerGroupState.STOPPING:
-            self._is_hung = is_hung
             self._arm(group, self._patience_s)
         else:
             self._arm(group, SURVIVES_KILL_S)
@@ -302,7 +309,8 @@ class Supervisor:
         if group is not self._group or group.state is not event.state:
             return
         if event.state is WorkerGroupState.RUNNING:
-            self.stop()  # what was ending has ended
+            if not (self._is_hung and self._are_recording(group)):
+                self.stop()  # what was ending has ended
             return
         if event.state is WorkerGroupState.KILLING:
             pids = self._spawner.left()
@@ -323,6 +331,30 @@ class Supervisor:
             self._note(killed)
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
+
+    # --- what NCCL recorded ------------------------------------------------------------------
+
+    def _have_recorded(self, group: WorkerGroup) -> bool:
+        """Have the flight recorders of workers write; return whether any is on."""
+        self._recorders = FlightRecorders(os.environ)
+        now = asyncio.get_running_loop().time()
+        if not self._recorders.ask([worker.rank for worker in group.running], now):
+            return False
+        self._arm(group, LOOK_S)
+        return True
+
+    def _are_recording(self, group: WorkerGroup) -> bool:
+        """Look whether they go on, and when to look again; tell what they have written."""
+        if self._recorders.are_writing(asyncio.get_running_loop().time()):
+            self._arm(group, LOOK_S)
+            return True
+        at, recorders = group.assignment, self._recorders
+        self._note(
+            ev.CollectivesRecorded(
+                at.round, at.node_rank, recorders.written, recorders.late, recorders.files
+            )
+        )
+        return False
 
     # --- failures ----------------------------------------------------------------------------
 

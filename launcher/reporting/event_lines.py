@@ -136,6 +136,14 @@ def _killed(event: ev.WorkersKilled) -> str:
     )
 
 
+def _recorded(event: ev.CollectivesRecorded) -> str:
+    named = [",".join(map(str, ranks)) for ranks in (event.written, event.late)]
+    said = f"wrote the last collectives of rank(s) {named[0]}: {event.files}*"
+    late = f"rank(s) {named[1]} did not answer in time"
+    both = "; ".join((said,) * bool(event.written) + (late,) * bool(event.late))
+    return f"{_at(event)} NCCL's flight recorder: {both}"
+
+
 def _restart(event: ev.RestartBegun) -> str:
     count = f"{event.restarts_used}/{event.max_restarts}"
     if event.is_free:
@@ -276,6 +284,7 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.WorkersKilled: _killed,
     ev.HangDismissed: lambda e: f"{_at(e)} {e.sentence}",
     ev.StacksKept: lambda e: f"{_at(e)} where all ranks were: {e.path}",
+    ev.CollectivesRecorded: _recorded,
     ev.TimerExpired: lambda e: f"{_at(e)} ending process {e.pid}: its timer {e.scope!r} expired",
     ev.WorkersSucceeded: _succeeded,
     ev.LeftoversEnded: lambda e: (

@@ -51,15 +51,13 @@ def _frame(file: str, line: int, function: str) -> Frame:
 
 def short_name(file: str) -> tuple[str, bool]:
     """Return a file's name as people know it, and whether it belongs to a library."""
+    if file.startswith("<frozen "):
+        return file, True
     package = _PACKAGES.sub("", file)
     if package != file:
         return package, True
     # The workers' interpreter need not be this one: its library is known by its folder's name.
     standard = re.sub(r"^.*/lib/python3\.\d+/", "", os.path.realpath(file))
-    if (
-        file.startswith("<frozen ")
-        or file.startswith(_STDLIB)
-        or standard != os.path.realpath(file)
-    ):
+    if file.startswith(_STDLIB) or standard != os.path.realpath(file):
         return standard, True
     return os.path.basename(file) or file, False

@@ -127,8 +127,6 @@ def has_moved(before: RankStack, after: RankStack) -> bool:
         return True
     if RankState.SILENT in (before.state, after.state):
         return False  # it says nothing of the time between
-    if before.state is after.state and after.state is not RankState.ANSWERED:
-        return False  # where in the kernel a process is says nothing
     # A long evaluation is at one line of the user's most of the time, and moves below it. What
     # polls in a library is at the line that waits.
     return (before.state, _lines(before)) != (after.state, _lines(after))

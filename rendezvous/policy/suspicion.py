@@ -94,7 +94,7 @@ def compare(
     if moving and not judged:
         return _slow(moving[0], "is moving", idle)
     if not moving:
-        if len(after) > 1 and all(_is_stopped(stack) for look in looks for stack in look):
+        if len(after) > 1 and all(map(_is_stopped, after)):
             return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
         for stack in after:
             if words := excuse(stack):

@@ -265,9 +265,10 @@ class TestScale:
     def test_twenty_agents(self, tmp_path: Path) -> None:
         path = tmp_path / "scale.json"
         result = run_benchmark(
-            "scale.py", "--agents", 20, "--repeats", 2, "--idle-s", 0, "--json", path
+            "scale.py", "--agents", 20, "--repeats", 2, "--idle-s", 0, "--stacks", "--json", path
         )
         assert result.returncode == 0, result.stdout + result.stderr
+        assert "20 agents: ft-run stacks took" in result.stdout
         (size,) = json.loads(path.read_text())["sizes"]
         # One report; per agent a stop, a confirmation and a start.
         assert [(cost["sent"], cost["received"]) for cost in size["rounds"]] == [(21, 40)] * 2

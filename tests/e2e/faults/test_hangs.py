@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,7 +195,7 @@ def test_a_frozen_process_is_found(
 # --- without torch -------------------------------------------------------------------------------
 
 PROGRESS = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from ft_run.training import progress
 what, rank, folder = sys.argv[1], int(os.environ["RANK"]), sys.argv[2]
 
@@ -215,10 +215,25 @@ def debug():
 def load():
     time.sleep(7)
 
+def record():  # what torch has a thread of its own for
+    pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{rank}.pipe"
+    os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    def dump():
+        while not os.read(fd, 128): time.sleep(0.1)
+        with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "w") as file:
+            for part in ("all ", "that ", "was"):
+                file.write(part)
+                file.flush()
+                time.sleep(0.2)
+    threading.Thread(target=dump, daemon=True).start()
+
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 acts = {"evaluates": evaluate, "says so": evaluate, "loads": load, "debugs": debug, "stops": stop}
+if "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in os.environ:
+    record()
 for step in range(3):
     progress(step + 1)
     if step == 1 and rank == 0:
@@ -237,14 +252,20 @@ sys.stdout.write("over\\n")
 """.replace("LINES", "        time.sleep(0.01)\n" * 8)  # at the same line twice is only chance
 
 
-def run_progress(ft: "Launcher", what: str, *more: object) -> "Command":
+def run_progress(
+    ft: "Launcher", what: str, *more: object, env: Mapping[str, str] | None = None
+) -> "Command":
     script = ft.script(PROGRESS)
     options = ("--standalone", "--nproc-per-node", 2, "--hang-timeout", 1, *more)
-    return ft.start(*options, script, what, ft.folder)
+    return ft.start(*options, script, what, ft.folder, env=env)
 
 
-def test_the_report_says_where_all_ranks_were(ft: "Launcher") -> None:
-    job = run_progress(ft, "sleeps", "--log-dir", ft.folder / "logs")
+def test_the_report_says_where_all_ranks_were_and_what_nccl_recorded_is_kept(
+    ft: "Launcher",
+) -> None:
+    pipes, files = ft.folder / "pipe_", ft.folder / "trace_"
+    env = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(pipes), "TORCH_FR_DUMP_TEMP_FILE": str(files)}
+    job = run_progress(ft, "sleeps", "--log-dir", ft.folder / "logs", env=env)
     assert job.wait() == 1
     report = job.stderr.partition("Root cause: ")[2].splitlines()
     serves = f"script.py:{line_of('serves', PROGRESS)}"
@@ -258,6 +279,8 @@ def test_the_report_says_where_all_ranks_were(ft: "Launcher") -> None:
     (kept,) = (ft.folder / "logs").rglob("hang.txt")
     assert kept.read_text().startswith(report[0] + "\n\nrank 0 on node 0 (")
     assert f"{serves} serve" in kept.read_text()
+    job.expect(rf"flight recorder: wrote the last collectives of rank\(s\) 0,1: {files}\*$")
+    assert [Path(f"{files}{rank}").read_text() for rank in (0, 1)] == ["all that was"] * 2
 
 
 def test_a_rule_decides_on_a_stopped_process_and_status_says_why_it_stopped(

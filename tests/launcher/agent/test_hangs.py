@@ -84,6 +84,21 @@ def test_late_workers_are_told_once_and_again_to_another_master(node: Node) -> N
     run(test)
 
 
+def test_it_looks_by_itself_when_a_worker_could_be_late(tmp_path: Path) -> None:
+    async def test() -> None:
+        node, is_told = Node(tmp_path), asyncio.Event()
+        spec = HangSpec(timeout_s=0.01, start_s=1800.0)
+        node.hangs = Hangs(spec, "h", lambda message: is_told.set(), node.told.append)
+        node.hangs.begin(node.group)  # no worker has begun
+        node.got_on(0, 0.0)
+        await is_told.wait()
+        node.hangs.close()
+        for watch in node.watches:
+            watch.close()
+
+    run(test)
+
+
 def test_what_the_master_answers_is_told_and_the_time_starts_again(node: Node) -> None:
     async def test() -> None:
         begun_long_ago(node)
@@ -95,6 +110,8 @@ def test_what_the_master_answers_is_told_and_the_time_starts_again(node: Node) -
         node.hangs._look()
         assert len(node.sent) == 1
         assert node.told == [ev.HangDismissed(2, 1, "it moves")]
+        node.hangs.repeat()  # nothing is late any more
+        assert len(node.sent) == 1
         node.hangs.close()
 
     run(test)

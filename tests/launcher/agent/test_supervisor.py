@@ -1,11 +1,14 @@
 """How long a stop may take, on a clock that the test moves."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
+import pytest
 from ft_run.launcher.agent.parts import NodeParts
-from ft_run.launcher.agent.supervisor import HUNG_S, Listener, Supervisor, TimeOver
+from ft_run.launcher.agent.supervisor import HUNG_S, SETTLE_S, Listener, Supervisor, TimeOver
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.agent.worker_group import WorkerGroupState
 from ft_run.launcher.logs.log_dir import LogDir
@@ -80,9 +83,9 @@ class Node:
         while self.over:
             self._do(self.supervisor.time_over(self.over.pop(0)))
 
-    def stop(self, *, is_hung: bool = False) -> None:
+    def stop(self, *, is_hung: bool = False, lets_settle: bool = False) -> None:
         async def stop() -> None:
-            self.supervisor.stop(is_hung=is_hung)
+            self.supervisor.stop(is_hung=is_hung, lets_settle=lets_settle)
 
         self._do(stop())
 
@@ -159,6 +162,73 @@ def test_hung_workers_are_killed_soon_and_those_of_the_next_stop_are_not(capfd) 
         node.clock.pass_to(node.clock.now + HUNG_S + 0.1)
         node.take_what_is_over()
         assert node.spawner.asked[3:] == ["spawn 2", "stop 15"]
+
+    with_node(test)
+
+
+@pytest.fixture
+def pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both workers listen at the pipe of their flight recorder; the test writes their files."""
+    monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", f"{tmp_path}/pipe_")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/trace_")
+    fds = []
+    for rank in (0, 1):
+        path = tmp_path / f"pipe_{rank}.pipe"
+        os.mkfifo(path)
+        fds.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    yield
+    for fd in fds:
+        os.close(fd)
+
+
+def test_hung_workers_are_ended_when_their_flight_recorders_have_written(
+    tmp_path: Path, pipes: None, capfd
+) -> None:
+    def test(node: Node) -> None:
+        node.stop(is_hung=True)
+        node.stop(is_hung=True)  # said twice
+        for rank in (0, 1):
+            (tmp_path / f"trace_{rank}").write_text("collectives")
+        node.clock.pass_to(0.6)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2"]
+        node.clock.pass_to(1.2)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15"]
+        said = f"flight recorder: wrote the last collectives of rank(s) 0,1: {tmp_path}/trace_*\n"
+        assert said in capfd.readouterr().err
+        node.clock.pass_to(1.2 + HUNG_S + 0.1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+
+    with_node(test)
+
+
+def test_flight_recorders_are_not_asked_for_workers_that_do_not_hang(pipes: None, capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop()
+        assert node.spawner.asked == ["spawn 2", "stop 15"]
+
+    with_node(test)
+
+
+def test_a_worker_that_is_ending_is_waited_for_a_moment(pipes: None, capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop(lets_settle=True)
+        assert node.spawner.asked == ["spawn 2"]
+        node.clock.pass_to(SETTLE_S + 0.1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15"]
+        assert "flight recorder" not in capfd.readouterr().err
+
+    with_node(test)
+
+
+def test_a_signal_to_the_node_does_not_wait_for_flight_recorders(pipes: None, capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop(is_hung=True)
+        node.stop()
+        assert node.spawner.asked == ["spawn 2", "stop 15"]
 
     with_node(test)
 

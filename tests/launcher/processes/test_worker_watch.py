@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from ft_run.launcher.processes.worker_watch import Progress, WorkerWatch, starter_env
+from ft_run.training import hook
 
 
 @pytest.fixture
@@ -33,6 +34,13 @@ def run(watch: WorkerWatch, *lines: str) -> Progress:
 
 def test_a_worker_that_is_not_there_yet(watch: WorkerWatch) -> None:
     assert watch.progress() is None
+
+
+def test_a_worker_that_has_just_begun_has_no_rate(watch: WorkerWatch) -> None:
+    watch._page[hook.PID], watch._page[hook.STEPS], watch._page[hook.LAST_NS] = 1, 7, 10**9
+    found = watch.progress()
+    assert found is not None
+    assert found.steps_per_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,17 @@ CASES: list[tuple[ev.Event, int, str]] = [
     ),
     (ev.NodeSignalled("SIGTERM", 0), logging.WARNING, "received SIGTERM: leaving the job"),
     (
+        ev.CollectivesRecorded(1, 0, (0, 2), (1,), "/tmp/trace_"),
+        logging.INFO,
+        "round=1 node=0 NCCL's flight recorder: wrote the last collectives of rank(s) 0,2: "
+        "/tmp/trace_*; rank(s) 1 did not answer in time",
+    ),
+    (
+        ev.CollectivesRecorded(1, 0, (), (0, 1), "/tmp/trace_"),
+        logging.INFO,
+        "round=1 node=0 NCCL's flight recorder: rank(s) 0,1 did not answer in time",
+    ),
+    (
         ev.NodeSignalled("SIGINT", 2),
         logging.WARNING,
         "received SIGINT: stopping 2 worker(s) and leaving the job",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from ft_run.launcher.processes.worker_exec import fork_worker
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks import collect as stacks_collect
 from ft_run.launcher.stacks.collect import AskedWorker, collect
+from ft_run.rendezvous.protocol import stacks
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState
 
 Start = Callable[..., AskedWorker]
@@ -127,6 +129,90 @@ def test_it_goes_on_undisturbed_and_can_be_asked_again(start: Start, tmp_path: P
         assert os.pread(worker.watch.stacks_fd, 1, 0) != b"\0"  # the file begins anew each time
         if not steps or stack.steps > steps[-1]:
             steps.append(stack.steps)
+    assert stack.ticks >= steps[-1]
+
+
+def test_nothing_is_read_of_what_was_written_before(start: Start, tmp_path: Path) -> None:
+    worker = start(*script(tmp_path, "print('there')", "import time; time.sleep(1000)"))
+    assert worker.watch is not None
+    old = 'Thread 0x1 (most recent call first):\n  File "old.py", line 1 in old\n'
+    os.pwrite(worker.watch.stacks_fd, old.encode(), 100_000)
+    (stack,) = ask(worker)
+    assert [frame.file for frame in stack.frames] == ["job.py"]
+
+
+def test_an_answer_is_read_when_it_is_complete(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a signal is handled it is blocked: some of it may be in the file already."""
+    worker = start(*script(tmp_path, "print('there')", "import time; time.sleep(1000)"))
+    is_handled = iter([True] * 9)
+    status = stacks_collect._status
+
+    def slow(pid: int) -> dict[str, str]:
+        found = status(pid)
+        return found | {"SigBlk": f"{1 << 61:x}"} if next(is_handled, False) else found
+
+    monkeypatch.setattr(stacks_collect, "_status", slow)
+    (stack,) = ask(worker)
+    assert stack.state is RankState.ANSWERED
+    assert not list(is_handled)
+
+
+def test_what_is_too_long_for_a_message_loses_its_outermost_frames(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "recurse" * 25
+    argv = script(
+        tmp_path,
+        "import time",
+        f"def {name}(depth):",
+        f"    return {name}(depth - 1) if depth else time.sleep(1000)",
+        "print('there')",
+        f"{name}(60)",
+    )
+    workers = [start(*argv) for _ in range(2)]
+
+    def sizes() -> list[int]:
+        frames = [stack.frames for stack in ask(*workers)]
+        return [sum(len(f.file + f.function + f.source) for f in stack) for stack in frames]
+
+    while min(sizes()) < 2500:  # it may be asked before it is there
+        pass
+    assert max(sizes()) <= stacks.STACK_MAX_BYTES
+    monkeypatch.setattr(stacks, "REPORT_MAX_BYTES", 4000)
+    assert max(sizes()) <= 2000
+
+
+def test_a_worker_that_is_gone_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    worker = start(
+        *script(
+            tmp_path,
+            "import signal, time",
+            "signal.pthread_sigmask(signal.SIG_BLOCK, [62])",
+            "print('there')",
+            "time.sleep(1000)",
+        )
+    )
+
+    async def close() -> tuple[RankStack, ...]:
+        asking = asyncio.create_task(collect([worker], 3, "gpu07", timeout_s=100_000.0))
+        assert worker.watch is not None
+        while not is_pending(worker.pid):  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+        worker.watch.close()
+        worker.watch.close = lambda: None  # type: ignore[method-assign]  # the fixture does, too
+        return await asking
+
+    (stack,) = asyncio.run(close())
+    assert stack.frames == ()
+
+
+def is_pending(pid: int) -> bool:
+    """Whether the process has yet to handle a signal."""
+    found = re.search(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1], 16) != 0
 
 
 def test_a_stopped_process_is_called_that(start: Start, tmp_path: Path) -> None:
@@ -135,6 +221,7 @@ def test_a_stopped_process_is_called_that(start: Start, tmp_path: Path) -> None:
     os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
     (stack,) = ask(worker)
     assert (stack.state, stack.frames, stack.remark) == (RankState.STOPPED, (), "by a signal")
+    assert not is_pending(worker.pid), "it would have to answer when it goes on"
 
 
 def test_a_process_that_blocks_the_signal_does_not_answer(start: Start, tmp_path: Path) -> None:
@@ -165,6 +252,16 @@ def test_a_process_that_blocks_the_signal_does_not_answer(start: Start, tmp_path
                 sys.executable,
                 "-c",
                 "import os; os.execvp('sh', ['sh', '-c', 'echo x; sleep 1000'])",
+            ),
+            True,
+        ),
+        (
+            # It takes the signal back, which would end it now.
+            (
+                sys.executable,
+                "-c",
+                "import faulthandler, time; faulthandler.unregister(62);"
+                " print('x', flush=True); time.sleep(1000)",
             ),
             True,
         ),

@@ -32,6 +32,11 @@ def test_a_worker_is_late_when_its_time_is_over_and_is_told_once() -> None:
     assert lateness.look({4: got_on(1010.0), 5: got_on(1012.0)}, 1132.0).late == ()
 
 
+def test_of_those_that_are_late_at_once_the_last_to_get_on_counts() -> None:
+    look = begun().look({4: got_on(1010.0), 5: got_on(1012.0)}, 1080.0)
+    assert (look.late, look.idle_s) == ((4, 5), 68.0)
+
+
 def test_it_sleeps_until_a_worker_could_be_late() -> None:
     lateness = begun()
     assert lateness.look({4: got_on(1000.0), 5: got_on(1030.0)}, 1030.0).again_at == 1060.0

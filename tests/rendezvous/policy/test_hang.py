@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.stacks.dump import main_thread
-from ft_run.rendezvous.policy.hang import HangKind, group_stacks, has_moved, judge, ranks_text
+from ft_run.rendezvous.policy.hang import (
+    HangKind,
+    group_stacks,
+    has_moved,
+    judge,
+    ranks_text,
+    wait_of,
+)
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
 
 DUMPS = Path(__file__).with_name("dumps")
@@ -106,8 +113,46 @@ def test_of_two_places_the_smaller_group_and_then_the_fewest_steps_are_named(job
     reading = [replace(recorded("sleep", 1, job), rank=rank) for rank in (3, 4)]
     locked = replace(recorded("lock", 1, job), rank=9)
     assert judge(world(job, *reading, locked), 61).culprits == (9,)
-    behind = replace(reading[0], steps=11)
-    assert judge(world(job, behind, locked), 61).culprits == (3,)
+    behind = replace(reading[0], rank=12, steps=11)
+    assert judge(world(job, behind, locked), 61).culprits == (12,)
+
+
+def test_ranks_at_different_places_of_which_none_waits_are_both_named(job: Path) -> None:
+    reading = replace(recorded("fifo", 1, job), rank=0, node_rank=0, host="gpu00")
+    found = judge([reading, recorded("sleep", 1, job)], 61)
+    assert found.kind is HangKind.MISMATCH
+    assert found.words == (
+        "rank 0 on node 0 (gpu00) is in train() at job.py:40, but rank 1 on node 1 (gpu01) is in "
+        "read_batch() at job.py:8; no step for 61 s (step 12)"
+    )
+
+
+def test_of_ranks_that_wait_at_several_places_the_most_are_told(job: Path) -> None:
+    later = [replace(recorded("barrier", 0, job), rank=rank) for rank in (4, 5)]
+    reading = replace(recorded("fifo", 1, job), rank=9)
+    found = judge(world(job, *later, reading), 61)
+    assert found.culprits == (9,)
+    assert "; 63 other ranks wait for it in all_reduce at job.py:13; " in found.words
+
+
+def test_of_more_than_two_places_the_others_are_counted(job: Path) -> None:
+    others = [replace(recorded("barrier", rank, job), rank=7 + rank) for rank in (0, 1)]
+    found = judge(world(job, *others), 61)
+    assert found.kind is HangKind.MISMATCH
+    assert (
+        "but ranks 0-6,9-63 wait in all_reduce at job.py:13, and ranks are at 1 other place(s)"
+        in (found.words)
+    )
+
+
+def test_in_the_backward_pass_a_rank_waits_for_others(job: Path) -> None:
+    """There DDP reduces, in C, whatever the script's line is."""
+    engine = Frame("torch/autograd/graph.py", 869, "_engine_run_backward", is_library=True)
+    own = Frame("job.py", 13, "train", source="loss.backward()")
+    waits = replace(recorded("sleep", 0, job), frames=(engine, own))
+    found = judge([waits, recorded("sleep", 1, job)], 61)
+    assert found.culprits == (1,)
+    assert "; 1 other rank waits for it in backward at job.py:13; " in found.words
 
 
 @pytest.mark.parametrize(
@@ -155,11 +200,49 @@ def test_a_rank_has_moved_when_its_line_or_its_steps_differ(job: Path) -> None:
     assert has_moved(polls, replace(polls, frames=other))
     silent = replace(polls, state=RankState.SILENT, frames=())
     assert not has_moved(polls, silent)
+    stopped = replace(silent, state=RankState.STOPPED)
+    assert not has_moved(stopped, replace(stopped, remark="by a debugger"))
+    assert has_moved(stopped, replace(stopped, state=RankState.UNINTERRUPTIBLE))
 
 
 def test_groups_are_told_the_smallest_first(job: Path) -> None:
     groups = group_stacks(world(job, replace(recorded("sleep", 1, job), rank=63)))
     assert [len(group.ranks) for group in groups] == [1, 63]
+
+
+def test_stopped_ranks_are_told_apart_by_what_has_stopped_them() -> None:
+    stopped = [
+        RankStack(rank, 0, "h", RankState.STOPPED, remark=remark)
+        for rank, remark in enumerate(("by a signal", "by a debugger", "by a signal"))
+    ]
+    assert [group.ranks for group in group_stacks(stopped)] == [(1,), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "wait"),
+    [
+        pytest.param(
+            (
+                Frame("torch/distributed/c10d_logger.py", 81, "wrapper", is_library=True),
+                Frame("torch/distributed/distributed_c10d.py", 9, "gather_object", is_library=True),
+                Frame("job.py", 13, "train", source="gather()"),
+            ),
+            "gather_object",
+            id="a function around it says nothing",
+        ),
+        pytest.param(
+            (
+                Frame("selectors.py", 415, "select", is_library=True),
+                Frame("job.py", 13, "train", source="batch = next(batches).cpu()"),
+            ),
+            None,
+            id="it is not yet in what the line says",
+        ),
+        pytest.param((Frame("job.py", 13, "train", source="loss.item()"),), "item", id="on a GPU"),
+    ],
+)
+def test_a_wait_is_called_by_its_name(frames: tuple[Frame, ...], wait: str | None) -> None:
+    assert wait_of(RankStack(0, 0, "h", RankState.ANSWERED, frames)) == wait
 
 
 @pytest.mark.parametrize(

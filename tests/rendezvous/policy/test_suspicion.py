@@ -75,6 +75,8 @@ def test_a_rank_that_is_slow_to_answer_once_is_taken_by_what_it_says_else() -> N
         assert "hangs in read() at dataset.py:41" in found.verdict.words
     moved = compare([same, silent, [waits(0), reads(1, 42)]], {0: 70.0}, START_S)
     assert moved.verdict is None
+    moved = compare([silent, same, [waits(0), reads(1, 42)]], {0: 70.0}, START_S)
+    assert moved.verdict is None
     found = compare([silent, silent], {0: 70.0}, START_S)
     assert found.verdict is not None
     assert "does not answer" in found.verdict.words
@@ -118,6 +120,13 @@ def test_a_rank_that_need_not_get_on_is_not_judged_while_others_do(late: RankSta
     assert said == "no step for 313 s, but rank 0 is moving: dataset.py:41"
 
 
+def test_one_of_which_nothing_is_known_is_not_judged_while_others_get_on() -> None:
+    unknown = replace(reads(1), state=RankState.UNKNOWN, frames=(), remark="it has put away")
+    before = [reads(0), unknown, waits(2)]
+    said = words(before, [reads(0, ticks=13), unknown, waits(2)], {1, 2})
+    assert said == "no step for 313 s, but rank 0 is moving: dataset.py:41"
+
+
 def test_a_rank_that_moves_alone_does_not_hang() -> None:
     said = words([reads(0), reads(1)], [reads(0, ticks=13), reads(1, 44)], {1})
     assert said == "no step for 313 s, but rank 0 is moving: dataset.py:41"
@@ -136,6 +145,12 @@ def test_a_rank_in_a_debugger_is_left_alone(at: RankStack) -> None:
     assert words(stacks, stacks, {0, 1}).startswith(
         "no step for 312 s, but rank 1 is in a debugger"
     )
+
+
+def test_a_script_that_is_called_like_a_debugger_is_none() -> None:
+    stacks = [waits(0), reads(1, 41, Frame("pdb.py", 3, "fetch"))]
+    found = compare([stacks, stacks], {0: 61.0}, START_S)
+    assert found.verdict is not None
 
 
 def test_a_call_that_may_take_long_has_the_time_until_the_first_step() -> None:
@@ -158,6 +173,8 @@ def test_a_stopped_rank_hangs_and_a_stopped_job_does_not() -> None:
     assert words(stacks, stacks, {0, 1}) == (
         "no step for 312 s, but all ranks are stopped by a signal"
     )
+    stacks = [stopped(0, "by a debugger"), stopped(1, "by a debugger")]
+    assert words(stacks, stacks, {0, 1}) == "no step for 312 s, but rank 0 is in a debugger"
 
 
 def test_a_job_of_which_nothing_is_known_does_not_hang() -> None:

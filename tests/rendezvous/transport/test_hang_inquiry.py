@@ -134,19 +134,51 @@ def test_a_node_suspects_its_own_workers_only() -> None:
     run(test)
 
 
-def test_it_is_given_up_when_the_round_ends() -> None:
+@pytest.mark.parametrize("after", [1, LOOKS - 1])
+def test_it_is_given_up_when_the_round_ends(after: int) -> None:
     async def test() -> None:
         scene = running(2, hang=HANG)
 
         def looks() -> Iterator[Whereabouts]:
-            yield both(5)
+            yield from [both(5)] * after
             scene.fail("a")
             yield both(5)
 
         node = Inquiry(scene, looks())
         node.suspect("a", 0)
         await node.over()
-        assert (node.asked, node.hung, node.said) == (2, [], [])
+        assert (node.asked, node.hung, node.said) == (after + 1, [], [])
+
+    run(test)
+
+
+def gets_on(rank: int) -> list[Whereabouts]:
+    """Six looks at two ranks, of which one does a step."""
+    stays, steps = at(1 - rank, 5), at(rank, 5)
+    looks = [Whereabouts((stays, steps), ())] * (LOOKS - 1)
+    return [*looks, Whereabouts((stays, replace(steps, steps=1, ticks=4)), ())]
+
+
+def test_what_is_said_late_of_an_earlier_round_does_not_count() -> None:
+    async def test() -> None:
+        node = Inquiry(running(2, hang=HANG), iter(gets_on(0)))
+        node.suspect("a", 0)
+        node.suspect("b", 1, number=7)
+        await node.over()
+        assert {message for _, message in node.said} == {NoHang(0, "")}
+
+    run(test)
+
+
+def test_what_was_suspected_before_is_forgotten() -> None:
+    async def test() -> None:
+        node = Inquiry(running(2, hang=HANG), iter([*gets_on(0), *gets_on(1)]))
+        node.suspect("a", 0)
+        await node.over()
+        node.suspect("b", 1)
+        await node.over()
+        assert not node.hung
+        assert [message for _, message in node.said] == [NoHang(0, "")] * 4
 
     run(test)
 

@@ -87,8 +87,26 @@ def test_a_stream_that_ends_is_not_waited_for() -> None:
         nodes.answer(1, 1)
         nodes.calls.gone(1)  # it has answered
         nodes.calls.gone(2)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert asking.done()
         found = await asking
         assert ([s.rank for s in found.stacks], found.silent) == ([1], ("node 2", "node 1"))
+
+    run(main())
+
+
+def test_one_that_no_longer_asks_takes_the_answer_from_no_other() -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        first, second = (asyncio.create_task(nodes.ask()) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        nodes.answer(1, 1)
+        nodes.answer(2, 1)
+        assert len((await second).stacks) == 2
 
     run(main())
 

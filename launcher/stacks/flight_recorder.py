@@ -1,0 +1,100 @@
+"""Has NCCL's flight recorder write down the last collectives, before workers that hang are ended.
+
+torch keeps them in memory. A process writes them to a file when its collectives time out, which a
+worker that is ended before never does, or when it is asked: ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` is
+the beginning of the name of a pipe that each rank looks at once a second (``DumpPipe`` in torch's
+``ProcessGroupNCCL.hpp``). SIGTERM ends it at once, so it has to be asked before.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from ...values import dataclass
+
+LOOK_S = 0.5
+"""Between two looks at the files."""
+
+_PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+_WAIT_S, _WAIT_MAX_S = 5.0, 60.0
+
+_Signature = tuple[int, int] | None
+"""When a file was changed, and its size; None: there is none."""
+
+
+@dataclass(slots=True)
+class _Dump:
+    before: _Signature
+    seen: _Signature
+    is_written: bool = False
+
+
+class FlightRecorders:
+    """Those of the ranks of one round. Times in seconds, of any one clock."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Ask none yet.
+
+        Args:
+            environ: of the workers.
+        """
+        self._pipes = environ.get(_PIPES, "")
+        cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
+        named = [environ[name] for name in _FILES if environ.get(name)]
+        self.files = named[0] if named else f"{cache}/torch/comm_lib_trace_rank_"
+        """What the names of the files begin with; the rank follows."""
+        given = environ.get(_WAIT, "")
+        self._wait_s = min(int(given) / 1000, _WAIT_MAX_S) if given.isdecimal() else _WAIT_S
+        self._dumps: dict[int, _Dump] = {}
+        self._until = 0.0
+
+    def ask(self, ranks: Iterable[int], now: float) -> bool:
+        """Ask ranks to write; return whether any has a recorder that is on."""
+        for rank in ranks if self._pipes else ():
+            before = self._signature(rank)
+            if _write_to_pipe(f"{self._pipes}{rank}.pipe"):
+                self._dumps[rank] = _Dump(before, before)
+        self._until = now + self._wait_s
+        return bool(self._dumps)
+
+    def are_writing(self, now: float) -> bool:
+        """Return whether they go on, and have time left.
+
+        A file is written when it is another one than before, and the same as at the last look.
+        """
+        for rank, dump in self._dumps.items():
+            found = self._signature(rank)
+            dump.is_written = found not in (None, dump.before) and found == dump.seen
+            dump.seen = found
+        return bool(self.late) and now < self._until
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The ranks whose files are written, as of the last look."""
+        return tuple(rank for rank, dump in self._dumps.items() if dump.is_written)
+
+    @property
+    def late(self) -> tuple[int, ...]:
+        """The ranks that were asked and have not written."""
+        return tuple(rank for rank, dump in self._dumps.items() if not dump.is_written)
+
+    def _signature(self, rank: int) -> _Signature:
+        try:
+            found = os.stat(f"{self.files}{rank}")
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size)
+
+
+def _write_to_pipe(path: str) -> bool:
+    """Return whether there is such a pipe, at which a process listens."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return stat.S_ISFIFO(os.fstat(fd).st_mode) and bool(os.write(fd, b"1"))
+        finally:
+            os.close(fd)
+    return False

@@ -1,0 +1,98 @@
+"""When NCCL's flight recorders have written: the test is the thread of torch that does."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ft_run.launcher.stacks.flight_recorder import FlightRecorders
+
+
+class Ranks:
+    """Two ranks that listen at their pipes, as torch's do; and a third that has none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/pipe_",
+            "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/trace_",
+            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "8000",
+        }
+        for rank in (0, 1):
+            os.mkfifo(folder / f"pipe_{rank}.pipe")
+        self.fds = [os.open(folder / f"pipe_{r}.pipe", os.O_RDONLY | os.O_NONBLOCK) for r in (0, 1)]
+
+    def write(self, rank: int, text: str) -> None:
+        (self.folder / f"trace_{rank}").write_text(text)
+
+    def are_asked(self) -> list[bool]:
+        """Whether each has been asked since the last call."""
+        return [bool(os.read(fd, 128)) for fd in self.fds]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def answers(recorders: FlightRecorders) -> tuple[list[int], list[int]]:
+    """Return the ranks that have written, and those that have not."""
+    return list(recorders.written), list(recorders.late)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
+
+
+def test_each_is_asked_once_and_waited_for_until_its_file_no_longer_grows(ranks: Ranks) -> None:
+    ranks.write(0, "of a round before")
+    recorders = FlightRecorders(ranks.environ)
+    assert recorders.ask((0, 1, 2), 100.0)
+    assert ranks.are_asked() == [True, True]
+    assert recorders.are_writing(100.5)
+    assert ranks.are_asked() == [False, False]
+    assert answers(recorders) == ([], [0, 1])
+    ranks.write(0, "half")
+    ranks.write(1, "whole")
+    assert recorders.are_writing(101.0)
+    ranks.write(0, "half, whole")
+    assert recorders.are_writing(101.5)
+    assert answers(recorders) == ([1], [0])
+    assert not recorders.are_writing(102.0)
+    assert answers(recorders) == ([0, 1], [])
+
+
+def test_one_that_does_not_answer_is_waited_for_as_long_as_torch_would(ranks: Ranks) -> None:
+    recorders = FlightRecorders(ranks.environ)
+    assert recorders.ask((0, 1), 100.0)
+    ranks.write(1, "whole")
+    assert recorders.are_writing(107.0)
+    assert recorders.are_writing(107.9)
+    assert not recorders.are_writing(108.0)
+    assert answers(recorders) == ([1], [0])
+
+
+def test_a_recorder_that_is_off_or_has_ended_is_not_waited_for(ranks: Ranks) -> None:
+    assert not FlightRecorders({}).ask((0, 1), 100.0)
+    assert not FlightRecorders(ranks.environ).ask((2,), 100.0)
+    (ranks.folder / "pipe_2.pipe").touch()
+    assert not FlightRecorders(ranks.environ).ask((2,), 100.0), "it is no pipe"
+    os.close(ranks.fds.pop())
+    recorders = FlightRecorders(ranks.environ)
+    assert recorders.ask((0, 1), 100.0)
+    assert answers(recorders) == ([], [0])
+
+
+@pytest.mark.parametrize(
+    ("environ", "files"),
+    [
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/a_", "TORCH_FR_DUMP_TEMP_FILE": "/b_"}, "/b_"),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/a_"}, "/a_"),
+        ({"HOME": "/h"}, "/h/.cache/torch/comm_lib_trace_rank_"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/c"}, "/c/torch/comm_lib_trace_rank_"),
+    ],
+)
+def test_the_files_are_where_torch_writes_them(environ: dict[str, str], files: str) -> None:
+    assert FlightRecorders(environ).files == files
