@@ -94,7 +94,7 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
         UsageError: they cannot work.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
-    _, rest = _token_command().read(argv, environ)
+    _, rest = token_command().read(argv, environ)
     if len(rest) > 1:
         raise UsageError(
             f"ft-run token takes one FILE, but was given {shown(rest[0])} and {shown(rest[1])}."
@@ -102,7 +102,8 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
     return TokenOptions(rest[0] if rest else None)
 
 
-def _token_command() -> CommandLine:
+def token_command() -> CommandLine:
+    """Return the flags of ``ft-run token``."""
     before = """\
 Usage: ft-run token [FILE]
 
