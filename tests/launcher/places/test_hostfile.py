@@ -116,6 +116,8 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
         (["--launcher-as-node", "--hosts", "a,me@head", "train.py"], None,
          "--launcher-as-node makes this host (head.cluster) a node, and host 2 of --hosts has"
          " me@head; right would be one of them."),
+        (["--launcher-as-node", "--hosts", "head.cluster", "train.py"], None,
+         "makes this host (head.cluster) a node, and host 1 of --hosts has head.cluster"),
         (["--launcher-as-node", "train.py"], "a\nb slots=4\n",
          "line 2 of hosts has slots=4, but nothing says how many workers this host has"
          " (--launcher-as-node); right would be --nproc-per-node 4 and no slots."),
