@@ -21,6 +21,7 @@ def offered(text: str) -> list[str]:
         ("--nnodes 2 train.py --e", ["file:--e"]),  # flags of the script are its own
         ("-m package.train --e", ["file:--e"]),
         ("--nnodes ", []),
+        ("--nnodes 2 --stan", ["plain:--standalone"]),
         ("--success-policy r", ["plain:rank0"]),
         ("--success-policy = r", ["plain:rank0"]),  # as bash cuts --success-policy=r
         ("--success-policy =", ["plain:all", "plain:rank0"]),
