@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if "_FT_RUN_COMPLETE" in os.environ:  # as every program of click has it
+        from .commands.completion import complete
+
+        return complete(os.environ["_FT_RUN_COMPLETE"])
     if argv and argv[0] == "hosts-node":
         from .commands.hosts_node import run_hosts_node
 

@@ -115,7 +115,22 @@ class HelpText:
 class CommandLine:
     """The flags of one command."""
 
-    def __init__(self, name: str, flags: Sequence[Flag], text: HelpText) -> None:
+    def __init__(
+        self,
+        name: str,
+        flags: Sequence[Flag],
+        text: HelpText,
+        foreign: Callable[[str, list[str]], list[str] | None] | None = None,
+    ) -> None:
+        """Take the flags.
+
+        Args:
+            name: of the command, for sentences.
+            flags: all but those for help.
+            text: the rest of the help.
+            foreign: returns ours in place of another launcher's flag and the arguments after it,
+                which it may take; None for an unknown one.
+        """
         help_flags = (
             Flag("-h", "--help", group="Help", help="Show this text and exit."),
             Flag("--version", group="Help", help="Show the version and exit.", ours=True),
@@ -124,6 +139,7 @@ class CommandLine:
         self.flags: tuple[Flag, ...] = (*flags, *help_flags)
         self.text = text
         self._by_word = {word: flag for flag in self.flags for word in flag.opts}
+        self._foreign = foreign
 
     def read(
         self, argv: Sequence[str], environ: Mapping[str, str]
@@ -188,7 +204,14 @@ class CommandLine:
 
     def _long(self, word: str, queue: list[str], words: list[str]) -> None:
         name, equals, value = word.partition("=")
-        flag = self._find(name)
+        try:
+            flag = self._find(name)
+        except UsageError:
+            found = self._foreign(word, queue) if self._foreign is not None else None
+            if found is None:
+                raise
+            queue.extend(reversed(found))
+            return
         if flag.takes_value:
             value = value if equals else self._next_value(flag, queue)
             words.append(f"{flag.spelling}={value}")

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.trust.source import TOKEN_VARIABLE
+from ...rendezvous.trust.token import checked, read_token
 from ..options import HostsOptions, NodeCommand
 from ..places.hostfile import HostLine, read_hostfile, read_list, select
 from . import values
 from .command_line import CommandLine, Flag, Given, HelpText
 from .launch_flags import launch_command
+from .trust_flags import given_token, token_file_flag
 from .values import BadValue, shown
 
 _BEFORE = """\
@@ -25,7 +28,8 @@ question. Output has the name of its host in front. Ctrl-C ends the job in
 order. No process stays on a host when this command or its connection ends.
 
 What JOB_OPTIONS do not say: --nnodes is the number of hosts, --rdzv-endpoint
-the first host, --rdzv-id a new one, --nproc-per-node the slots of the host.
+the first three hosts (of two: the first), --rdzv-id a new one,
+--nproc-per-node the slots of the host.
 
 Example:
   ft-run hosts --hostfile hosts --max-restarts 3 train.py --lr 0.1
@@ -48,6 +52,7 @@ def hosts_command() -> CommandLine:
         flag("--exclude", "A,B", "Not these of them."),
         flag("--ssh", "COMMAND", "How to reach a host, such as 'ssh -p 2222'; default: ssh."),
         flag("--env", "NAME[=VALUE]", "A variable for the job; may be repeated.", multiple=True),
+        token_file_flag("Options"),
         flag("--chdir", "DIR", "The working directory on the hosts; default: this one."),
         flag("--ft-run", "PATH", "ft-run on the hosts; default: the path of this one."),
         Flag(
@@ -83,13 +88,17 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
             "no script was given; right would be ft-run hosts --hostfile FILE [OPTIONS] SCRIPT."
         )
     low, high = wanted.get("nnodes", (len(names), len(names)))
-    _refuse_counts(low, len(hosts), is_node)
-    first = socket.gethostname() if is_node else hosts[0].address
+    _refuse_counts(low, high, len(hosts), is_node)
+    _refuse_one_node(wanted, len(names))
+    addresses = [socket.gethostname()] * is_node + [host.address for host in hosts]
+    if is_node:
+        _refuse_this_host_twice(hosts, addresses[0])
+        _refuse_unknown_slots(hosts, wanted)
     added = []
     if wanted["nnodes"] is None:
         added.append(f"--nnodes={len(names)}")
     if wanted["rdzv_endpoint"] is None and wanted["master_addr"] is None and len(names) > 1:
-        added.append(f"--rdzv-endpoint={Endpoint(first, defaults.ENDPOINT_PORT)}")
+        added.append(f"--rdzv-endpoint={_endpoints(addresses)}")
     if not wanted["rdzv_id"]:
         added.append(f"--rdzv-id=hosts-{os.urandom(6).hex()}")
     slots = ([None] if is_node else []) + [_slots(host, wanted) for host in hosts]
@@ -103,7 +112,7 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
         nodes=tuple(commands),
         least=min(low, high),
         ssh=tuple(_words(given.get("ssh", "ssh"))),
-        environ=dict(_variable(text, environ) for text in given["env"]),
+        environ=_token(given, environ) | dict(_variable(text, environ) for text in given["env"]),
         folder=given["chdir"] or os.getcwd(),
         program=given["ft_run"] or _own_path(),
     )
@@ -125,6 +134,12 @@ def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Seque
 
 def _hosts(given: Given) -> tuple[HostLine, ...]:
     path, listed = given["hostfile"], given["hosts"]
+    if path is None and listed is None and given["launcher_as_node"]:
+        raise UsageError(
+            "--launcher-as-node makes this host one node, and with two or more nodes both roles"
+            " must be there, this host and others, but no others are named; right would be"
+            " --hostfile FILE or --hosts A,B,C, or plain ft-run for this host alone."
+        )
     if (path is None) is (listed is None):
         raise UsageError(
             "ft-run hosts needs one of --hostfile and --hosts, and was given"
@@ -145,7 +160,7 @@ def _hosts(given: Given) -> tuple[HostLine, ...]:
     return select(hosts, given["include"], given["exclude"])
 
 
-def _refuse_counts(low: int, hosts: int, is_node: bool) -> None:
+def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
     count = hosts + is_node
     if low > count:
         of_launcher = " and this one" if is_node else ""
@@ -153,11 +168,51 @@ def _refuse_counts(low: int, hosts: int, is_node: bool) -> None:
             f"--nnodes asks for {low} nodes, but there are {hosts} hosts{of_launcher}; right would"
             f" be --nnodes {count}, or more hosts."
         )
-    if is_node and low == 1 and count > 1:
+    if is_node and high == 1:
         raise UsageError(
             f"--nnodes asks for 1 node, but --launcher-as-node makes this host one beside {hosts}"
-            f" others; right would be --nnodes {count}, or no --launcher-as-node."
+            f" other{'s' * (hosts > 1)}; right would be --nnodes {count}, or no --launcher-as-node."
         )
+
+
+def _refuse_one_node(wanted: Given, count: int) -> None:
+    """Refuse what can be said of one node only, where there are several."""
+    if count > 1 and wanted["standalone"]:
+        raise UsageError(
+            f"--standalone is for one node, but there are {count} hosts; right would be one host,"
+            " or no --standalone."
+        )
+    if count > 1 and wanted["node_rank"] is not None:
+        raise UsageError(
+            f"--node-rank {wanted['node_rank']} would be the rank of each of the {count} hosts;"
+            " right would be none: their order gives the ranks."
+        )
+
+
+def _refuse_this_host_twice(hosts: tuple[HostLine, ...], own: str) -> None:
+    """Refuse to start this host by ssh as well."""
+    for host in hosts:
+        if host.address in (own, own.partition(".")[0], "localhost", "127.0.0.1", "::1"):
+            raise UsageError(
+                f"--launcher-as-node makes this host ({own}) a node, and {host.where} has"
+                f" {host.name}; right would be one of them."
+            )
+
+
+def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
+    """Refuse to guess how many workers this host has where the others' are said."""
+    said = next((host for host in hosts if host.slots is not None), None)
+    if said is not None and wanted["nproc_per_node"] is None:
+        raise UsageError(
+            f"{said.where} has slots={said.slots}, but nothing says how many workers this host has"
+            f" (--launcher-as-node); right would be --nproc-per-node {said.slots} and no slots."
+        )
+
+
+def _endpoints(addresses: Sequence[str]) -> str:
+    """Return where the nodes meet: three hosts that may lead where there are three."""
+    leaders = addresses[: 3 if len(addresses) >= 3 else 1]
+    return ",".join(str(Endpoint(name, defaults.ENDPOINT_PORT)) for name in leaders)
 
 
 def _slots(host: HostLine, wanted: Given) -> int | None:
@@ -189,9 +244,27 @@ def _words(text: str) -> list[str]:
     return words
 
 
+def _token(given: Given, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable with the job's token, which travels over ssh's input; none without."""
+    trust = given_token(given, environ)
+    if trust is None:
+        return {}
+    if trust.token is None:
+        assert trust.token_file is not None
+        token = read_token(trust.token_file, trust.origin)
+    else:
+        token = checked(trust.token, trust.origin)
+    return {TOKEN_VARIABLE: token.reveal()}
+
+
 def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or (not equals and name not in environ):
         right = "NAME=VALUE, or the NAME of a variable that is set here"
         raise values.refuse("--env", text, BadValue(right))
+    if name == TOKEN_VARIABLE and equals:
+        raise UsageError(
+            f"--env {name}=VALUE shows the token in this host's list of processes; right would be"
+            f" --token-file FILE, or {name} in the environment."
+        )
     return name, value if equals else environ[name]

@@ -68,7 +68,13 @@ def launch_command() -> CommandLine:
         *_script_flags(),
         *_compatibility_flags(),
     ]
-    return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER))
+    return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER), _foreign)
+
+
+def _foreign(word: str, following: list[str]) -> list[str] | None:
+    from .foreign_flags import ours  # few commands have one
+
+    return ours(word, following)
 
 
 def _worker_flags() -> list[Flag]:

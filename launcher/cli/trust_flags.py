@@ -16,15 +16,7 @@ _FILES = ("tls_cert", "tls_key", "tls_ca")
 def trust_flags(group: str = "Trust") -> list[Flag]:
     """Return the flags, for the help under the heading ``group``."""
     return [
-        Flag(
-            "--token-file",
-            group=group,
-            metavar="FILE",
-            read=values.string,
-            ours=True,
-            help="The job's secret (ft-run token makes one): the wire is then mutual TLS. Also"
-            f" {TOKEN_FILE_VARIABLE}, or {TOKEN_VARIABLE} with the secret itself.",
-        ),
+        token_file_flag(group),
         Flag(
             "--tls-cert",
             group=group,
@@ -52,6 +44,19 @@ def trust_flags(group: str = "Trust") -> list[Flag]:
     ]
 
 
+def token_file_flag(group: str) -> Flag:
+    """Return the flag for the file with the job's secret."""
+    return Flag(
+        "--token-file",
+        group=group,
+        metavar="FILE",
+        read=values.string,
+        ours=True,
+        help="The job's secret (ft-run token makes one): the wire is then mutual TLS. Also"
+        f" {TOKEN_FILE_VARIABLE}, or {TOKEN_VARIABLE} with the secret itself.",
+    )
+
+
 def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
     """Return what protects the wire; None where nothing was given.
 
@@ -62,7 +67,7 @@ def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | No
     Raises:
         UsageError: one of the three files of a certificate is missing, or there is a token too.
     """
-    token = _token(given, environ)
+    token = given_token(given, environ)
     files = [key for key in _FILES if given[key]]
     if not files:
         return token
@@ -89,7 +94,7 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
         UsageError: they cannot work.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
-    _, rest = _token_command().read(argv, environ)
+    _, rest = token_command().read(argv, environ)
     if len(rest) > 1:
         raise UsageError(
             f"ft-run token takes one FILE, but was given {shown(rest[0])} and {shown(rest[1])}."
@@ -97,7 +102,8 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
     return TokenOptions(rest[0] if rest else None)
 
 
-def _token_command() -> CommandLine:
+def token_command() -> CommandLine:
+    """Return the flags of ``ft-run token``."""
     before = """\
 Usage: ft-run token [FILE]
 
@@ -112,7 +118,8 @@ Example:
     return CommandLine("ft-run token", [], HelpText(before, ""))
 
 
-def _token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
+def given_token(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
+    """Return where the job's secret is, by flag or variable; None where there is none."""
     if given["token_file"]:
         return TrustOptions(token_file=given["token_file"], origin=given.origin("token_file"))
     if path := environ.get(TOKEN_FILE_VARIABLE):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import IO, Final
 
 from ... import exit_codes
-from ...errors import RendezvousError
+from ...errors import RendezvousError, UsageError
 from ...printable import printable
 from ..options import HostsOptions, NodeCommand
 from .hosts_node import BEAT_S, LOST
@@ -23,10 +23,12 @@ _SSH_OPTIONS: Final = (
     "-oConnectTimeout=20",
     "-oServerAliveInterval=10",
     "-oServerAliveCountMax=3",
+    "-oControlMaster=no",
     "-T",
 )
-"""No questions, no terminal, and a connection that is gone is noticed within 30 s; what the user's
-own command says goes before."""
+"""No questions, no terminal, and a connection that is gone is noticed within 30 s. A shared one is
+used, but none is left behind, which would hold the output open. What the user's own command says
+goes before."""
 
 _NOT_IN_THE_JOB: Final = (LOST, exit_codes.USAGE, exit_codes.REFUSED, 126, 127)
 """Statuses of a host without a node: no connection, wrong use, no such program."""
@@ -47,13 +49,20 @@ class _Host:
         start = [options.program, "hosts-node"]
         if command.host:  # where a shell reads it
             start = [*options.ssh, *_SSH_OPTIONS, "--", command.host, shlex.join(start)]
-        self._process = subprocess.Popen(
-            start,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which passes it on
-        )
+        try:
+            self._process = subprocess.Popen(
+                start,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for this process, which passes it on
+            )
+        except OSError as error:
+            flag = "--ssh" if command.host else "--ft-run"
+            raise UsageError(
+                f"{start[0]} cannot be started here: {error.strerror}; right would be {flag} with a"
+                " program of this host."
+            ) from error
         order = {
             "program": options.program,
             "argv": command.argv,
@@ -70,8 +79,8 @@ class _Host:
             stream.write(line.encode() + b"\n")
             stream.flush()
 
-    def attend(self, console: "_Console", ended: "queue.SimpleQueue[_Host]") -> None:
-        """Pass the output on until the end; then say so."""
+    def attend(self, console: "_Console", ended: "queue.SimpleQueue[tuple[_Host, int]]") -> None:
+        """Pass the output on until the end; then say so, with the status."""
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
@@ -82,8 +91,10 @@ class _Host:
         console.copy(self.name, out, sys.stdout.fileno())
         reader.join()
         status = self._process.wait()
-        self.status = LOST if status < 0 else status  # ssh itself was killed
-        ended.put(self)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # what was not read
+            self._process.stdin.close()
+        ended.put((self, LOST if status < 0 else status))  # below 0: ssh itself was killed
 
 
 class _Console:
@@ -114,7 +125,7 @@ def run_hosts(options: HostsOptions) -> int:
         RendezvousError: too few hosts could be reached, or are left.
     """
     console = _Console()
-    ended: queue.SimpleQueue[_Host] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[_Host, int]] = queue.SimpleQueue()
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in _FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -126,7 +137,8 @@ def run_hosts(options: HostsOptions) -> int:
     since_beat = 0.0
     while any(host.status is None for host in hosts):
         with contextlib.suppress(queue.Empty):
-            host = ended.get(timeout=_TICK_S)
+            # Known here only: a host that had ended unseen would be counted and told by no loop.
+            host, host.status = ended.get(timeout=_TICK_S)
             _tell(host, console)
             lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
             if len(hosts) - len(lost) < options.least and not too_few:

@@ -46,12 +46,13 @@ def run_hosts_node() -> int:
             " would be --chdir DIR with a folder that every host has."
         ) from error
     command = [order["program"], *order["argv"]]
+    own = os.getpid()
     try:
         job = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             env=os.environ | order["environ"],
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: _end_with_parent(own),
         )
     except OSError as error:
         raise UsageError(
@@ -101,6 +102,8 @@ def _attend(job: "subprocess.Popen[bytes]", orders: int, rest: bytes) -> None:
     os.close(ended)
 
 
-def _end_with_parent() -> None:
-    """Have the kernel end the job, in order, when this process is killed."""
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel end the job, in order, when this process is killed, or has been by now."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(exit_codes.SIGNAL_BASE + signal.SIGTERM)

@@ -140,8 +140,12 @@ class Host:
     def kill(self) -> None:
         """SIGKILL every process, as when the power goes; return when all of them are gone.
 
-        The kernel closes their connections and says so to the peers; after ``cut`` it cannot.
+        They are stopped before, so that none sees another one end and acts on it: an agent would
+        leave the job in order, or tell of a worker. The kernel closes their connections and says so
+        to the peers; after ``cut`` it cannot.
         """
+        for pid in self.pids():
+            _kill(pid, signal.SIGSTOP)
         _signal_all(self.pids, signal.SIGKILL, lambda _: True)
 
     def _ip(self, *arguments: str) -> None:

@@ -37,7 +37,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1
+SchedulerParameters=bf_interval=1,nohold_on_prolog_fail
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -72,9 +72,7 @@ class Slurm:
         self.conf = self.folder / "slurm.conf"
         self._daemons: list[subprocess.Popen[bytes]] = []
         (self.folder / "state").mkdir()
-        prolog = self.folder / "prolog"
-        prolog.write_text("#!/bin/sh\nexit 0\n")
-        prolog.chmod(0o755)
+        self.prolog("exit 0")
         names = ",".join(node.name for node in self.nodes)
         self.conf.write_text(
             _CONF.format(controller=self.controller.name, folder=self.folder, nodes=names)
@@ -98,6 +96,12 @@ class Slurm:
         except BaseException:
             self.close()
             raise
+
+    def prolog(self, text: str) -> None:
+        """Set what runs on a node before each job."""
+        prolog = self.folder / "prolog"
+        prolog.write_text(f"#!/bin/sh\n{text}\n")
+        prolog.chmod(0o755)
 
     def start_node(self, node: Host) -> None:
         """Start the slurmd of a host."""

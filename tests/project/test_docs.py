@@ -52,8 +52,8 @@ def test_every_command_line_is_taken(
 def test_no_document_with_commands_is_overlooked() -> None:
     found = [name for name, _ in commands()]
     assert set(found) == {
-        *("README.md", "checks.md", "gpu.md", "hangs.md", "policy.md", "security.md"),
-        "warm-start.md",
+        *("README.md", "checks.md", "gpu.md", "hangs.md", "places.md", "policy.md"),
+        *("security.md", "warm-start.md"),
     }
     assert found.count("policy.md") == 3
 

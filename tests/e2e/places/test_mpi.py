@@ -3,13 +3,14 @@
 In place of ssh, ``mpirun`` starts its daemons by a script that enters the host.
 """
 
+import contextlib
 import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 from ft_run.tests.e2e.conftest import EXAMPLES, FT_RUN, Command, Launcher
-from ft_run.tests.harness.hosts import Network
+from ft_run.tests.harness.hosts import Host, Network
 
 pytestmark = pytest.mark.root
 RECIPE = EXAMPLES / "mpi" / "train.sh"
@@ -55,22 +56,41 @@ class Mpi:
         }
         self.go_on = ft.folder / "go-on"
 
-    def start(self, *command: object) -> Command:
+    def start(self, *command: object, **variables: str) -> Command:
         """Start a command on the first host."""
-        return self._ft.start(
-            *command, program=(), env=self._variables, host=self.hosts[0], new_session=True
-        )
+        env = self._variables | variables
+        return self._ft.start(*command, program=(), env=env, host=self.hosts[0], new_session=True)
 
-    def train(self) -> Command:
+    def train(self, *flags: str, **variables: str) -> Command:
         """Start the recipe."""
-        return self.start(RECIPE, self.hostfile, self._ft.script(WORKER), self.go_on)
+        worker = self._ft.script(WORKER)
+        return self.start(RECIPE, self.hostfile, *flags, worker, self.go_on, **variables)
 
 
-def test_a_rank_is_killed_and_the_job_ends_well(ft: Launcher, network: Network) -> None:
+def _tokens(host: Host) -> list[str]:
+    """Return the tokens that processes of a host were started with."""
+    found = []
+    for pid in host.pids():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found += [word[13:].decode() for word in variables if word.startswith(b"FT_RUN_TOKEN=")]
+    return found
+
+
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rank_is_killed_and_the_job_ends_well(
+    ft: Launcher, network: Network, is_whole: bool
+) -> None:
+    """Without checks and torch too, which take more than all the rest."""
     mpi = Mpi(ft, network)
-    job = mpi.train()
+    job = mpi.train() if is_whole else mpi.train("--preload", "json", CHECK="")
     workers = job.expect(r"rank \d of 3 restarts 0 pid (\d+)$", 3)
     assert len(job.expect(r"--rdzv-endpoint=10.77.0.1:29400 \(OMPI_MCA_orte_hnp_uri\)", 3)) == 3
+    secrets = {variable for host in mpi.hosts for variable in _tokens(host)}
+    assert len(secrets) == 1, "all nodes have the same"
+    lines = "".join(ft.processes().values())
+    assert "mpirun" in lines
+    assert secrets.pop() not in lines
     mpi.hosts[0].run("kill", "-9", workers[1][1])
     job.expect(r"rank \d of 3 restarts 1 ", 3)
     mpi.go_on.touch()

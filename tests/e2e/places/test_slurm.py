@@ -1,7 +1,7 @@
-"""ft-run under a real Slurm: the recipe of ``examples/slurm`` as it stands."""
+"""ft-run under a real Slurm: the recipes of ``examples/slurm`` as they stand."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from ft_run.tests.harness.hosts import Network
 from ft_run.tests.harness.slurm import Slurm
 
 pytestmark = pytest.mark.root
-RECIPE = EXAMPLES / "slurm" / "train.sbatch"
+RECIPES = EXAMPLES / "slurm"
+RECIPE = RECIPES / "train.sbatch"
 
 WORKER = """\
 import os, pathlib, signal, sys, threading
@@ -45,16 +46,32 @@ def cluster(ft: Launcher, network: Network) -> Iterator[Slurm]:
 class Job:
     """A job that was submitted, and what it has printed."""
 
-    def __init__(self, ft: Launcher, cluster: Slurm, *options: str, script: Path = RECIPE) -> None:
+    def __init__(
+        self,
+        ft: Launcher,
+        cluster: Slurm,
+        *options: str,
+        script: Path = RECIPE,
+        words: Sequence[str] = (),
+    ) -> None:
+        """Submit a recipe.
+
+        Args:
+            ft: starts it.
+            cluster: where it runs.
+            options: for ``sbatch``.
+            script: the recipe.
+            words: stand before the training script.
+        """
         self.go_on = ft.folder / "go-on"
-        self.output = ft.folder / "output"
+        self.output = ft.folder / f"output-{script.stem}"
         self._ft, self._cluster = ft, cluster
         worker = ft.script(WORKER)
         temporary = ft.folder / "of-nodes"  # a node that loses its power leaves files
-        temporary.mkdir()
+        temporary.mkdir(exist_ok=True)
         variables = {"PATH": f"{Path(FT_RUN).parent}:/usr/bin:/bin", "TMPDIR": str(temporary)}
         submitted = ft.run(
-            "--parsable", f"--output={self.output}", *options, script, worker, self.go_on,
+            "--parsable", f"--output={self.output}", *options, script, *words, worker, self.go_on,
             program=("sbatch",),
             env=cluster.environment() | variables,
             host=cluster.controller,
@@ -66,6 +83,10 @@ class Job:
         """What the job has printed so far."""
         files = (self.output, Path(f"{self.go_on}.workers"))
         return "".join(file.read_text() for file in files if file.exists())
+
+    def nodes(self) -> str:
+        """Return the list of the job's nodes."""
+        return self._cluster.job(self.number)["NodeList"]
 
     def expect(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
         """Wait until as many lines match."""
@@ -83,18 +104,31 @@ class Job:
         return found
 
 
-def test_a_rank_is_killed_and_the_job_ends_well(ft: Launcher, cluster: Slurm) -> None:
-    job = Job(ft, cluster)
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rank_is_killed_and_the_job_ends_well(
+    ft: Launcher, cluster: Slurm, is_whole: bool
+) -> None:
+    """Without checks and torch too, which take more than all the rest."""
+    job = Job(
+        *(ft, cluster, *(() if is_whole else ("--export=ALL,CHECK=",))),
+        words=() if is_whole else ("--preload", "json"),
+    )
 
     workers = job.expect(r"rank \d of 2 run (\S+) restarts 0 pid (\d+)$", 2)
     assert {worker[1] for worker in workers} == {job.number}
     assert len(re.findall("--node-rank=", job.text())) == 2  # the spare has none
+    secret = ft.folder / f"train-{job.number}.token"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in cluster.nodes[0].pids()]
+    assert lines
+    assert not any(secret.read_bytes().strip() in line for line in lines)
     cluster.nodes[0].run("kill", "-9", workers[0][2])
     job.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
     job.go_on.touch()
 
     cluster.wait_for_job(job.number, "COMPLETED")
     assert cluster.states() <= {"idle", "comp"}
+    assert [*ft.folder.glob("train-*")] == []
 
 
 @pytest.mark.slow
@@ -170,3 +204,40 @@ def test_arrays_and_jobs_of_two_parts(ft: Launcher, cluster: Slurm) -> None:
     for task in "34":
         runs = re.findall(r"^\d+_(\d) \d$", (ft.folder / f"array-{task}").read_text(), re.MULTILINE)
         assert runs == [task, task]
+
+
+@pytest.mark.slow
+def test_a_spare_of_an_allocation_of_its_own(ft: Launcher, cluster: Slurm) -> None:
+    job = Job(ft, cluster, "--nodes=2", "--export=ALL,SPARES=0")
+    job.expect(r"rank \d of 2 run \S+ restarts 0 pid \d+$", 2)
+    spare = Job(
+        *(ft, cluster, "--array=1-1", "--export=ALL,POLL=1"),
+        script=RECIPES / "spare.sbatch",
+        words=(job.number,),
+    )
+    spare.expect("this node is a spare")
+    lost = cluster.nodes[1]
+    lost.cut()
+    lost.kill()
+    job.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
+    job.go_on.touch()
+
+    ended = cluster.wait_for_job(job.number, "COMPLETED", "FAILED", "NODE_FAIL")
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+    cluster.wait_for_job(f"{spare.number}_1", "COMPLETED")
+
+
+@pytest.mark.slow
+def test_a_node_that_fails_its_check_gets_no_job(ft: Launcher, cluster: Slurm) -> None:
+    cluster.prolog(
+        f"[ $SLURMD_NODENAME != gpu002 ] || ulimit -n 512\nFT_RUN={FT_RUN} exec {RECIPES}/prolog.sh"
+    )
+    job = Job(ft, cluster, "--nodes=2", "--export=ALL,SPARES=0,CHECK=")
+    job.expect(r"rank \d of 2 run \S+ restarts 0 pid \d+$", 2)
+    node = cluster.ask("scontrol", "-o", "show", "node", "gpu002")
+    assert "DRAIN" in node
+    assert "Reason=ft-run check: " in node
+    assert "open_files_limit" in node
+    assert "gpu002" not in cluster.ask("scontrol", "show", "hostnames", job.nodes())
+    job.go_on.touch()
+    cluster.wait_for_job(job.number, "COMPLETED")

@@ -1,5 +1,6 @@
 """Hostfiles, and what ``ft-run hosts`` makes of them: checked before anything starts."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def read(*argv: str, hostfile: str | None = None) -> HostsOptions:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket, "gethostname", lambda: "head.cluster")
 
 
 FILE = "# nodes\nme@gpu1 slots=8\n\ngpu2 slots=4   # an old one\n10.0.0.3\n"
@@ -31,7 +33,7 @@ def test_each_host_gets_what_the_job_does_not_say() -> None:
     given = ("--max-restarts", "3", "train.py", "--lr", "1")
     job = hosts["gpu2"][2]
     assert job.startswith("--rdzv-id=hosts-")
-    both = ("--nnodes=3", "--rdzv-endpoint=gpu1:29400", job)
+    both = ("--nnodes=3", "--rdzv-endpoint=gpu1:29400,gpu2:29400,10.0.0.3:29400", job)
     assert hosts["me@gpu1"] == (*both, "--nproc-per-node=8", "--node-rank=0", *given)
     assert hosts["gpu2"] == (*both, "--nproc-per-node=4", "--node-rank=1", *given)
     assert hosts["10.0.0.3"] == (*both, "--node-rank=2", *given)
@@ -60,6 +62,21 @@ def test_this_host_is_the_first_node() -> None:
     options = read("--hosts", "a", "--launcher-as-node", "train.py")
     assert [node.host for node in options.nodes] == ["", "a"]
     assert options.least == 2
+    assert "--rdzv-endpoint=head.cluster:29400" in options.nodes[1].argv
+    elastic = read("--hosts", "a", "--launcher-as-node", "--nnodes=1:2", "train.py")
+    assert elastic.least == 1
+
+
+def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -> None:
+    secret = "0123456789abcdef" * 4
+    Path("job.token").write_text(f"{secret}\n")
+    Path("job.token").chmod(0o600)
+    by_file = read("--token-file", "job.token", "--hosts", "a,b", "train.py")
+    by_variable = read_hosts(["--hosts", "a,b", "train.py"], {"FT_RUN_TOKEN": secret})
+    by_its_file = read_hosts(["--hosts", "a,b", "train.py"], {"FT_RUN_TOKEN_FILE": "job.token"})
+    for options in (by_file, by_variable, by_its_file):
+        assert options.environ == {"FT_RUN_TOKEN": secret}
+        assert not any("token" in word or secret in word for word in options.nodes[0].argv)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +104,31 @@ def test_this_host_is_the_first_node() -> None:
         (["--launcher-as-node", "--nnodes", "4", "train.py"], "a\nb\n",
          "--nnodes asks for 4 nodes, but there are 2 hosts and this one; right would be"),
         (["--launcher-as-node", "--nnodes", "1", "train.py"], "a\n",
-         "--nnodes asks for 1 node, but --launcher-as-node makes this host one beside 1 others"),
+         "--nnodes asks for 1 node, but --launcher-as-node makes this host one beside 1 other;"
+         " right would be --nnodes 2, or no --launcher-as-node."),
+        (["--launcher-as-node", "--nnodes", "2", "train.py"], None,
+         "--launcher-as-node makes this host one node, and with two or more nodes both roles must"
+         " be there, this host and others, but no others are named; right would be --hostfile FILE"
+         " or --hosts A,B,C, or plain ft-run for this host alone."),
+        (["--launcher-as-node", "train.py"], "a\nlocalhost\n",
+         "--launcher-as-node makes this host (head.cluster) a node, and line 2 of hosts has"
+         " localhost; right would be one of them."),
+        (["--launcher-as-node", "--hosts", "a,me@head", "train.py"], None,
+         "--launcher-as-node makes this host (head.cluster) a node, and host 2 of --hosts has"
+         " me@head; right would be one of them."),
+        (["--launcher-as-node", "--hosts", "head.cluster", "train.py"], None,
+         "makes this host (head.cluster) a node, and host 1 of --hosts has head.cluster"),
+        (["--launcher-as-node", "train.py"], "a\nb slots=4\n",
+         "line 2 of hosts has slots=4, but nothing says how many workers this host has"
+         " (--launcher-as-node); right would be --nproc-per-node 4 and no slots."),
+        (["--standalone", "train.py"], "a\nb\n",
+         "--standalone is for one node, but there are 2 hosts; right would be one host, or no"),
+        (["--node-rank", "1", "train.py"], "a\nb\n",
+         "--node-rank 1 would be the rank of each of the 2 hosts; right would be none: their"),
+        (["--env", "FT_RUN_TOKEN=x", "train.py"], "a\n",
+         "--env FT_RUN_TOKEN=VALUE shows the token in this host's list of processes; right would"
+         " be --token-file FILE, or FT_RUN_TOKEN in the environment."),
+        (["--token-file", "nosuch", "train.py"], "a\n", "cannot read the token file nosuch"),
         (["--include", "a,c", "train.py"], "a\nb\n",
          "--include names 'c', which is not among the 2 hosts; right would be some of a, b."),
         (["--exclude", "a,b", "train.py"], "a\nb\n", "leave no host"),

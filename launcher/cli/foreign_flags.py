@@ -1,0 +1,121 @@
+"""Flags of launchers that are built on torchrun: ours in their place, or why there is none.
+
+Read only when a flag is unknown. A flag is taken where ours means the same; else the sentence names
+ours. The names are those of dlrover-run (2026-08) and of NVRx's ft_launcher (2026-08).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from ...errors import UsageError
+from .values import shown
+
+_NO_VALUE: Final = ("null", "none", "")
+"""How ft_launcher spells a time that is switched off."""
+
+_NOTHING: Final = "{ignored}"
+
+TAKEN: Final[Mapping[str, str]] = {
+    "--training-port": "--worker-port={}",
+    "--numa-affinity": "--numa-binding=node",
+    "--workers-stop-timeout": "--shutdown-timeout={}",
+    "--ft-rank-heartbeat-timeout": "--hang-timeout={}",
+    "--ft-initial-rank-heartbeat-timeout": "--hang-timeout-start={}",
+    # Nothing polls here, as with --monitor-interval.
+    "--ft-workload-check-interval": _NOTHING,
+    "--ft-node-health-check-interval": _NOTHING,
+    "--ft-restart-check-interval": _NOTHING,
+}
+"""Ours for theirs, where the value is: ``{}``. Without one, theirs is a switch."""
+
+CHOICES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "--precheck": {
+        "0": (),
+        "1": ("--network-check",),
+        "2": ("--network-check", "--check-level=full"),
+    },
+    "--ft-restart-policy": {"any-failed": ()},
+    "--ft-rdzv-impl": {"barrier": ()},
+    "--ft-enable-nic-healthcheck": {"false": (), "true": ("--network-check",)},
+}
+"""Ours for each value of theirs."""
+
+_CHECKS = "--network-check, or ft-run check before the job"
+_HANG = "--hang-timeout SECONDS or --hang-timeout auto"
+_CHECKPOINTER = "ft_run.training.Checkpointer in the script (docs/checkpoints.md)"
+
+REFUSED: Final[Mapping[str, str]] = {
+    # dlrover-run
+    "--auto-tunning": "none: ft-run changes neither batch size nor learning rate",
+    "--save-at-breakpoint": _CHECKPOINTER,
+    "--ucp-device-type": _CHECKPOINTER,
+    "--comm-perf-test": "--network-check --check-level full",
+    "--membind-policy": "--numa-binding node, which binds CPUs; their memory comes from near them",
+    # ft_launcher
+    "--term-timeout": "--shutdown-timeout SECONDS, which holds for every stop",
+    "--ft-cfg-path": "flags or PET_* variables (docs/migrating.md)",
+    "--ft-ignore-missing-cfg": "to leave it out: there is no such file",
+    "--ft-safety-factor": "--hang-timeout auto, which is ten times the longest step",
+    "--ft-rank-section-timeouts": _HANG,
+    "--ft-rank-out-of-section-timeout": _HANG,
+    "--ft-skip-section-response": _HANG,
+    "--ft-rank-termination-signal": "--shutdown-timeout SECONDS, between SIGTERM and SIGKILL",
+    "--ft-log-level": "LOGLEVEL=DEBUG in the environment",
+    "--ft-node-health-check-endpoint": _CHECKS,
+    "--ft-enable-nic-monitor": _CHECKS,
+    "--ft-pci-topo-file": _CHECKS,
+    "--ft-link-down-path-template": _CHECKS,
+    "--ft-link-state-path-template": _CHECKS,
+    "--ft-enable-dist-storage-healthcheck": _CHECKS,
+    "--ft-storage-health-check-path": _CHECKS,
+    "--ft-gpu-memory-reclaim-timeout": _CHECKS,
+    "--ft-gpu-memory-tolerance-mb": _CHECKS,
+    "--ft-gpu-memory-poll-interval": _CHECKS,
+    "--ft-numa-bind-strict": "--numa-binding node",
+    "--ft-check-remaining-processes": "to leave it out: no process of a round is left, always",
+    "--ft-install-exception-hook": "@record of torch's elastic errors in the script",
+    "--ft-max-no-progress-cycles": "--max-no-progress N, which counts restarts, not cycles",
+    "--ft-min-progress-iterations": "--max-no-progress N: any new step is progress",
+    "--ft-checkpoint-iteration-file": "ft_run.training.progress(step) in the script",
+    "--ft-per-cycle-applog-prefix": "--log-dir DIR --tee 3, with a folder for each restart",
+    "--ft-enable-log-server": "--log-dir DIR: log files are each node's own",
+    "--ft-segment": "--node-unit N; domains of the network are not looked at",
+}
+"""What would be right."""
+
+
+def ours(word: str, following: list[str]) -> list[str] | None:
+    """Return our flags in place of another launcher's; None if it is no such flag.
+
+    Args:
+        word: the argument: ``--flag`` or ``--flag=value``.
+        following: the arguments after it, the next one last; a value is taken from there.
+
+    Raises:
+        UsageError: ours is not the same, or the value is none.
+    """
+    given, equals, value = word.partition("=")
+    name = given.replace("_", "-")
+    if name in REFUSED:
+        raise UsageError(f"{given} is a flag of another launcher; right would be {REFUSED[name]}.")
+    if name not in TAKEN and name not in CHOICES:
+        return None
+    pattern = TAKEN.get(name, _NOTHING)
+    if pattern == "--numa-binding=node":
+        return [pattern]
+    if not equals:
+        if not following:
+            raise UsageError(f"{given} needs a value; right would be {given} VALUE.")
+        value = following.pop()
+    if name in CHOICES:
+        found = CHOICES[name].get(value.lower())
+        if found is None:
+            raise UsageError(
+                f"{given} was given {shown(value)}; right would be {' or '.join(CHOICES[name])}."
+            )
+        return list(found)
+    if pattern == _NOTHING:
+        return []
+    if name.startswith("--ft-") and value.lower() in _NO_VALUE:
+        return []
+    return [pattern.format(value)]

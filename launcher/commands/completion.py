@@ -1,0 +1,107 @@
+"""Completion in a shell: click's own scripts, with the flags of every command."""
+
+import re
+from typing import Final
+
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
+
+from ...errors import UsageError
+from ..cli.check_flags import check_command
+from ..cli.command_line import CommandLine, Flag
+from ..cli.hosts_flags import hosts_command
+from ..cli.launch_flags import launch_command
+from ..cli.master_flags import master_command, stacks_command, status_command
+from ..cli.policy_flags import policy_command
+from ..cli.trust_flags import token_command
+
+_VARIABLE: Final = "_FT_RUN_COMPLETE"
+_WORDS: Final = re.compile(r"[a-z0-9]+(\|[a-z0-9]+)+")
+"""A metavar that is a choice of words: ``all|rank0``."""
+
+
+def command_lines() -> dict[str, CommandLine]:
+    """Return every command by its name; ``ft-run`` itself has the empty one, in front."""
+    return {
+        "": launch_command(),
+        "hosts": hosts_command(),
+        "master": master_command(),
+        "status": status_command(),
+        "stacks": stacks_command(),
+        "check": check_command(),
+        "policy": policy_command(),
+        "token": token_command(),
+    }
+
+
+def complete(instruction: str) -> int:
+    """Answer what a shell asks: print its script, or the words that could follow.
+
+    Args:
+        instruction: ``bash_source``, ``zsh_complete`` and so on, as click's scripts have it.
+
+    Raises:
+        UsageError: there is no such shell or question.
+    """
+    shell, _, question = instruction.partition("_")
+    found = get_completion_class(shell)
+    if found is None or question not in ("source", "complete"):
+        raise UsageError(
+            f"{_VARIABLE} is {instruction!r}; right would be bash_source, zsh_source or"
+            " fish_source."
+        )
+    answer = _completing(found)
+    print(answer.source() if question == "source" else answer.complete(), flush=True)
+    return 0
+
+
+def _completing(shell: type[ShellComplete]) -> ShellComplete:
+    class Completing(shell):  # type: ignore[valid-type,misc]  # a class that click has for a shell
+        def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+            return completions(args, incomplete)
+
+    from click import Command  # only its name would be used
+
+    return Completing(Command("ft-run"), {}, "ft-run", _VARIABLE)
+
+
+def completions(args: list[str], incomplete: str) -> list[CompletionItem]:
+    """Return what the word could be.
+
+    Args:
+        args: the words before it, without the program's.
+        incomplete: as much of the word as is there.
+    """
+    lines = command_lines()
+    name = args[0] if args and args[0] in lines else ""
+    line = lines[name]
+    # Of --tee=3, bash makes three words.
+    words = [word for word in args[1 if name else 0 :] if word != "="]
+    incomplete = incomplete.removeprefix("=")
+    flags = {spelling: flag for flag in line.flags for spelling in flag.opts}
+    while words:
+        word = words.pop(0)
+        if word == "--" or not word.startswith("-"):
+            return [CompletionItem(incomplete, type="file")]  # the script's own, or the script
+        spelling, equals, _ = word.partition("=")
+        flag = flags.get(spelling.replace("_", "-"))
+        if flag is not None and flag.takes_value and not equals:
+            if not words:
+                return _values(flag, incomplete)
+            words.pop(0)
+    if incomplete.startswith("-"):
+        wanted = incomplete.replace("_", "-")
+        return [
+            CompletionItem(flag.spelling, help=flag.help)
+            for flag in line.flags
+            if flag.spelling.startswith(wanted)
+        ]
+    known = [] if args else [word for word in lines if word and word.startswith(incomplete)]
+    return [*map(CompletionItem, known), CompletionItem(incomplete, type="file")]
+
+
+def _values(flag: Flag, incomplete: str) -> list[CompletionItem]:
+    metavar = flag.metavar or ""
+    if _WORDS.fullmatch(metavar):
+        return [CompletionItem(w) for w in metavar.split("|") if w.startswith(incomplete)]
+    kind = {"FILE": "file", "DIR": "dir", "PATH": "file"}.get(metavar, "plain")
+    return [CompletionItem(incomplete, type=kind)] if kind != "plain" else []

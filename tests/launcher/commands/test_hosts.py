@@ -1,0 +1,61 @@
+"""``ft-run hosts`` where no host can be reached: programs that stand in for ssh."""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ft_run.errors import RendezvousError, UsageError
+from ft_run.launcher.commands import hosts
+from ft_run.launcher.options import HostsOptions, NodeCommand
+
+
+def options(ssh: object, least: int = 2) -> HostsOptions:
+    nodes = (NodeCommand("a", ("train.py",)), NodeCommand("b", ("train.py",)))
+    return HostsOptions(nodes, least, (str(ssh),), {}, "/", "/opt/ft-run")
+
+
+class AtOnce:
+    """A thread whose work is done when it has been started."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[object, ...], daemon: bool) -> None:
+        self._work = lambda: target(*args)
+
+    def start(self) -> None:
+        self._work()
+
+    def join(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+@pytest.mark.parametrize("thread", [threading.Thread, AtOnce])
+def test_hosts_that_end_before_it_looks_are_told_and_counted(
+    thread: type,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setattr(threading, "Thread", thread)
+    with pytest.raises(RendezvousError, match=r"of 2 hosts are not in the job .*, and it needs 2"):
+        hosts.run_hosts(options(ssh))
+    lines = capfd.readouterr().err.splitlines()
+    assert sorted(lines) == [
+        "[a] no route",
+        "[b] no route",
+        "ft-run hosts: a: the connection is lost",
+        "ft-run hosts: b: the connection is lost",
+    ]
+
+
+def test_an_ssh_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nosuch cannot be started here: No such file .* --ssh"):
+        hosts.run_hosts(options(tmp_path / "nosuch"))

@@ -1,0 +1,33 @@
+"""The manual page and the page of the flags are what the parser makes of them now."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ft_run.docs import generate
+from ft_run.launcher.commands.completion import command_lines
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", ["flags.md", "ft-run.1"])
+def test_it_is_up_to_date(name: str) -> None:
+    made = generate.files()[name]
+    assert (DOCS / name).read_text() == made, "right would be python docs/generate.py"
+
+
+def test_both_have_every_flag_and_every_command() -> None:
+    manual = (DOCS / "ft-run.1").read_text().replace("\\-", "-")
+    page = (DOCS / "flags.md").read_text()
+    for name, line in command_lines().items():
+        assert f".SH {line.name.upper()}\n" in manual or not name
+        assert f"## {line.name}\n" in page
+        for flag in line.flags:
+            assert re.search(rf"^\.B .*{flag.spelling}(,| |$)", manual, re.MULTILINE)
+            assert re.search(rf"^\| `.*{flag.spelling}[, ]?.*` \|", page, re.MULTILINE)
+
+
+def test_no_line_of_text_is_taken_for_a_request_of_the_formatter() -> None:
+    requests = {line.split()[0] for line in generate.files()["ft-run.1"].splitlines()
+                if line.startswith((".", "'"))}  # fmt: skip
+    assert requests == {'.\\"', ".TH", ".SH", ".SS", ".TP", ".B", ".br"}
