@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class Container:
     def __init__(self, command: "Command", inside: list[str]) -> None:
         self.command = command
         self._inside = inside
+        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -57,6 +59,15 @@ class Container:
         pid = self.command.pid
         (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(child)
+
+    @property
+    def children(self) -> list[str]:
+        """The programs that its first process has started."""
+        found = []
+        with contextlib.suppress(OSError, ValueError):
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            found += [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children]
+        return found
 
     @property
     def is_set_up(self) -> bool:
@@ -69,12 +80,15 @@ class Container:
     def status(self) -> int | None:
         """Its exit status, as a shell has it; None while it runs."""
         status = self.command.process.poll()
+        if status is not None and self._killed:
+            return 128 + signal.SIGKILL  # unshare does not pass this signal on
         return 128 - status if status is not None and status < 0 else status
 
     def send(self, number: signal.Signals) -> None:
         """Signal its first process, if there still is one."""
         with contextlib.suppress(OSError, ValueError):
             os.kill(self.pid, number)
+            self._killed |= number is signal.SIGKILL
 
     def entering(self, words: list[str]) -> list[str]:
         """Return a command that runs another one inside, as ``kubectl exec`` and probes do."""
@@ -159,6 +173,8 @@ class Kubelet:
     def close(self) -> None:
         """Remove the limits; every process must have ended."""
         for path in self._cgroups:
+            is_empty = partial(_is_empty, path / "cgroup.procs")
+            self._ft.wait_until(is_empty, f"no process is left in {path}")
             path.rmdir()
 
     # --- parts of a container ------------------------------------------------------------------
@@ -241,6 +257,10 @@ class Kubelet:
         for file in self._hosts_files.values():
             own = file.read_text().splitlines(keepends=True)[:2]
             file.write_text("".join(own) + known)  # in place: it is mounted
+
+
+def _is_empty(file: Path) -> bool:
+    return not file.read_text()
 
 
 def _mounts(pod: Pod) -> list[dict[str, Any]]:
