@@ -84,7 +84,8 @@ def _address(rendezvous: RendezvousOptions, display: Display) -> AdvertisedAddre
     """Return the address that this node advertises."""
     endpoint = rendezvous.endpoint
     towards = rendezvous.master_addr if endpoint is None else endpoint.host
-    address = AdvertisedAddress(towards, rendezvous.local_addr)
+    others = [other.host for other in rendezvous.endpoints]
+    address = AdvertisedAddress(towards, rendezvous.local_addr, others)
     found = address.find()
     if rendezvous.local_addr is not None and not is_local_address(found):
         display.event(ev.ForeignAddressAdvertised(found))

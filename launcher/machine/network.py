@@ -6,7 +6,7 @@ Agents advertise an IP address, not a host name: no DNS in the data path, no 127
 import errno
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ...errors import UsageError
@@ -38,15 +38,27 @@ def listen_address(endpoint: Endpoint) -> Endpoint | None:
     """Return where to listen if the endpoint names this host; None if it names another.
 
     For a literal address or ``localhost`` it is that address only. For a name it is all addresses:
-    Debian maps a host's own name to 127.0.1.1, where no other host gets through.
+    Debian maps a host's own name to 127.0.1.1, where no other host gets through. A pod begins
+    before the DNS knows where it is, so a host goes by its own name where the DNS does not know it
+    or, as for a pod that was replaced, has another address.
     """
     addresses = resolve(endpoint.host)
     local = [address for address in addresses if is_local_address(address)]
     if not local:
-        return None
+        # A short name with another address may be that of a clone.
+        is_clear = not addresses or "." in endpoint.host
+        is_own = is_clear and _is_own_name(endpoint.host)
+        return Endpoint(any_address(), endpoint.port) if is_own else None
     if _is_literal(endpoint.host) or endpoint.host == "localhost":
         return Endpoint(local[0], endpoint.port)
     return Endpoint(any_address(), endpoint.port)
+
+
+def _is_own_name(name: str) -> bool:
+    """Return whether this host's full name is or begins with a name, as far as one of its dots."""
+    if name.partition(".")[0].lower() != socket.gethostname().partition(".")[0].lower():
+        return False  # without asking the DNS
+    return f"{socket.getfqdn()}.".lower().startswith(f"{name.rstrip('.')}.".lower())
 
 
 def is_loopback(host: str) -> bool:
@@ -76,24 +88,28 @@ def _is_literal(host: str) -> bool:
 class AdvertisedAddress:
     """The IP address that this node advertises to the others.
 
-    It is the one that the user gave, else that of the interface that routes to the master; without
-    a master (standalone) it is the loopback address. A host may get another address while the job
-    runs: ``find`` looks again, and asks no resolver for what it has found once.
+    It is the one that the user gave, else that of the interface that routes to the master, or to
+    the first known of the hosts that may lead; without a master (standalone) it is the loopback
+    address. A host may get another address while the job runs: ``find`` looks again, and asks no
+    resolver for what it has found once.
     """
 
-    def __init__(self, master_host: str | None, local_addr: str | None) -> None:
+    def __init__(
+        self, master_host: str | None, local_addr: str | None, others: Sequence[str] = ()
+    ) -> None:
         """Find the address.
 
         Args:
             master_host: address or name of the master's host; None without a master.
             local_addr: ``--local-addr``; None where it was not given.
+            others: hosts that may lead too; the name of one that is gone may not resolve.
 
         Raises:
             UsageError: ``--local-addr`` is neither an address nor a name that resolves.
         """
-        self._master_host = master_host
+        self._hosts = () if master_host is None else (master_host, *others)
         self._masters: list[str] = []
-        """The addresses of the master's host, once they are known."""
+        """The addresses of the master's host, or of one that may lead, once they are known."""
         self._given = _given_address(local_addr) if local_addr is not None else None
         self._found: str | None = None
 
@@ -106,9 +122,7 @@ class AdvertisedAddress:
         return self._found or _loopback()
 
     def _routed(self) -> str | None:
-        if self._master_host is None:
-            return None
-        self._masters = self._masters or resolve(self._master_host)
+        self._masters = self._masters or next(filter(None, map(resolve, self._hosts)), [])
         return next(filter(None, map(_route_to, self._masters)), None)
 
 

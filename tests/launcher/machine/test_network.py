@@ -51,6 +51,43 @@ def test_another_host_is_not_listened_at(host: str) -> None:
     assert listen_address(Endpoint(host, 5)) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "known", "is_own"),
+    [
+        ("digits-0.digits", [], True),
+        ("digits-0.digits.default.svc", [], True),
+        ("Digits-0.digits.", [], True),
+        ("digits-0", [], True),
+        ("digits-0.digits", [FOREIGN], True),  # the pod before had that address
+        ("digits-0", [FOREIGN], False),  # a clone has the same short name
+        ("digits-1.digits", [], False),
+        ("digits-0.dig", [], False),
+        ("digits-0.digits.other", [FOREIGN], False),
+    ],
+)
+def test_a_pod_knows_its_name_before_the_dns_does(
+    monkeypatch: pytest.MonkeyPatch, name: str, known: list[str], is_own: bool
+) -> None:
+    monkeypatch.setattr(network, "resolve", lambda _: known)
+    monkeypatch.setattr(socket, "gethostname", lambda: "digits-0")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "digits-0.digits.default.svc.cluster.local")
+    expected = Endpoint(network.any_address(), 5) if is_own else None
+    assert listen_address(Endpoint(name, 5)) == expected
+
+
+def test_the_advertised_address_is_that_of_the_route_to_a_host_that_may_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: dict[str, list[str]] = {}
+    monkeypatch.setattr(network, "resolve", lambda host: names.get(host, []))
+    monkeypatch.setattr(network, "is_local_address", {"127.0.0.1", "10.0.0.1"}.__contains__)
+    monkeypatch.setattr(network, "_route_to", {"10.0.0.9": "10.0.0.1"}.get)
+    own = AdvertisedAddress("gone", None, ["gone", "there"])
+    assert own.find() == "127.0.0.1"  # as long as it knows of no other host
+    names["there"] = ["10.0.0.9"]
+    assert own.find() == "10.0.0.1"
+
+
 def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
     assert AdvertisedAddress(None, None).find() == "127.0.0.1"
     assert AdvertisedAddress("127.0.0.1", None).find() == "127.0.0.1"
