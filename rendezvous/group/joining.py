@@ -288,7 +288,8 @@ class Joining:
             self._state.phase = GroupPhase.TAKING_OVER
             self._rounds.gate.give_up()
             self._out.note(notes.TakeoverBegun(claim.round))
-        self._rounds.takeover.claim(node.spec.node_id, claim)
+        own = tuple(node.own(failure, claim) for failure in claim.failures)
+        self._rounds.takeover.claim(node.spec.node_id, replace(claim, failures=own))
 
     # --- the next stream of a node -----------------------------------------------------------
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...values import dataclass
-from ..protocol.messages import Assignment, NodeSpec
+from ..protocol.failure import Failure
+from ..protocol.messages import Assignment, Claim, NodeSpec
 from ..protocol.offer import Offer
 
 
@@ -65,6 +66,22 @@ class Node:
     """It has passed together with another node, not only alone."""
     answered: int = 0
     """The last order of the checks that it has carried out, in time or not."""
+
+    def has_rank(self, rank: int) -> bool:
+        """Return whether a worker of the last world that it was in is its own."""
+        return self.rank is not None and 0 <= rank - self.rank_offset < self.spec.local_world_size
+
+    def own(self, failure: Failure, claim: Claim | None = None) -> Failure:
+        """Return a failure as this node may report it, of the world of its claim if there is one.
+
+        A stream speaks for its own node: another is neither blamed nor excluded for what it says.
+        """
+        place = (self.rank, self.rank_offset)
+        if claim is not None:
+            place = (claim.node_rank, claim.rank_offset)
+        node_rank, first_rank = -1 if place[0] is None else place[0], place[1]
+        workers = self.spec.local_world_size
+        return failure.reported_by(node_rank, first_rank, workers)
 
 
 class Roster:

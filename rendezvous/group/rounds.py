@@ -86,6 +86,7 @@ class Rounds:
         if self.takeover is not None:
             self.takeover.update(node.spec.node_id, round_number, failure=failure)
         elif node.round == round_number == self._state.round and node.phase in IN_ROUND:
+            failure = node.own(failure)
             self.postmortem.remember(failure)
             if self._state.phase is GroupPhase.RUNNING:
                 is_certain = evidence(failure) is Evidence.OWN

@@ -199,8 +199,10 @@ class Takeover:
         if claim is None or claim.round != round_number or is_spare(claim):
             return
         failures = claim.failures
-        if failure is not None and failure not in failures:
-            failures += (failure,)
+        node = self._roster.get(node_id)
+        if failure is not None and node is not None:
+            failure = node.own(failure, claim)
+            failures += () if failure in failures else (failure,)
         if claim.state is ClaimState.STOPPED:
             state = None  # what is dead stays dead
         self._keep(node_id, replace(claim, state=state or claim.state, failures=failures))

@@ -5,7 +5,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from ...values import dataclass
+from ...values import dataclass, replace
 
 
 class FailureKind(enum.Enum):
@@ -60,6 +60,13 @@ class Failure:
     """The kernel's OOM killer did it."""
     after_stop: bool = False
     """It came after the stop of its round was ordered."""
+
+    def reported_by(self, node_rank: int, first_rank: int, workers: int) -> "Failure":
+        """Return it as a node may report it: of itself and of its own workers, not of others."""
+        rank = self.rank if 0 <= self.rank - first_rank < workers else -1
+        if (self.node_rank, self.rank) == (node_rank, rank):
+            return self
+        return replace(self, node_rank=node_rank, rank=rank)
 
     def summary(self) -> str:
         """Return one clause that names node, rank and reason, for people."""

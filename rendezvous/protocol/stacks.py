@@ -9,8 +9,8 @@ TEXT_MAX = 200
 """Characters of a file's name, a function's name, a source line, a remark."""
 STACK_MAX_BYTES = 8 * 1024
 """Of one stack on the wire."""
-REPORT_MAX_BYTES = 2 * 1024 * 1024
-"""Of all stacks of one node: half of what a message may have."""
+REPORT_MAX_BYTES = 512 * 1024
+"""Of all stacks of one node: two thirds of what the message of a node may have."""
 STEPS_MAX = 999_999_999
 
 

@@ -71,6 +71,9 @@ def _keepalive(silence_s: float, after: float) -> Options:
         ("grpc.keepalive_permit_without_calls", 1),
         # Pings are not bound to data: most streams are silent for hours.
         ("grpc.http2.max_pings_without_data", 0),
+        # By default each message is answered with a ping, to find out how much may be on the way at
+        # once: that doubles what a round of small messages sends, and what TLS costs in it.
+        ("grpc.http2.bdp_probe", 0),
     ]
 
 

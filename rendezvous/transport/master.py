@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
+from ...values import replace
 from ..group.events import (
     Close,
     Command,
@@ -108,15 +109,29 @@ class Master:
     def receive(self, link: int, message: NodeMessage) -> None:
         """Take a message that came in on a stream."""
         if isinstance(message, StackReport):
-            self._stack_calls.take(link, message)
+            self._stack_calls.take(link, self._own_stacks(link, message))
         elif isinstance(message, Suspicion):
             self._hangs.suspect(link, message)
         elif isinstance(message, StepsReport):
-            self._steps_calls.take(link, message)
+            self._steps_calls.take(link, self._own_steps(link, message))
         elif link in self._streams:
             if isinstance(message, Attend):
                 self._names[link] = f"node {message.node.node_id} at {message.node.address}"
             self._handle(Received(link, message))
+
+    def _own_stacks(self, link: int, report: StackReport) -> StackReport:
+        """Return what a node says of its own workers, each once: it speaks for no other node."""
+        node = self.group.roster.by_link(link)
+        if node is None or node.rank is None:
+            return replace(report, stacks=())
+        place = {"node_rank": node.rank, "host": node.spec.host}
+        own = {stack.rank: stack for stack in report.stacks if node.has_rank(stack.rank)}
+        return replace(report, stacks=tuple(replace(stack, **place) for stack in own.values()))
+
+    def _own_steps(self, link: int, report: StepsReport) -> StepsReport:
+        node = self.group.roster.by_link(link)
+        own = {rank.rank: rank for rank in report.workers if node and node.has_rank(rank.rank)}
+        return replace(report, workers=tuple(own.values()))
 
     def detach(self, link: int) -> None:
         """Take note that a stream is gone."""

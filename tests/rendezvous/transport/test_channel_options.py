@@ -1,8 +1,13 @@
-"""When a silent peer is given up."""
+"""When a silent peer is given up, and that nothing but messages is on the wire before."""
 
 import pytest
 from ft_run import defaults
+from ft_run.rendezvous.protocol.messages import Waiting
 from ft_run.rendezvous.transport.channel_options import client_options, server_options, silence_s
+from ft_run.tests.harness.closed_wire import Node, Recorder, door, run
+
+_PING = 6
+_PREFACE = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
 
 def test_silence_and_grace_are_within_the_node_timeout() -> None:
@@ -21,3 +26,27 @@ def test_a_peer_is_pinged_in_time_to_answer_within_the_silence(of_side) -> None:
     times = options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"]
     assert sum(times) == 4000
     assert options["grpc.http2.ping_timeout_ms"] == times[1]
+
+
+def kinds_of_frames(data: bytes) -> list[int]:
+    """Return the types of the HTTP/2 frames in what one side said."""
+    kinds = []
+    while data:
+        kinds.append(data[3])
+        data = data[9 + int.from_bytes(data[:3], "big") :]
+    return kinds
+
+
+def test_a_message_is_not_answered_with_a_ping() -> None:
+    async def test() -> None:
+        async with door(None, silence_s=3600.0) as there:
+            relay = Recorder(there.endpoint)
+            node = Node(await relay.start(), None, silence_s=3600.0)
+            await node.next(Waiting)
+            await node.link.close()
+            await relay.stop()
+            said, answered = b"".join(relay.said), b"".join(relay.answered)
+            assert _PING not in kinds_of_frames(said[_PREFACE:])
+            assert _PING not in kinds_of_frames(answered)
+
+    run(test)

@@ -1,6 +1,7 @@
 """Tests of the master's clock and streams; the rules have their own (``test_group``)."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,6 +23,8 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.notes import MasterNote, NodeLost
 from ft_run.rendezvous.protocol.offer import Offer
+from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackOrder, StackReport
+from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
 from ft_run.rendezvous.transport.link import LinkEvent, LocalLink
 from ft_run.rendezvous.transport.master import Master
 
@@ -125,6 +128,50 @@ def test_a_closed_link_is_a_lost_node_when_its_grace_is_over() -> None:
             pass
         assert note.node_id == "h/0"
         assert [n.spec.node_id for n in master.group.roster] == ["h/1"]
+        master.close()
+
+    run(test)
+
+
+def test_a_node_tells_of_its_own_workers_only() -> None:
+    """Also of each once: what it says of another's is passed over, and it names no other host."""
+
+    def stack(rank: int, remark: str) -> RankStack:
+        return RankStack(rank, 7, "elsewhere", RankState.SILENT, remark=remark)
+
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        nodes = [Node(master, attend(number)) for number in range(2)]
+        for node in nodes:
+            await node.next(Start)
+        asking = asyncio.create_task(master.whereabouts())
+        number = (await nodes[1].next(StackOrder)).number
+        stacks = (stack(0, "a lie"), stack(1, "first"), stack(1, "last"), stack(2, "none"))
+        nodes[1].link.send(StackReport(number, stacks))
+        nodes[0].link.send(StackReport(number, (stack(0, "its own"),)))
+        found = sorted((await asking).stacks, key=lambda found: found.rank)
+        told = [(each.rank, each.node_rank, each.host, each.remark) for each in found]
+        assert told == [(0, 0, "h", "its own"), (1, 1, "h", "last")]
+        master.close()
+
+    run(test)
+
+
+def test_a_node_counts_the_steps_of_its_own_workers_only() -> None:
+    def watched(number: int) -> Attend:
+        first = attend(number)
+        return dataclasses.replace(first, node=dataclasses.replace(first.node, is_watched=True))
+
+    async def test() -> None:
+        master = Master(PATIENT, lambda _: None)
+        nodes = [Node(master, watched(number)) for number in range(2)]
+        for node in nodes:
+            await node.next(Start)
+        asking = asyncio.create_task(master.steps())
+        number = (await nodes[0].next(StepsOrder)).number
+        nodes[1].link.send(StepsReport(number, (RankSteps(0, 99, 1.0, 0.0),)))
+        nodes[0].link.send(StepsReport(number, (RankSteps(0, 5, 1.0, 0.0),)))
+        assert [(each.rank, each.steps) for each in await asking] == [(0, 5)]
         master.close()
 
     run(test)

@@ -1,0 +1,130 @@
+"""A node at a master with a token: what it is told, and that it says nothing in plain text."""
+
+import asyncio
+
+import pytest
+from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.messages import (
+    Refused,
+    Waiting,
+)
+from ft_run.rendezvous.transport.link import LinkDown, LinkUp
+from ft_run.rendezvous.transport.master import Master
+from ft_run.rendezvous.transport.server import MasterServer
+from ft_run.rendezvous.trust.credentials import TokenTrust
+from ft_run.rendezvous.trust.doubt import Doubt
+from ft_run.rendezvous.trust.wire import Trust
+from ft_run.tests.harness.closed_wire import (
+    OTHER,
+    TOKEN,
+    Node,
+    door,
+    run,
+)
+
+
+def test_a_node_with_the_token_attends() -> None:
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            node = Node(there.endpoint, TokenTrust(TOKEN))
+            assert await node.events.get() == LinkUp(again=False)
+            assert isinstance(await node.events.get(), Waiting)
+            assert [n.spec.node_id for n in there.master.group.roster] == ["h/0"]
+            await node.link.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("masters", "nodes", "doubt"),
+    [
+        (TokenTrust(TOKEN), None, Doubt.WANTS_TOKEN),
+        (TokenTrust(TOKEN), TokenTrust(OTHER), Doubt.OTHER_TOKEN),
+        (None, TokenTrust(TOKEN), Doubt.PLAIN),
+    ],
+)
+def test_a_node_is_told_what_is_wrong_with_its_token_and_nothing_else(
+    masters: Trust | None, nodes: Trust | None, doubt: Doubt
+) -> None:
+    async def test() -> None:
+        async with door(masters) as there:
+            node = Node(there.endpoint, nodes)
+            assert await node.events.get() == LinkDown(doubt.value)  # at once, and it tries again
+            await node.link.close()
+            node = Node(there.endpoint, nodes, timeout_s=0.0)
+            assert await node.events.get() == Refused(doubt.sentence(there.endpoint))
+            await node.link.close()
+            assert there.is_untouched
+
+    run(test)
+
+
+def test_a_node_that_was_there_before_the_master_had_another_token_tries_again() -> None:
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            port = there.endpoint.port
+            node = Node(there.endpoint, TokenTrust(TOKEN), timeout_s=0.0)
+            await node.next(Waiting)
+        server = MasterServer(Master(GroupSettings(), lambda _: None), "1", 5.0, TokenTrust(OTHER))
+        await server.start(Endpoint("127.0.0.1", port))
+        while await node.next(LinkDown) != LinkDown("the token differs"):
+            pass
+        await server.stop()
+        async with door(None):
+            server = MasterServer(
+                Master(GroupSettings(), lambda _: None), "1", 5.0, TokenTrust(TOKEN)
+            )
+            await server.start(Endpoint("127.0.0.1", port))
+            assert await node.next(LinkUp) == LinkUp(again=True)
+            await node.link.close()
+            await server.stop()
+
+    run(test)
+
+
+def test_a_master_that_has_gone_away_wants_nothing() -> None:
+    """A plain connection that is closed is no sign of a token."""
+
+    async def test() -> None:
+        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+        node = Node(endpoint, None)
+        down = await node.events.get()
+        assert isinstance(down, LinkDown)
+        assert down.reason in ("connection closed", "connection reset")
+        await node.link.close()
+        server.close()
+        await server.wait_closed()
+
+    run(test)
+
+
+def test_a_node_with_a_token_says_nothing_in_plain_text() -> None:
+    """Whatever it meets, all that it sends is TLS: there is no downgrade."""
+
+    async def test() -> None:
+        said: list[bytes] = []
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            said.append(await reader.read(4096))
+            writer.write(b"\0\0\0\4\0\0\0\0\0")  # the SETTINGS of HTTP/2: what plain gRPC says
+            said.append(await reader.read(4096))
+            writer.close()
+
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+        node = Node(endpoint, TokenTrust(TOKEN))
+        for _ in range(3):
+            assert await node.next(LinkDown) == LinkDown(Doubt.PLAIN.value)
+        await node.link.close()
+        server.close()
+        await server.wait_closed()
+        handshakes_and_alerts = {0x16, 0x15}
+        assert {data[0] for data in said if data} <= handshakes_and_alerts
+        assert not any(b"PRI * HTTP/2.0" in data for data in said)
+
+    run(test)

@@ -1,0 +1,103 @@
+"""Certificates of the user's own instead of a token."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from ft_run.errors import UsageError
+from ft_run.rendezvous.protocol.messages import (
+    Waiting,
+)
+from ft_run.rendezvous.transport.channel_options import SERVICE
+from ft_run.rendezvous.transport.link import LinkDown
+from ft_run.rendezvous.trust.certificates import (
+    WIRE_NAME,
+    Papers,
+    papers,
+)
+from ft_run.rendezvous.trust.credentials import FileTrust
+from ft_run.rendezvous.trust.doubt import Doubt
+from ft_run.rendezvous.trust.wire import open_channel
+from ft_run.tests.harness.closed_wire import OTHER, TOKEN, Node, door, run, shown, status
+
+
+class Folder:
+    """Three files, as cert-manager leaves them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, mine: Papers) -> None:
+        for name, data in (
+            ("ca", mine.authority),
+            ("cert", mine.certificate),
+            ("key", mine.key),
+        ):
+            (self.path / name).write_bytes(data)
+            (self.path / name).chmod(0o600)
+
+    def trust(self) -> FileTrust:
+        trust = FileTrust(*(str(self.path / name) for name in ("cert", "key", "ca")))
+        trust.wire_name = WIRE_NAME  # the papers of a token do for this
+        return trust
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Folder:
+    folder = Folder(tmp_path)
+    folder.write(papers(TOKEN))
+    return folder
+
+
+def test_certificates_of_ones_own_and_changed_ones_count_for_the_next_connection(
+    files: Folder,
+) -> None:
+    async def test() -> None:
+        async with door(files.trust()) as there:
+            reply = await status(there.endpoint, shown(papers(TOKEN)))
+            assert reply.phase == "waiting for nodes"
+            node = Node(there.endpoint, files.trust())
+            await node.next(Waiting)
+            files.write(papers(OTHER))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await status(there.endpoint, shown(papers(TOKEN)))
+            await status(there.endpoint, shown(papers(OTHER)))
+            async with open_channel(there.endpoint, (), files.trust()) as channel:
+                ask: Any = channel.unary_unary(f"/{SERVICE}/Status")
+                await ask(b"")
+            (files.path / "cert").unlink()  # for a moment: the last ones go on
+            await status(there.endpoint, shown(papers(OTHER)))
+            while not node.events.empty():  # a connection that is there stays
+                assert not isinstance(node.events.get_nowait(), LinkDown)
+            await node.link.close()
+
+    run(test)
+
+
+def test_the_name_in_a_certificate_of_ones_own_is_that_of_the_endpoint(files: Folder) -> None:
+    async def test() -> None:
+        async with door(files.trust()) as there:
+            cert, key, ca = (str(files.path / name) for name in ("cert", "key", "ca"))
+            node = Node(there.endpoint, FileTrust(cert, key, ca))
+            assert await node.events.get() == LinkDown(Doubt.OTHER_CERTIFICATE.value)
+            await node.link.close()
+            assert there.is_untouched
+
+    run(test)
+
+
+def test_files_that_do_not_belong_together_are_refused(files: Folder) -> None:
+    (files.path / "key").write_bytes(papers(TOKEN).key)
+    with pytest.raises(UsageError, match="are not a certificate and its key"):
+        files.trust()
+    files.write(papers(TOKEN))
+    (files.path / "ca").write_text("x")
+    with pytest.raises(UsageError, match="has no certificate; right would be a PEM file"):
+        files.trust()
+    (files.path / "key").chmod(0o644)
+    with pytest.raises(UsageError, match="is open to other users"):
+        files.trust()
+    (files.path / "cert").unlink()
+    with pytest.raises(UsageError, match="No such file"):
+        files.trust()
