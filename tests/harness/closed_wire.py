@@ -29,6 +29,7 @@ from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,
     Papers,
     authority_key,
+    certificate_of,
     issue,
 )
 from ft_run.rendezvous.trust.token import new_token
@@ -109,8 +110,9 @@ class Node:
 
 def issued(begin: int, end: int) -> Papers:
     """Return papers of the job's own authority, valid in those years."""
+    authority = authority_key(TOKEN)
     years = (datetime.datetime(year, 1, 1) for year in (begin, end))
-    return issue(authority_key(TOKEN), *years)
+    return issue(authority, certificate_of(authority), *years)
 
 
 async def status(target: Endpoint, credentials: "grpc.ChannelCredentials | None") -> Any:
@@ -147,9 +149,7 @@ class Recorder:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, to = await asyncio.open_connection(self._target.host, self._target.port)
-        await asyncio.gather(
-            self._copy(reader, to, self.said), self._copy(there, writer, self.answered)
-        )
+        await asyncio.gather(self._copy(reader, to, self.said), self._copy(there, writer, self.answered))
 
     @staticmethod
     async def _copy(
