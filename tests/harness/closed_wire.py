@@ -149,7 +149,9 @@ class Recorder:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, to = await asyncio.open_connection(self._target.host, self._target.port)
-        await asyncio.gather(self._copy(reader, to, self.said), self._copy(there, writer, self.answered))
+        await asyncio.gather(
+            self._copy(reader, to, self.said), self._copy(there, writer, self.answered)
+        )
 
     @staticmethod
     async def _copy(
