@@ -56,6 +56,10 @@ def show_progress():
     for _ in range(5):
         progress()
 
+def load():
+    for _ in DataLoader(range(3)):
+        pass
+
 value = parameter()
 first, second = SGD([parameter()], lr=0.1), Adam([parameter()], lr=0.1)
 match sys.argv[1]:
@@ -104,7 +108,7 @@ match sys.argv[1]:
                 first.step()
     case "children":
         train()
-        for function in (train, show_progress):
+        for function in (train, show_progress, load):
             child = Process(target=function)
             child.start()
             child.join()
@@ -170,6 +174,30 @@ def test_every_step_is_counted_once(tmp_path: Path) -> None:
         assert [line for line in errors if "Profiler record function" not in line] == []
         found = {case: run["progress"] for case, run in zip(TICKS, came_out[way], strict=True)}
         assert found == TICKS, way
+
+
+class Optimizer:
+    """Anything that steps."""
+
+
+def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
+    page = memoryview(bytearray(hook.PAGE_BYTES)).cast("Q")
+    watched = hook.Hook(page)
+
+    def step(optimizer: Optimizer) -> int:
+        watched.before_step(optimizer)
+        watched.after_step(optimizer)
+        return int(page[hook.STEPS])
+
+    first = Optimizer()
+    assert step(first) == 1
+    place = id(first)
+    del first
+    others = [Optimizer()]
+    while id(others[-1]) != place:  # the next one, as CPython is
+        others.append(Optimizer())
+    assert step(others[-1]) == 2
+    assert step(Optimizer()) == 2, "it takes turns with that"
 
 
 # --- what led the interpreter to the hook -------------------------------------------------------
