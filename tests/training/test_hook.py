@@ -117,8 +117,8 @@ match sys.argv[1]:
     case "progress with a number":
         for number in range(1, 6):
             first.step()
-            first.step()
             progress(number)
+            first.step()
     case "batches":
         for _ in DataLoader(range(3)):  # before the first step: nothing is known yet
             pass
@@ -275,6 +275,30 @@ def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
     for fd in files:
         os.close(fd)
     assert found == [2, 0]
+
+
+def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
+    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
+    os.ftruncate(files[0], hook.PAGE_BYTES)
+    os.mkfifo(tmp_path / "up")
+    os.mkfifo(tmp_path / "over")
+    say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
+    first = f"{say % 2}; open('up', 'w').close(); open('over').read()"
+    script = (
+        f'{sys.executable} -c "{first}" & cat up; {sys.executable} -c "{say % 4}"; : >over; wait'
+    )
+    subprocess.run(
+        ["sh", "-c", script],
+        env={**os.environ, **starter_env(os.environ, *files)},
+        pass_fds=files,
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
+    )
+    ticks = memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
+    for fd in files:
+        os.close(fd)
+    assert ticks == 2
 
 
 # --- a script without ft-run --------------------------------------------------------------------
