@@ -56,6 +56,10 @@ def show_progress():
     for _ in range(5):
         progress()
 
+def load():
+    for _ in DataLoader(range(3)):
+        pass
+
 value = parameter()
 first, second = SGD([parameter()], lr=0.1), Adam([parameter()], lr=0.1)
 match sys.argv[1]:
@@ -104,7 +108,7 @@ match sys.argv[1]:
                 first.step()
     case "children":
         train()
-        for function in (train, show_progress):
+        for function in (train, show_progress, load):
             child = Process(target=function)
             child.start()
             child.join()
@@ -113,8 +117,8 @@ match sys.argv[1]:
     case "progress with a number":
         for number in range(1, 6):
             first.step()
-            first.step()
             progress(number)
+            first.step()
     case "batches":
         for _ in DataLoader(range(3)):  # before the first step: nothing is known yet
             pass
@@ -170,6 +174,30 @@ def test_every_step_is_counted_once(tmp_path: Path) -> None:
         assert [line for line in errors if "Profiler record function" not in line] == []
         found = {case: run["progress"] for case, run in zip(TICKS, came_out[way], strict=True)}
         assert found == TICKS, way
+
+
+class Optimizer:
+    """Anything that steps."""
+
+
+def test_an_optimizer_in_the_place_of_one_that_is_gone_is_another_one() -> None:
+    page = memoryview(bytearray(hook.PAGE_BYTES)).cast("Q")
+    watched = hook.Hook(page)
+
+    def step(optimizer: Optimizer) -> int:
+        watched.before_step(optimizer)
+        watched.after_step(optimizer)
+        return int(page[hook.STEPS])
+
+    first = Optimizer()
+    assert step(first) == 1
+    place = id(first)
+    del first
+    others = [Optimizer()]
+    while id(others[-1]) != place:  # the next one, as CPython is
+        others.append(Optimizer())
+    assert step(others[-1]) == 2
+    assert step(Optimizer()) == 2, "it takes turns with that"
 
 
 # --- what led the interpreter to the hook -------------------------------------------------------
@@ -247,6 +275,30 @@ def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
     for fd in files:
         os.close(fd)
     assert found == [2, 0]
+
+
+def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
+    files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
+    os.ftruncate(files[0], hook.PAGE_BYTES)
+    os.mkfifo(tmp_path / "up")
+    os.mkfifo(tmp_path / "over")
+    say = "from ft_run.training import progress; [progress() for _ in range(%d)]"
+    first = f"{say % 2}; open('up', 'w').close(); open('over').read()"
+    script = (
+        f'{sys.executable} -c "{first}" & cat up; {sys.executable} -c "{say % 4}"; : >over; wait'
+    )
+    subprocess.run(
+        ["sh", "-c", script],
+        env={**os.environ, **starter_env(os.environ, *files)},
+        pass_fds=files,
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
+    )
+    ticks = memoryview(os.pread(files[0], hook.PAGE_BYTES, 0)).cast("Q")[hook.TICKS]
+    for fd in files:
+        os.close(fd)
+    assert ticks == 2
 
 
 # --- a script without ft-run --------------------------------------------------------------------

@@ -93,3 +93,16 @@ CLOCK = (
 )
 def test_steps_per_second(watch: WorkerWatch, lines: tuple[str, ...], rate: float) -> None:
     assert run(watch, *CLOCK, *lines).steps_per_s == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("lines", "longest_s"),
+    [
+        (("pass_time(7)", "progress()", "pass_time(9)"), 0.0),
+        (("for pause in (1, 5, 2): progress(); pass_time(pause)", "progress()"), 5.0),
+    ],
+)
+def test_the_longest_time_between_two_signs_of_progress(
+    watch: WorkerWatch, lines: tuple[str, ...], longest_s: float
+) -> None:
+    assert run(watch, *CLOCK, *lines).longest_s == pytest.approx(longest_s)
