@@ -82,8 +82,32 @@ LEASE_BREAKS = (
     (
         "a lease is given back in order",
         "lease/elector",
-        "ask = self._ask(LeaseStep.RELEASE, self._number)",
-        "ask = self._ask(LeaseStep.PROPOSE, self._number)",
+        "held = self._ask(LeaseStep.RELEASE, self._number)",
+        "held = self._ask(LeaseStep.PROPOSE, self._number)",
+    ),
+    (
+        "a lease that is given back too late, after the next one, runs on",
+        "lease/acceptor",
+        "is_last = is_own and ask.number >= self._number",
+        "is_last = is_own",
+    ),
+    (
+        "votes that did not suffice are given back",
+        "lease/elector",
+        "is_over = len(attempt.refused) > self._hosts // 2",
+        "is_over = False",
+    ),
+    (
+        "a renewal that fails gives nothing back",
+        "lease/elector",
+        "attempt.ask.step is not LeaseStep.PROPOSE or self.leads(now):",
+        "attempt.ask.step is not LeaseStep.PROPOSE:",
+    ),
+    (
+        "the end of the job is told also without a lease",
+        "lease/elector",
+        "        elif not self.leads(now):\n            return None\n        self._lose(now)",
+        "        if not self.leads(now):\n            return None\n        self._lose(now)",
     ),
     (
         "a candidate begins with an answer from itself",

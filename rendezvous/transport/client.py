@@ -87,9 +87,9 @@ class GrpcLink:
             listed: all endpoints at which a leader may be; none where there is one endpoint.
             trust: what the master wants to see; None: plain text.
         """
-        self._endpoint = endpoint
-        self._listed = listed
-        self._search = Search(len(listed)) if listed else None
+        self._endpoints = listed or (endpoint,)
+        self._has_rivals = bool(listed)
+        self._search = Search(len(self._endpoints))
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
@@ -146,9 +146,8 @@ class GrpcLink:
             except _ElsewhereError as error:
                 reason, is_elsewhere = str(error), True
             except _NotAMasterError:
-                if self._search is not None:
-                    self._search.failed()
-                elif not self._was_up:
+                self._search.failed()
+                if not self._was_up and not self._has_rivals:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
                 reason = "something else answers there"  # a proxy in front of it, say
@@ -158,12 +157,10 @@ class GrpcLink:
                     self._on_event(Refused(error.doubt.sentence(error.endpoint)))
                     return
                 reason = error.doubt.value
-                if self._search is not None:
-                    self._search.failed()
+                self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
-                if self._search is not None:
-                    self._search.failed()
+                self._search.failed()
             if self._over:
                 return
             limit = self._master_timeout_s if self._was_up else self._connect_timeout_s
@@ -177,10 +174,9 @@ class GrpcLink:
 
     async def _attend_once(self) -> str:
         """Attend until the stream ends; return why it ended."""
-        endpoint, metadata, patience_s = self._endpoint, None, _FIRST_ANSWER_S
-        if self._search is not None:
-            endpoint, patience_s = self._listed[self._search.target], _LISTED_ANSWER_S
-            metadata = ((TERM_KEY, str(self._search.term)),)
+        endpoint = self._endpoints[self._search.target]
+        metadata = ((TERM_KEY, str(self._search.term)),)
+        patience_s = _LISTED_ANSWER_S if self._has_rivals else _FIRST_ANSWER_S
         async with open_channel(endpoint, self._options, self._trust) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
@@ -214,11 +210,11 @@ class GrpcLink:
         greeting = await call.initial_metadata()
         if MASTER_KEY not in greeting:
             error = _rpc_error(await call.code(), await call.details())
-            if self._search is not None and error.code() is grpc.StatusCode.OK:
+            if self._has_rivals and error.code() is grpc.StatusCode.OK:
                 self._search.failed()  # it does not lead, and was quick to say so
                 raise _ElsewhereError(_ENDED)
             raise error
-        if self._search is not None:
+        if self._has_rivals:
             _follow(self._search, greeting)
         attend = encode_node(self._attend())
         try:
@@ -254,12 +250,12 @@ class GrpcLink:
 
     def _not_a_master(self) -> str:
         return (
-            f"what listens at {self._endpoint} is not an ft-run master; check the endpoint "
+            f"what listens at {self._endpoints[0]} is not an ft-run master; check the endpoint "
             "(--rdzv-endpoint), or use a free port."
         )
 
     def _gave_up(self, limit_s: float, reason: str) -> str:
-        where = " or ".join(map(str, self._listed or (self._endpoint,)))
+        where = " or ".join(map(str, self._endpoints))
         if self._was_up:
             return (
                 f"the master at {where} stayed away for {limit_s:g} s ({reason}); "
@@ -267,7 +263,7 @@ class GrpcLink:
             )
         if self._port_is_taken:
             return (
-                f"port {self._endpoint.port} of this host is in use by something that does not "
+                f"port {self._endpoints[0].port} of this host is in use by something that does not "
                 f"answer as an ft-run master ({reason}); free it, or use another port for the "
                 "endpoint (--rdzv-endpoint)."
             )

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,13 @@ class Listed(Cluster):
             lambda: all(max(self.rounds(name), default=0) > 0 for name in names),
             f"{', '.join(names)} run again",
         )
+
+    def comes_back(self, name: str, mend: Callable[[], object]) -> None:
+        """Undo what keeps a host away, and wait until its node has a leader."""
+        back = "connected to the master again"
+        before = self._said(name).count(back)
+        mend()
+        self.agents[name].expect(back, before + 1)
 
     def restarts(self, name: str) -> int:
         """Return how many restarts were used, as an agent has said last; 0 if it has not."""

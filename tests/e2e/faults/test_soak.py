@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,31 +34,30 @@ NAMES = "abcd"
 class Soak:
     """A job on four hosts, its master on a fifth, and what can be done to them."""
 
+    endpoint = f"m:{PORT}"
+
     def __init__(self, ft, network, seed: int, options: tuple[str, ...]) -> None:
-        self.ft = ft
+        self.ft, self.network = ft, network
         self.options = options
         self.random = random.Random(seed)
         self.hosts = {name: network.add(name) for name in NAMES}
-        self.master_host = network.add("m")
         self.agents: dict[str, Command] = {}
-        self.faults: tuple[Callable[[], str], ...] = (
-            self.kill_rank,
-            self.kill_agent,
-            self.kill_master,
-            self.cut_link,
-            self.freeze,
-        )
         self.start_master()
         for name in NAMES:
             self.start_agent(name)
 
+    def faults(self) -> tuple[Callable[[], str], ...]:
+        """Return what can be done to the job."""
+        return self.kill_rank, self.kill_agent, self.kill_master, self.cut_link, self.freeze
+
     def start_master(self) -> None:
+        self.master_host = self.network.hosts.get("m") or self.network.add("m")
         self.master = self.ft.start("master", "--bind", f":{PORT}", host=self.master_host)
         self.master.expect("listening at")
 
     def start_agent(self, name: str) -> None:
         self.agents[name] = self.ft.start(
-            "--nnodes", 4, "--rdzv-endpoint", f"m:{PORT}", "--rdzv-id", "soak",
+            "--nnodes", 4, "--rdzv-endpoint", self.endpoint, "--rdzv-id", "soak",
             "--max-restarts", 1000,
             "--log-dir", self.ft.folder / "logs" / name, *self.options, *ARGUMENTS,
             host=self.hosts[name],
@@ -122,13 +122,82 @@ class Soak:
 
     def run(self) -> None:
         """Let all faults happen, each kind at least once if there are enough."""
-        kinds = [self.faults[n % len(self.faults)] for n in range(FAULTS)]
+        faults = self.faults()
+        kinds = [faults[n % len(faults)] for n in range(FAULTS)]
         self.random.shuffle(kinds)
         for number, fault in enumerate(kinds, 1):
             self.wait_for_progress()
             since = time.monotonic()
             what = fault()
             print(f"{number}: {what} ({time.monotonic() - since:.1f} s)", flush=True)
+
+
+class ListedSoak(Soak):
+    """A job of which three hosts may lead; it has no other master."""
+
+    endpoint = f"a:{PORT},b:{PORT},c:{PORT}"
+
+    def faults(self) -> tuple[Callable[[], str], ...]:
+        """Return what can be done to the job."""
+        return (
+            self.power_off_leader,
+            self.freeze_leader,
+            self.cut_off_leader,
+            self.cut_in_two,
+            self.kill_rank,
+            self.kill_agent,
+        )
+
+    def start_master(self) -> None:
+        """There is none: hosts a, b and c may lead."""
+
+    def leader(self) -> str:
+        """Return the host that has said last that it leads; any, if none does."""
+        said = [re.findall(r"this host (no longer )?leads", self.agents[n].stderr) for n in NAMES]
+        leads = [name for name, words in zip(NAMES, said, strict=True) if words[-1:] == [""]]
+        return self.random.choice(leads or NAMES[:3])
+
+    def lasts(self) -> float:
+        """Let a fault last for a while: no node is lost, one is, or another host leads already."""
+        seconds = self.random.choice((1.0, 5.0, 9.0, 20.0))
+        threading.Event().wait(seconds)  # how long is the fault
+        return seconds
+
+    # --- faults: each returns what it did ----------------------------------------------------
+
+    def power_off_leader(self) -> str:
+        name = self.leader()
+        self.hosts[name].cut()
+        self.hosts[name].kill()
+        self.agents[name].wait()
+        seconds = self.lasts()
+        self.hosts[name].mend()
+        self.start_agent(name)
+        return f"host {name}, which leads, without power for {seconds:g} s"
+
+    def freeze_leader(self) -> str:
+        name = self.leader()
+        self.hosts[name].freeze()
+        seconds = self.lasts()
+        self.hosts[name].thaw()
+        return f"host {name}, which leads, frozen for {seconds:g} s"
+
+    def cut_off_leader(self) -> str:
+        name = self.leader()
+        self.hosts[name].cut()
+        seconds = self.lasts()
+        self.hosts[name].mend()
+        return f"host {name}, which leads, cut off for {seconds:g} s"
+
+    def cut_in_two(self) -> str:
+        names = self.random.sample(NAMES, len(NAMES))
+        pairs = [(self.hosts[one], self.hosts[other]) for one in names[:2] for other in names[2:]]
+        for one, other in pairs:
+            self.network.separate(one, other)
+        seconds = self.lasts()
+        for one, other in pairs:
+            self.network.join(one, other)
+        return f"hosts {names[0]}{names[1]} cut from {names[2]}{names[3]} for {seconds:g} s"
 
 
 def digest(*commands) -> list[str]:
@@ -139,22 +208,24 @@ def digest(*commands) -> list[str]:
 @pytest.mark.root
 @pytest.mark.timeout(600 + 60 * FAULTS)
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        pytest.param((), id="cold"),
-        pytest.param(("--preload", "torch,sklearn"), id="warm", marks=pytest.mark.slow),
+        pytest.param(Soak, (), id="cold"),
+        pytest.param(Soak, ("--preload", "torch,sklearn"), id="warm", marks=pytest.mark.slow),
+        pytest.param(ListedSoak, (), id="listed", marks=pytest.mark.slow),
     ],
 )
-def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network, options):
+def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network, kind, options):
     print(f"FT_RUN_SOAK_SEED={SEED} FT_RUN_SOAK_FAULTS={FAULTS}", flush=True)
-    soak = Soak(ft, network, SEED, options)
+    soak = kind(ft, network, SEED, options)
     soak.run()
     last = [soak.agents[name] for name in NAMES]
     ft.wait_until(
         lambda: all(agent.process.poll() is not None for agent in last), "the job ends", PROGRESS_S
     )
     assert [agent.wait() for agent in last] == [0, 0, 0, 0], last[0].stderr
-    assert soak.master.wait() == 0
+    if kind is Soak:
+        assert soak.master.wait() == 0
     print(last[0].stderr.splitlines()[-1])
 
     undisturbed = ft.start("--standalone", "--nproc-per-node", 4, *ARGUMENTS)
@@ -163,7 +234,7 @@ def test_training_with_random_faults_ends_as_if_there_had_been_none(ft, network,
     assert len(digest(*last)) == 1
     assert digest(*last) == digest(undisturbed)
 
-    for host in (*soak.hosts.values(), soak.master_host):
+    for host in network.hosts.values():
         assert not host.pids()
         assert host.run("ss", "-Hltn") == "", "a process listens"
     assert list(ft.temporary.iterdir()) == []

@@ -177,8 +177,7 @@ def test_the_leader_is_cut_off_and_comes_back(ft, network, has_token):
     job.run_again(left)
     job.ft.measured("leader cut off: the others run again", since)
     ft.wait_until(lambda: job.agree(without("abc", leader)), "the hosts agree which one leads")
-    job.hosts[leader].mend()
-    job.agents[leader].expect("connected to the master again")
+    job.comes_back(leader, job.hosts[leader].mend)
     assert job.worlds_never_met() >= 2
     job.ends("abcde")
     job.worlds_never_met()
@@ -198,9 +197,12 @@ def test_one_way_of_the_leaders_link_is_lost(ft, network, way):
     job.agents[leader].expect("this host no longer leads")
     job.agents[leader].expect("the workers here are killed")
     job.run_again(left)
-    for sender, receiver in ways:
-        sender.blackhole(receiver, add=False)
-    job.agents[leader].expect("connected to the master again")
+
+    def mend():
+        for sender, receiver in ways:
+            sender.blackhole(receiver, add=False)
+
+    job.comes_back(leader, mend)
     job.ends("abcd")
     assert job.worlds_never_met() >= 2
 
@@ -215,9 +217,7 @@ def test_the_leaders_host_freezes_and_thaws(ft, network):
     job.hosts[leader].freeze()
     job.run_again(left)
     job.ft.measured("leader frozen: the others run again", since)
-    job.hosts[leader].thaw()
-    job.agents[leader].expect("this host no longer leads")
-    job.agents[leader].expect("connected to the master again")
+    job.comes_back(leader, job.hosts[leader].thaw)
     job.ends("abcd")
     assert job.worlds_never_met(thawed=leader) >= 2
 
