@@ -202,6 +202,24 @@ def test_what_would_fail_again_ends_the_job(ft: Launcher, kubelet: Kubelet, reci
 
 
 @pytest.mark.slow
+def test_a_jobset_is_begun_anew_under_another_id(ft: Launcher, kubelet: Kubelet) -> None:
+    """All pods are lost, again and again: with all of them the job's own count of restarts."""
+    job = Recipe(ft, kubelet, "jobset")
+    job.cluster.start()
+    for lost in (0, 3, 6):
+        job.run(after=lost)
+        for name in job.cluster.pods:
+            job.cluster.container(name).send(signal.SIGKILL)
+    job.cluster.until(lambda: job.cluster.attempts == 1, "the JobSet is begun anew")
+    assert job.cluster.actions[-1][1:] == (128 + signal.SIGKILL, "BackoffLimitExceeded")
+    job.run()
+    first = next(iter(job.cluster.pods))
+    job.cluster.container(first).command.expect(r"^rank 0 of 6 run digits-r1 restarts 0 ")
+    job.told("go-on")
+    assert job.cluster.until_over() == "Complete"
+
+
+@pytest.mark.slow
 def test_a_frozen_pod_fails_its_probe_and_is_replaced(ft: Launcher, kubelet: Kubelet) -> None:
     """It does not end by SIGTERM, and the kubelet kills it when its grace period is over."""
     job = Recipe(ft, kubelet, "indexed-job")
