@@ -124,9 +124,10 @@ class Master:
         node = self.group.roster.by_link(link)
         if node is None or node.rank is None:
             return replace(report, stacks=())
-        place = {"node_rank": node.rank, "host": node.spec.host}
+        rank, host = node.rank, node.spec.host
         own = {stack.rank: stack for stack in report.stacks if node.has_rank(stack.rank)}
-        return replace(report, stacks=tuple(replace(stack, **place) for stack in own.values()))
+        placed = (replace(stack, node_rank=rank, host=host) for stack in own.values())
+        return replace(report, stacks=tuple(placed))
 
     def _own_steps(self, link: int, report: StepsReport) -> StepsReport:
         node = self.group.roster.by_link(link)

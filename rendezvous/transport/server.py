@@ -36,6 +36,9 @@ _UNREAD_MESSAGES = 1_000
 _WHOLE_STACKS, _FEW_FRAMES = 100, 8
 """Of more groups than that, so few frames are told: the answer must fit into one message."""
 
+_CONNECTIONS_MAX = 12_000
+"""At one time. Each takes up to 70 kB of memory, and a file of this process."""
+
 _LAST_WORDS_S = 10.0
 """For a node that has ended its side to read what was said to it."""
 
@@ -67,7 +70,8 @@ class MasterServer:
         self._succession = succession
         self._version = version
         self._silent = SilentStreams()
-        self._server = grpc.aio.server(options=server_options(silence_s))
+        options = [*server_options(silence_s), _connections()]
+        self._server = grpc.aio.server(options=options)
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
             "Stacks": grpc.unary_unary_rpc_method_handler(
@@ -366,6 +370,19 @@ def _collect_garbage_rarely() -> None:
     streams hold: a third of the master's CPU time in a round (benchmarks/scale.py).
     """
     gc.set_threshold(50_000, 20, 100)
+
+
+def _connections() -> tuple[str, int]:
+    """Return how many connections there may be, as an option of gRPC; more are closed at once.
+
+    What opens thousands of them and says nothing keeps new nodes out for the time of a handshake,
+    and no more: a quarter of the files is left to the agent, which starts workers with them.
+    """
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _CONNECTIONS_MAX
+    if files != resource.RLIM_INFINITY:
+        most = min(most, files * 3 // 4)
+    return ("grpc.max_allowed_incoming_connections", most)
 
 
 def _raise_open_files_limit() -> None:

@@ -115,8 +115,10 @@ def issued(begin: int, end: int) -> Papers:
     return issue(authority, certificate_of(authority), *years)
 
 
-async def status(target: Endpoint, credentials: "grpc.ChannelCredentials | None") -> Any:
-    """Ask a master as a plain gRPC client does."""
+async def status(
+    target: Endpoint, credentials: "grpc.ChannelCredentials | None", *, waits: bool = False
+) -> Any:
+    """Ask a master as a plain gRPC client does, which may wait until it gets a connection."""
     channel = (
         grpc.aio.insecure_channel(str(target), options=OWN[:1])
         if credentials is None
@@ -124,7 +126,7 @@ async def status(target: Endpoint, credentials: "grpc.ChannelCredentials | None"
     )
     async with channel:
         ask: Any = channel.unary_unary(f"/{SERVICE}/Status")
-        return pb.StatusReply.FromString(await ask(b"", timeout=TIMEOUT_S))
+        return pb.StatusReply.FromString(await ask(b"", timeout=TIMEOUT_S, wait_for_ready=waits))
 
 
 def shown(mine: Papers, authority: bytes | None = None) -> "grpc.ChannelCredentials":

@@ -9,7 +9,7 @@ import pytest
 from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
-from ft_run.rendezvous.transport import channel_options
+from ft_run.rendezvous.transport import channel_options, server
 from ft_run.rendezvous.transport.link import LinkDown
 from ft_run.rendezvous.trust.certificates import (
     Papers,
@@ -114,5 +114,28 @@ def test_a_slow_handshake_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             for beginning in (b"", hello[:1], hello[: len(hello) // 2], hello):
                 await asyncio.to_thread(say, there.endpoint, beginning)  # returns: it hung up
             assert there.is_untouched
+
+    run(test)
+
+
+def test_strangers_take_no_more_connections_than_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The files that are left are for the workers of this host; what has attended stays."""
+    monkeypatch.setattr(server, "_CONNECTIONS_MAX", 4)
+
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            node = Node(there.endpoint, TokenTrust(TOKEN))
+            await node.next(Waiting)
+            host, port = there.endpoint.host, there.endpoint.port
+            silent = [await asyncio.open_connection(host, port) for _ in range(3)]
+            await asyncio.to_thread(say, there.endpoint, b"")  # returns: it hung up at once
+            assert not any(reader.at_eof() for reader, _ in silent)
+            for _, writer in silent:
+                writer.close()
+            reply = await status(there.endpoint, shown(papers(TOKEN)), waits=True)
+            assert [node.attached for node in reply.nodes] == [True]
+            await node.link.close()
 
     run(test)
