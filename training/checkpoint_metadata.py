@@ -1,7 +1,7 @@
 """The metadata of a checkpoint whose files are there already, as snapshots: made once per layout.
 
-``torch.distributed.checkpoint`` pickles it. Only workers make it, and whoever loads a checkpoint
-reads it; for the rest of ft-run it is bytes.
+``torch.distributed.checkpoint`` pickles it. Only workers make it, and only what loads a checkpoint
+reads it: for the rest of ft-run it is bytes.
 """
 
 import pickle
