@@ -15,6 +15,7 @@ from .checkpoint_folder import CheckpointFolder
 from .ranks import Question, Ranks
 from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import ask
+from .snapshot_page import Place
 from .snapshots import Snapshots
 from .state import State, flatten
 
@@ -64,7 +65,12 @@ class Checkpointer:
         self._state = State(state)
         self._ranks = Ranks()
         self._folder = CheckpointFolder(folder, keep, self._ranks)
+        self._is_first_round = True
         self._snapshots = self._find_memory() if snapshot_every is not None else None
+        place = Place(self._folder.folder, keep, at_breakpoint=bool(self._checkpoint_every))
+        can_save = self._snapshots is not None and self._snapshots.save_to(place)
+        self._has_saver = self._snapshots is not None and self._ranks.all_say(can_save)
+        """The same on all ranks."""
         self._question: Question | None = None
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
@@ -100,7 +106,7 @@ class Checkpointer:
         """
         if self._done is not None:
             return self._done
-        self._saved = newest = self._folder.newest()
+        self._saved = newest = self._folder.newest(cleans=self._is_first_round)
         done = -1
         if self._snapshots is not None and self._snapshots.resume_step >= max(newest, 0):
             done = self._restore_snapshot(self._snapshots, self._snapshots.resume_step, newest)
@@ -126,22 +132,33 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        answer = self._question.answer() if self._question is not None else [0, 0]
+        answer = self._question.answer() if self._question is not None else [0, 0, 0]
         if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
             self._take_snapshot(self._snapshots, number)
         if self._checkpoint_every.is_due(number, answer[1]):
-            self.save(number)
+            if answer[2]:  # the one before is still being written
+                self._checkpoint_every.skip(number)
+            else:
+                self.save(number)
         now = time.monotonic()
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
-        self._question = self._ranks.ask(*map(int, times))
+        saver = self._snapshots.saver if self._snapshots is not None else None
+        is_busy = saver is not None and saver.is_busy
+        self._question = self._ranks.ask(*map(int, (*times, is_busy)))
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
+
+        Under ft-run it is written while training goes on, and the answer is whether that has begun;
+        ``wait`` returns when it is done.
 
         Args:
             number: how many steps are done.
         """
         self._checkpoint_every.begin(number, time.monotonic())
+        if self._has_saver and self._save_from_memory(number):
+            self._saved = number
+            return True
         words = self._folder.save(number, self._state.collect())
         if words is None:
             self._saved = number
@@ -154,6 +171,8 @@ class Checkpointer:
         if self._question is not None:
             self._question.answer()
             self._question = None
+        if self._snapshots is not None and self._snapshots.saver is not None:
+            self._snapshots.saver.wait()
         self._ranks.all_say(True)
 
     # --- snapshots -------------------------------------------------------------------------------
@@ -161,12 +180,31 @@ class Checkpointer:
     def _find_memory(self) -> Snapshots | None:
         rank = int(os.environ.get("RANK", self._ranks.rank))
         memory = ask(rank)
+        self._is_first_round = memory is None or memory.is_first_round
         snapshots = Snapshots(memory, rank, self._ranks.size) if memory is not None else None
         if self._ranks.all_say(snapshots is not None):
             return snapshots
         if snapshots is not None:
             snapshots.close()
         return None
+
+    def _save_from_memory(self, number: int) -> bool:
+        """Have the saver write a snapshot, which is taken if there is none; return whether it does.
+
+        One rank's share is enough: it is the state of all ranks, or none is used.
+        """
+        snapshots = self._snapshots
+        if snapshots is not None and not snapshots.is_replicated(number):
+            self._take_snapshot(snapshots, number)
+            snapshots = self._snapshots
+        is_there = snapshots is not None and snapshots.is_replicated(number)
+        if not self._ranks.all_say(is_there):
+            return False
+        has_begun = True
+        if self._ranks.rank == 0 and snapshots is not None and snapshots.saver is not None:
+            snapshots.saver.wait()  # it writes one at a time
+            has_begun = snapshots.save(number)
+        return self._ranks.all_say(has_begun)
 
     def _take_snapshot(self, snapshots: Snapshots, number: int) -> None:
         self._snapshot_every.begin(number, time.monotonic())
@@ -259,6 +297,10 @@ class _Interval:
     def begin(self, number: int, now: float) -> None:
         """It has been done at a step."""
         self._since, self._since_s = number, now
+
+    def skip(self, number: int) -> None:
+        """It is not possible at a step; where it is a time, it is done as soon as it is."""
+        self._since = number
 
     def is_due(self, number: int, is_over: int) -> bool:
         """Return whether it is to be done at a step, given whether the time is over on a rank."""

@@ -5,6 +5,7 @@ It is written once; then it is known where the bytes of each tensor are, and onl
 A value that is no tensor has a slot that it need not fill: the container's comment does.
 """
 
+import base64
 import io
 import json
 import mmap
@@ -20,6 +21,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.tensor import DTensor
+
+from .checkpoint_metadata import metadata_of
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""
@@ -90,11 +93,11 @@ class SnapshotFile:
         """Read what stands where in a file that is there."""
         self._map_all(data_bytes, layout_bytes)
         assert self._map is not None
-        listed = json.loads(self._map[data_bytes : data_bytes + layout_bytes])
+        layout = json.loads(self._map[data_bytes : data_bytes + layout_bytes])
         self._use(
             [
                 Item(tuple(path), start, length, dtype, tuple(shape), data_start)
-                for path, start, length, dtype, shape, data_start in listed
+                for path, start, length, dtype, shape, data_start in layout["items"]
             ]
         )
 
@@ -150,11 +153,12 @@ class SnapshotFile:
                     self._map[item.start : item.start + item.length] = data
                     self._pickles[index] = pickled
 
-    def lay_out(self, state: Mapping[str, Any]) -> None:
+    def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
         """Write the file anew for a state, all values included.
 
         Args:
             state: a nested state dict.
+            is_whole: it is the state of all ranks: with metadata this file is a checkpoint.
 
         Raises:
             OSError: there is no memory for it.
@@ -188,7 +192,13 @@ class SnapshotFile:
                 shape = tuple(tensor.shape)
                 items.append(Item(path, start, length, _name_of(tensor.dtype), shape, at))
             size = file.tell()
-            layout = json.dumps(items, separators=(",", ":")).encode()
+            metadata = b""
+            if is_whole:
+                indexes = (write.index for write in plan.items)
+                places = {i: (o.start, o.length) for i, o in zip(indexes, items, strict=True)}
+                metadata = metadata_of([plan], [places])
+            known = {"items": items, "metadata": base64.b64encode(metadata).decode()}
+            layout = json.dumps(known, separators=(",", ":")).encode()
             file.write(layout)
         self._map_all(size, len(layout))
         self._use(items)
@@ -201,6 +211,11 @@ class SnapshotFile:
         self._map_all(other.data_bytes, other.layout_bytes)
         self.all_bytes.copy_(other.all_bytes)
         self._use(other._items)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._forget()
+        os.ftruncate(self._fd, 0)
 
     def bytes_to_receive(self, data_bytes: int, layout_bytes: int) -> torch.Tensor:
         """Make room for a file that is sent by another rank; return its bytes."""

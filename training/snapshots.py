@@ -1,4 +1,4 @@
-"""A rank's snapshots: two buffers that outlive the worker, of which one is always complete."""
+"""A rank's snapshots: buffers that outlive the worker, of which one is always complete."""
 
 import errno
 import mmap
@@ -35,6 +35,9 @@ class Snapshots:
         self._fds = (memory.page_fd, *memory.buffer_fds)
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
+        self.saver = memory.saver
+        """What writes checkpoints from the buffers; None: nothing does."""
+        self._received = 0
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
     @property
@@ -53,10 +56,8 @@ class Snapshots:
             OSError: there is no memory for it.
             Exception: a value cannot be pickled.
         """
-        entries = self._entries
-        # A void one before the older one.
-        index = min(range(page.BUFFERS), key=lambda i: _generation(entries[i]))
-        file, other = self._files[index], self._files[1 - index]
+        index, newest = self._next()
+        file, other = self._files[index], self._files[newest]
         page.write(self._page, index, None)
         try:
             if not file.fits(flat) and other.fits(flat):
@@ -66,8 +67,36 @@ class Snapshots:
             file.write(flat)
         except MisfitError:
             self._check_room(flat)
-            file.lay_out(state)
+            file.lay_out(state, is_whole=not _has_shards(flat))
         self._now_holds(index, step, is_replicated=not _has_shards(flat))
+
+    def _next(self) -> tuple[int, int]:
+        """Return the buffer for the next snapshot, and that of the newest one."""
+        entries = self._entries
+        newest = max(range(page.BUFFERS), key=lambda i: _generation(entries[i]))
+        held = {i for i in range(page.BUFFERS) if self._is_held(i)}
+        free = [i for i in range(page.BUFFERS) if i != newest and i not in held]
+        # Of two, one with memory before one without, and a void one before an older one.
+        index = min(free, key=lambda i: (not self._size(i), _generation(entries[i])))
+        if not held:
+            for spare in free:
+                if spare != index and self._size(spare):
+                    page.write(self._page, spare, None)
+                    self._files[spare].clear()
+        elif newest not in held and not self._size(index) and not self._has_room_for(newest):
+            index = newest  # what the saver reads is complete, if this one will not be
+        return index, newest
+
+    def _has_room_for(self, index: int) -> bool:
+        """Return whether there is memory for a copy of a buffer, on each rank of this node."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return ranks * self._size(index) * _MARGIN <= available()
+
+    def _is_held(self, index: int) -> bool:
+        return self.saver is not None and self.saver.is_held(index)
+
+    def _size(self, index: int) -> int:
+        return os.fstat(self._fds[1 + index]).st_size
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
         """Look whether both buffers of all ranks of this node can be made for a state.
@@ -101,13 +130,27 @@ class Snapshots:
 
     def receive(self, data_bytes: int, layout_bytes: int) -> SnapshotFile:
         """Return a file to be filled with what another rank sends; ``received`` follows."""
-        page.write(self._page, 0, None)
-        self._files[0].bytes_to_receive(data_bytes, layout_bytes)
-        return self._files[0]
+        self._received = next(i for i in range(page.BUFFERS) if not self._is_held(i))
+        page.write(self._page, self._received, None)
+        self._files[self._received].bytes_to_receive(data_bytes, layout_bytes)
+        return self._files[self._received]
 
     def received(self, step: int) -> None:
         """The file of ``receive`` is complete, and is the replicated state of a step."""
-        self._now_holds(0, step, is_replicated=True)
+        self._now_holds(self._received, step, is_replicated=True)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def save_to(self, place: page.Place) -> bool:
+        """Say where the saver is to write checkpoints; return whether there is one."""
+        return self.saver is not None and page.write_place(self._page, place)
+
+    def save(self, step: int) -> bool:
+        """Have the saver write the snapshot of a step; return whether it was asked to."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step and self.saver is not None:
+                return self.saver.save(index, step)
+        return False
 
     def clear(self) -> None:
         """Forget all snapshots: the ranks go on from another state."""
@@ -119,6 +162,8 @@ class Snapshots:
         for fd in self._fds:
             os.close(fd)
         self._fds, self._files = (), []
+        if self.saver is not None:
+            self.saver.close()
 
     def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:
         file = self._files[index]

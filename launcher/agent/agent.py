@@ -40,6 +40,7 @@ from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.event_log import EventLog
 from ..reporting.live_status import LiveStatus
+from ..saver.saves import Saves
 from ..spawner.client import (
     Empty,
     Exited,
@@ -92,9 +93,10 @@ class Agent:
         self._parts = parts
         self._identity = identity
         self._options = options = parts.options
-        self._snapshots = HeldSnapshots(parts.count.count)
-        self._offers = NodeOffers(port, self._snapshots)
         self._event = parts.display.event
+        self._saves = Saves(self._event)
+        self._snapshots = HeldSnapshots(parts.count.count, self._saves)
+        self._offers = NodeOffers(port, self._snapshots)
         self._node = NodeSpec(
             node_id=identity.node_id,
             incarnation=identity.incarnation,
@@ -188,8 +190,11 @@ class Agent:
         loop.call_soon(adopt_orphans, loop)
         while not self._end.is_known or self._workers.group is not None:
             await self._handle(await self._events.get())
-        for part in (self._workers, self._hangs, self._fencing, self._snapshots):
+        for part in (self._workers, self._hangs, self._fencing):
             part.close()
+        await unless_asked(self._conclude(), self._options.signals)
+        self._saves.close()
+        self._snapshots.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -362,12 +367,23 @@ class Agent:
         self._end.failed(error)
         self._workers.end(gently=False)
 
+    async def _conclude(self) -> None:
+        """Save what the workers have left, before it is gone with this node."""
+        verdict = self._end.verdict
+        has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
+        snapshot = None
+        # What all nodes have, one writes.
+        if self._options.save_at_breakpoint and self._claim.is_first_node and not has_succeeded:
+            snapshot = self._snapshots.newest_whole()
+        await self._saves.conclude(self._end.time_left_s(), snapshot)
+
     # --- the spawner -------------------------------------------------------------------------
 
     async def _spawner_gone(self) -> None:
         """End what workers had started: the spawner is dead, the kernel has killed the workers."""
         relay = self._parts.relay
-        await kill_orphans(spare=relay.pid if relay is not None else None)
+        spare = (relay.pid if relay is not None else None, self._saves.pid)
+        await kill_orphans(spare=spare)
         self._workers.forget()
         self._give_up(
             SpawnerLostError(

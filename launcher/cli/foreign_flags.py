@@ -47,7 +47,6 @@ _CHECKPOINTER = "ft_run.training.Checkpointer in the script (docs/checkpoints.md
 REFUSED: Final[Mapping[str, str]] = {
     # dlrover-run
     "--auto-tunning": "none: ft-run changes neither batch size nor learning rate",
-    "--save-at-breakpoint": _CHECKPOINTER,
     "--ucp-device-type": _CHECKPOINTER,
     "--comm-perf-test": "--network-check --check-level full",
     "--membind-policy": "--numa-binding node, which binds CPUs; their memory comes from near them",

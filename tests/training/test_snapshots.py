@@ -59,8 +59,8 @@ PHASES = (
 
 @pytest.fixture
 def fds() -> Iterator[tuple[int, ...]]:
-    """A page and two buffers."""
-    made = tuple(os.memfd_create("test") for _ in range(3))
+    """A page and the buffers."""
+    made = tuple(os.memfd_create("test") for _ in range(1 + page.BUFFERS))
     os.ftruncate(made[0], page.PAGE_BYTES)
     yield made
     for fd in made:
