@@ -12,6 +12,7 @@ import torch
 
 from . import progress
 from .checkpoint_folder import CheckpointFolder
+from .preemption import find_notice
 from .ranks import Question, Ranks
 from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import ask
@@ -63,8 +64,10 @@ class Checkpointer:
         self._checkpoint_every = _Interval("checkpoint_every", checkpoint_every)
         self._state = State(state)
         self._ranks = Ranks()
+        self._rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._snapshots = self._find_memory() if snapshot_every is not None else None
+        self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
@@ -126,14 +129,17 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        answer = self._question.answer() if self._question is not None else [0, 0]
+        answer = self._question.answer() if self._question is not None else [0, 0, 0]
         if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
             self._take_snapshot(self._snapshots, number)
         if self._checkpoint_every.is_due(number, answer[1]):
             self.save(number)
+        if answer[2]:
+            self._drain(number, is_whole=answer[2] > 1)
         now = time.monotonic()
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
-        self._question = self._ranks.ask(*map(int, times))
+        drain = self._notice.code if self._notice is not None else 0
+        self._question = self._ranks.ask(*map(int, times), drain)
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -156,12 +162,32 @@ class Checkpointer:
             self._question = None
         self._ranks.all_say(True)
 
+    # --- nodes that will be gone -----------------------------------------------------------------
+
+    def _drain(self, number: int, *, is_whole: bool) -> None:
+        """Leave the state of this step, as all ranks do now, and wait: nodes will be gone.
+
+        It is on storage afterwards, unless the nodes that stay have it in memory.
+        """
+        snapshots = self._snapshots
+        if snapshots is not None and not snapshots.has(number):
+            self._take_snapshot(snapshots, number)
+        is_held = self._snapshots is not None and self._snapshots.is_replicated(number)
+        if self._saved != number and (is_whole or not self._ranks.all_say(is_held)):
+            self.save(number)
+        if self._notice is None:
+            return
+        self._notice.left(number)
+        while self._notice.wait(is_whole=is_whole):
+            is_whole = True
+            if self._saved != number:
+                self.save(number)
+
     # --- snapshots -------------------------------------------------------------------------------
 
     def _find_memory(self) -> Snapshots | None:
-        rank = int(os.environ.get("RANK", self._ranks.rank))
-        memory = ask(rank)
-        snapshots = Snapshots(memory, rank, self._ranks.size) if memory is not None else None
+        memory = ask(self._rank)
+        snapshots = Snapshots(memory, self._rank, self._ranks.size) if memory is not None else None
         if self._ranks.all_say(snapshots is not None):
             return snapshots
         if snapshots is not None:

@@ -95,6 +95,10 @@ class Snapshots:
                 return self._files[index]
         return None
 
+    def has(self, step: int) -> bool:
+        """Return whether this rank has left its share of the state of a step."""
+        return any(entry is not None and entry.step == step for entry in self._entries)
+
     def is_replicated(self, step: int) -> bool:
         """Return whether this rank's share of a step is the state of all ranks."""
         return any(e is not None and e.step == step and e.is_replicated for e in self._entries)

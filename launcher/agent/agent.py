@@ -17,6 +17,7 @@ from ...rendezvous.protocol.check_messages import (
     CheckResult,
     CheckVerdict,
 )
+from ...rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -42,6 +43,7 @@ from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
+from ..preemption.departure import Departure, GoneSoon, TimeToLeave
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.event_log import EventLog
@@ -82,7 +84,8 @@ class _FarewellOver:
     """The time in which a leaving node waits for an absent master is over."""
 
 
-_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver | FenceTick
+_OfTime = _FarewellOver | TimeOver | FenceTick | TimeToLeave
+_Event = LinkEvent | SpawnerEvent | _Signalled | GoneSoon | _OfTime
 
 
 class Agent:
@@ -126,12 +129,14 @@ class Agent:
         self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
+        self._departure = Departure(options.shutdown_timeout_s, self._send, self.post, self._event)
         self._reports = NodeReports(
             self._claim,
             self._end,
             self._offers,
             self._send,
             self._left,
+            lambda at: self._departure.are_ready(at.round, self._node.local_world_size),
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(
@@ -184,6 +189,7 @@ class Agent:
         self._parts.spawner.listen(self.post)
         self._workers.listen(loop)
         self._snapshots.listen(loop)
+        self._departure.listen(loop)
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)
@@ -200,6 +206,7 @@ class Agent:
         if self._fencing is not None:
             self._fencing.close()
         self._snapshots.close()
+        self._departure.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -228,6 +235,10 @@ class Agent:
             elif group is None:
                 self._end.left()  # it only waits for the master
             return
+        is_first = name not in self._departure.sources
+        if event.number == signal.SIGTERM and is_first and self._departure.waits_for_workers:
+            self._gone_soon(GoneSoon(name, self._options.shutdown_timeout_s))
+            return
         self._end.asked_by(event.number)
         self._event(ev.NodeSignalled(name, group.alive if group is not None else 0))
         self._send(Leave(name))
@@ -235,6 +246,29 @@ class Agent:
             self._left()
         else:
             self._workers.stop(event.number)
+
+    def _gone_soon(self, gone: GoneSoon) -> None:
+        """This node will be gone: have all ranks leave one state first, if they do anything."""
+        group = self._workers.group
+        if not self._end.is_pending:
+            return
+        if group is None or group.state.is_ending or group.state is WorkerGroupState.DONE:
+            self._leave(gone.reason)
+        else:
+            self._departure.notice(gone)
+
+    def _leave(self, reason: str, step: int = -1) -> None:
+        """Leave as on SIGTERM: this node will be gone, and the ranks have had their time."""
+        group = self._workers.group
+        if not reason or not self._end.is_pending:
+            return
+        self._end.asked_by(signal.SIGTERM)
+        self._event(ev.NodeLeaves(reason, group.alive if group is not None else 0, step))
+        self._send(Leave(reason))
+        if group is None:
+            self._left()
+        else:
+            self._workers.stop(patience_s=self._departure.patience_s())
 
     def _left(self) -> None:
         """Leave, now that no worker is left, if a signal asked for it; tell the master first.
@@ -297,6 +331,14 @@ class Agent:
                 self._send(ChallengeReply())
             case StackOrder(number):
                 self._hangs.report(number, self._workers.group)
+            case Drain() if self._runs(event.round):
+                self._departure.order(event)
+            case MayLeave(number, step) if self._runs(number):
+                self._leave(self._departure.reason, step)
+            case GoneSoon():
+                self._gone_soon(event)
+            case TimeToLeave():
+                self._leave(self._departure.reason)
             case NoHang():
                 self._hangs.answered(event)
             case StepsOrder(number):
@@ -324,6 +366,11 @@ class Agent:
                 await self._signalled(event)
             case _FarewellOver():
                 self._end.left()
+
+    def _runs(self, round_number: int) -> bool:
+        """Return whether workers of a round are here, or have just succeeded."""
+        group = self._workers.group
+        return group is not None and group.assignment.round == round_number
 
     def _renamed(self, node_id: str) -> None:
         """Another host has this one's name: what is said from now on is said as another node."""
@@ -362,6 +409,8 @@ class Agent:
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
+        if self._end.is_pending:
+            self._departure.repeat()
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
         if again or self._told_down:
@@ -396,12 +445,14 @@ class Agent:
             self._event(begun)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
+        self._departure.begin()
         self._workers.start(assignment)
         self.status.started(assignment)
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
         self._reports.told_to_stop(stop.round)
+        self._leave(self._departure.reason)  # the next round does without this node
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
@@ -466,7 +517,9 @@ class Agent:
         | CheckResult
         | StackReport
         | Suspicion
-        | StepsReport,
+        | StepsReport
+        | Notice
+        | Drained,
     ) -> None:
         assert self._link is not None
         self._link.send(message)

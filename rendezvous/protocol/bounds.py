@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ... import defaults
 from .check_messages import CheckResult
+from .drain_messages import Drained, Notice
 from .failure import Failure
 from .lease_messages import LeaseAnswer, LeaseAsk
 from .messages import (
@@ -81,6 +82,12 @@ def check(message: NodeMessage) -> None:
             _number("round", round_number)
         case Leave(reason):
             _text("reason", reason, NAME_MAX_CHARS)
+        case Notice(reason, seconds):
+            _text("reason", reason, NAME_MAX_CHARS)
+            _span("seconds", seconds, SECONDS_MAX)
+        case Drained(round_number, step):
+            _number("round", round_number)
+            _number("step", step, -1, STEP_MAX)
         case CheckResult(number, report, offer):
             _number("number", number)
             _text("report", report, REPORT_MAX_CHARS)

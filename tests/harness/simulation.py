@@ -388,6 +388,22 @@ class Simulation:
             self._log(f"{agent.name} gets SIGTERM")
             agent.leave()
 
+    def _give_notice(self, choice: int) -> None:
+        """A node learns that it will be gone; its time limit is a SIGTERM of this history."""
+        if agent := _pick([a for a in self._working() if not a.is_leaving], choice):
+            self._log(f"{agent.name} will be gone")
+            agent.give_notice(5.0)
+
+    def _agree_on_drain(self, choice: int) -> None:
+        """The ranks of a round hear of an order to drain, and agree on the next step of all."""
+        told = [a for a in self._working() if a.drain is not None and a.drains_at is None]
+        if agent := _pick(told, choice):
+            peers = [a for a in self._working() if a.line == agent.line]
+            step = 1 + max(a.steps for a in peers)
+            self._log(f"the ranks of {agent.line} leave the state of step {step}")
+            for peer in peers:
+                peer.drains_at = step
+
     # --- checks ------------------------------------------------------------------------------
 
     def _note_meeting(self, link: int, order: CheckOrder) -> None:
@@ -475,7 +491,8 @@ class Simulation:
 
     def _take_snapshots(self, choice: int) -> None:
         """The workers do a step; at times a kill follows before all have done it."""
-        working = sorted(self._working(), key=lambda agent: agent.steps)
+        working = [agent for agent in self._working() if not agent.has_drained]
+        working.sort(key=lambda agent: agent.steps)
         for agent in working if choice & 1 else working[:1]:
             agent.take_snapshot()
             self._log(f"{agent.name} has done step {agent.steps}")
@@ -507,6 +524,8 @@ class Simulation:
         self._start_master(0)
         for agent in self._there():
             agent.is_frozen = False
+            if agent.notice is not None and not agent.is_leaving:
+                agent.leave()  # its time is over
         self._checks.settling()
         for _ in range(_SETTLE_STEPS):
             self._flush(0)
@@ -554,6 +573,8 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._freeze: 1,
     Simulation._thaw: 2,
     Simulation._terminate: 2,
+    Simulation._give_notice: 2,
+    Simulation._agree_on_drain: 3,
     Simulation._fail: 5,
     Simulation._train: 1,
     Simulation._hang: 1,

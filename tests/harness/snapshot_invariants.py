@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from ft_run.rendezvous.protocol.drain_messages import MayLeave
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.simulated_agent import Agent
 
@@ -50,3 +51,18 @@ def check_resumption(
     is_replicated = all(agent.left[step].is_replicated for agent in holders)
     if not (is_whole(step) or is_replicated):
         raise SnapshotError(f"I9: the state of step {step} is not whole")
+
+
+def check_dismissal(message: MayLeave, agents: Sequence[Agent], formed_by: str) -> None:
+    """Check that all ranks have left one state when a node is told that it may leave.
+
+    Args:
+        message: what it is told.
+        agents: all that there are.
+        formed_by: the master that formed the round.
+    """
+    line = (message.round, formed_by)
+    alive = [a for a in agents if a.is_there and a.live == message.round and a.line == line]
+    steps = {agent.steps if agent.has_drained else None for agent in alive}
+    if steps - {message.step}:
+        raise SnapshotError(f"I9: a node may leave with {message}, but ranks have left {steps}")

@@ -36,12 +36,14 @@ class Node:
         self.claim.started(PLACE)
         self.end = NodeEnd(LaunchOptions("", RendezvousOptions("job", 2, 2)))
         self.port = PortReservation(lambda: "127.0.0.1", None)
+        self.are_ready = False
         self.reports = NodeReports(
             self.claim,
             self.end,
             NodeOffers(self.port, HeldSnapshots(1)),
             self.sent.append,
             self._left,
+            lambda _: self.are_ready,
             rank0_decides=rank0_decides,
         )
 
