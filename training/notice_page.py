@@ -17,8 +17,8 @@ RANKS_MAX = PAGE_BYTES // 8 - SEEN
 
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
-"""What a worker says: ``MAGIC``, its rank, what it wants, and with ``LEFT`` how many steps are done.
-It is answered with ``MAGIC`` and the page as a descriptor, after ``LEFT`` with ``MAGIC`` alone."""
+"""What a worker says: ``MAGIC``, its rank, what it wants, and after ``LEFT`` how many steps. It is
+answered with ``MAGIC`` and the page as a descriptor, after ``LEFT`` with ``MAGIC`` alone."""
 ASK, KEEP, LEFT = range(3)
 """It asks for the page; it asks, and will leave the state of a step; it has left it."""
 

@@ -6,6 +6,7 @@ imports torch.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 
@@ -190,6 +191,11 @@ class Agent:
         self._workers.listen(loop)
         self._snapshots.listen(loop)
         self._departure.listen(loop)
+        if (source := self._options.preemption_notice) is not None:
+            # The agent of a job without it does not load its modules.
+            from ..preemption.watch import watch
+
+            self._departure.watch(watch(source, os.environ, self.post, self._event))
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)

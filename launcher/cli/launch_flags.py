@@ -162,6 +162,15 @@ def _failure_flags() -> list[Flag]:
             f" {defaults.SHUTDOWN_TIMEOUT_S:g}, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
         ),
         Flag(
+            "--preemption-notice",
+            group=_FAILURE,
+            metavar="SOURCE",
+            read=values.notice_source,
+            ours=True,
+            help="Ask whether this machine will be gone: gcp, aws, azure, file:PATH, or auto for"
+            " the cloud that the firmware names. All ranks then leave one state first.",
+        ),
+        Flag(
             "--signals-to-handle",
             group=_FAILURE,
             metavar="NAMES",

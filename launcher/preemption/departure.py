@@ -5,7 +5,8 @@ When it tells the master, what its workers do first, and when it leaves at the l
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from ... import events as ev
 from ...rendezvous.protocol.drain_messages import Drain, Drained, Notice
@@ -51,6 +52,7 @@ class Departure:
         self._send, self._post, self._tell = send, post, tell
         self._page = NoticePage(self._drained)
         self._timer: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._order: Drain | None = None
         self._is_ready = False
         """The workers have all exited with 0, since they were told."""
@@ -64,6 +66,10 @@ class Departure:
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer workers that ask whether nodes will be gone."""
         self._page.listen(loop)
+
+    def watch(self, watching: Coroutine[Any, Any, None]) -> None:
+        """Begin to wait for a notice; ``close`` ends it."""
+        self._watching = asyncio.create_task(watching)
 
     def begin(self) -> None:
         """A round begins."""
@@ -127,6 +133,8 @@ class Departure:
     def close(self) -> None:
         """Give everything back."""
         self._cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         self._page.close()
 
     def _drained(self) -> None:

@@ -14,6 +14,7 @@ from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Recei
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
+from ft_run.rendezvous.protocol.drain_messages import Drained, Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Attend,
@@ -72,6 +73,8 @@ MESSAGES: list[NodeMessage] = [
     Suspicion(0, (0,), 1.0),
     StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),)),
     CheckResult(0, "", OFFER),
+    Notice("x", 1.0),
+    Drained(0, 1),
 ]  # fmt: skip
 
 
