@@ -183,15 +183,27 @@ class Snapshot(_message.Message):
     is_replicated: bool
     def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., is_replicated: bool = ...) -> None: ...
 
+class Replica(_message.Message):
+    __slots__ = ("step", "world_size", "ranks")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    world_size: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Snapshots(_message.Message):
-    __slots__ = ("round", "formed_by", "held")
+    __slots__ = ("round", "formed_by", "held", "replicas")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     held: _containers.RepeatedCompositeFieldContainer[Snapshot]
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("address", "port", "snapshots")

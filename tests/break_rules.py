@@ -85,8 +85,20 @@ BREAKS = (
     Break(
         "only what is replicated is resumed from where a share is missing",
         "group/resumption",
-        "if all(of_node[step].is_replicated for of_node in held if step in of_node):",
-        "if True:",
+        "is_replicated = bool(shares) and all(share.is_replicated for share in shares)",
+        "is_replicated = True",
+    ),
+    Break(
+        "shares that others hold count",
+        "group/resumption",
+        "ranks.update(replica.ranks)",
+        "pass",
+    ),
+    Break(
+        "shares of a world of another size do not count",
+        "group/resumption",
+        "if (replica.step, replica.world_size) == (step, world.world_size):",
+        "if replica.step == step:",
     ),
     Break(
         "a share is that of its rank",

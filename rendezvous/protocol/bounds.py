@@ -203,6 +203,13 @@ def _snapshots(snapshots: Snapshots) -> None:
         _number("step", snapshot.step, 0, STEP_MAX)
         _number("world_size", snapshot.world_size)
         _number("rank_offset", snapshot.rank_offset)
+    _length("replicas", len(snapshots.replicas), SNAPSHOTS_MAX)
+    for replica in snapshots.replicas:
+        _number("step", replica.step, 0, STEP_MAX)
+        _number("world_size", replica.world_size)
+        _length("ranks", len(replica.ranks), LOCAL_WORLD_SIZE_MAX)
+        for rank in replica.ranks:
+            _number("rank", rank)
 
 
 def _claim(claim: Claim) -> None:

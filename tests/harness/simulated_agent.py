@@ -38,7 +38,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 
 
 class Broken:
@@ -108,6 +108,8 @@ class Left:
     is_replicated: bool
     state: tuple[str, int, int]
     """What tells states apart: the master, the round and the step that it was made in."""
+    ranks: int
+    """How many shares it is."""
 
 
 class Agent:
@@ -159,6 +161,8 @@ class Agent:
         """It stays only to tell the next master that it leaves."""
         self.left: dict[int, Left] = {}
         """By step: the snapshots of its workers."""
+        self.replicas: dict[int, dict[int, Left]] = {}
+        """By step and first rank: shares of other nodes."""
         self.steps = 0
         """How many steps its workers have done."""
         self._is_replicated = is_replicated
@@ -275,6 +279,7 @@ class Agent:
                 self._is_spare = message.spare and self.live is None and not self.is_done
                 if self._is_spare:
                     self.left.clear()
+                    self.replicas.clear()
         return False
 
     def _end(self) -> None:
@@ -328,6 +333,7 @@ class Agent:
             at.rank_offset,
             self._is_replicated,
             (at.formed_by, at.round, self.steps),
+            self.spec.local_world_size,
         )
         self.left = {step: self.left[step] for step in sorted(self.left)[-2:]}
         self._say_drained()
@@ -354,13 +360,23 @@ class Agent:
             self._send(Drained(self.drain.round, self.steps))
 
     def _held(self) -> Snapshots | None:
-        if self.line is None or not self.left:
+        if self.line is None or not (self.left or self.replicas):
             return None
         held = [
             Snapshot(step, one.world_size, one.rank_offset, one.is_replicated)
             for step, one in sorted(self.left.items())
         ]
-        return Snapshots(*self.line, tuple(held))
+        replicas: list[Replica] = []
+        for step, shares in sorted(self.replicas.items()):
+            ranks = [r for first, one in shares.items() for r in range(first, first + one.ranks)]
+            size = next(iter(shares.values())).world_size
+            replicas.append(Replica(step, size, tuple(ranks)))
+        return Snapshots(*self.line, tuple(held), tuple(replicas))
+
+    def take_replica(self, step: int, share: Left) -> None:
+        """Another node has sent its shares of a step."""
+        self.replicas.setdefault(step, {})[share.rank_offset] = share
+        self.replicas = {n: self.replicas[n] for n in sorted(self.replicas)[-2:]}
 
     def _new_offer(self) -> Offer:
         return Offer(self.spec.address, self._new_port(), self._held())
@@ -389,6 +405,8 @@ class Agent:
         self.steps = resumed.step if resumed is not None else 0
         kept = {n: one for n, one in self.left.items() if n == self.steps}
         self.left = kept if is_of_these else {}
+        replicas = {n: one for n, one in self.replicas.items() if n == self.steps}
+        self.replicas = replicas if is_of_these else {}
         self.live, self.assignment, self._is_spare = assignment.round, assignment, False
         self.drain, self.drains_at = None, None
         self.progress = Progress()

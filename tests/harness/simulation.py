@@ -497,6 +497,21 @@ class Simulation:
             agent.take_snapshot()
             self._log(f"{agent.name} has done step {agent.steps}")
 
+    def _replicate(self, choice: int) -> None:
+        """Nodes of a round send their shares of a step to the next ones; some do not arrive."""
+        if not (agent := _pick(self._working(), choice)):
+            return
+        peers = [a for a in self._working() if a.line == agent.line and a.assignment is not None]
+        peers.sort(key=lambda a: a.assignment.node_rank if a.assignment is not None else 0)
+        steps = sorted({step for peer in peers for step in peer.left})
+        step = _pick(steps, choice // 8)
+        for number, peer in enumerate(peers if step is not None else ()):
+            assert step is not None
+            sender = peers[number - 1]
+            if sender is not peer and step in sender.left and (choice >> number % 3) & 32 == 0:
+                peer.take_replica(step, sender.left[step])
+                self._log(f"{peer.name} has step {step} of {sender.name}")
+
     def _working(self) -> list[Agent]:
         return [a for a in self._there() if a.live is not None and not a.is_stopping]
 
@@ -583,6 +598,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._finish: 5,
     Simulation._finish_rank0: 2,
     Simulation._take_snapshots: 6,
+    Simulation._replicate: 5,
     Simulation._check: 10,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,

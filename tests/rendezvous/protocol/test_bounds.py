@@ -34,14 +34,14 @@ from ft_run.rendezvous.protocol.messages import (
     Progress,
     Stopped,
 )
-from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
-OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),)))
+OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),), (Replica(1, 1, (0,)),)))
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
