@@ -14,6 +14,7 @@ from . import progress
 from .checkpoint_folder import CheckpointFolder
 from .preemption import find_notice
 from .ranks import Question, Ranks
+from .replicas import FAILED, Replicas, fetch
 from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import ask
 from .snapshots import Snapshots
@@ -67,6 +68,12 @@ class Checkpointer:
         self._rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._snapshots = self._find_memory() if snapshot_every is not None else None
+        self._of_others = self._find_replicas()
+        self._replicas: Replicas | None = None
+        if self._snapshots is not None and self._of_others:
+            self._replicas = Replicas(self._ranks, self._snapshots, self._of_others)
+        self._taken = -1
+        """The step of the newest snapshot."""
         self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
         self._done: int | None = None
@@ -129,7 +136,8 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        answer = self._question.answer() if self._question is not None else [0, 0, 0]
+        answer = self._question.answer() if self._question is not None else [0, 0, 0, 0]
+        self._replicate(answer[3])
         if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
             self._take_snapshot(self._snapshots, number)
         if self._checkpoint_every.is_due(number, answer[1]):
@@ -139,7 +147,8 @@ class Checkpointer:
         now = time.monotonic()
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
         drain = self._notice.code if self._notice is not None else 0
-        self._question = self._ranks.ask(*map(int, times), drain)
+        replicas = self._replicas.state if self._replicas is not None else 0
+        self._question = self._ranks.ask(*map(int, times), drain, replicas)
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -173,6 +182,8 @@ class Checkpointer:
         if snapshots is not None and not snapshots.has(number):
             self._take_snapshot(snapshots, number)
         is_held = self._snapshots is not None and self._snapshots.is_replicated(number)
+        if self._replicas is not None and not is_whole:
+            is_held = self._replicas.exchange_now(number) or is_held
         if self._saved != number and (is_whole or not self._ranks.all_say(is_held)):
             self.save(number)
         if self._notice is None:
@@ -194,24 +205,54 @@ class Checkpointer:
             snapshots.close()
         return None
 
+    def _find_replicas(self) -> list[Snapshots]:
+        """Return where shares of other ranks are kept: as many on all ranks."""
+        found: list[Snapshots] = []
+        while self._snapshots is not None and self._ranks.size > 1:
+            memory = ask(self._rank, replica=len(found) + 1)
+            if not self._ranks.all_say(memory is not None) or memory is None:
+                if memory is not None:
+                    Snapshots(memory, self._rank, self._ranks.size).close()
+                break
+            found.append(Snapshots(memory, self._rank, self._ranks.size))
+        return found
+
+    def _replicate(self, state: int) -> None:
+        """Go on with replicas; all ranks have the newest snapshot."""
+        if self._replicas is None:
+            return
+        if state == FAILED:
+            if self._ranks.rank == 0:
+                _say("a rank could not send its share or keep another's: no more replicas.")
+            self._replicas = None
+        elif self._taken >= 0:
+            self._replicas.go_on(state, self._taken)
+
     def _take_snapshot(self, snapshots: Snapshots, number: int) -> None:
         self._snapshot_every.begin(number, time.monotonic())
+        self._taken = number
         state = self._state.collect()
+        keep = self._replicas.kept if self._replicas is not None else frozenset()
         try:
-            snapshots.write(number, state, flatten(state))
+            snapshots.write(number, state, flatten(state), keep)
         except OSError as error:
             _say(
                 f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
                 "checkpoints only."
             )
-            self._snapshots = None
+            self._snapshots, self._replicas = None, None
             snapshots.close()
 
     def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:
         """Load the snapshot of a step; return -1 if that is not possible."""
         file, is_trusted = snapshots.find(step), True
         if not self._ranks.all_say(file is not None):
-            file, is_trusted = self._receive(snapshots, step, file), file is not None
+            is_trusted = file is not None
+            file = self._receive(snapshots, step, file)
+            if self._ranks.size > 1 and not self._ranks.all_say(file is not None):
+                file = fetch(self._ranks, snapshots, self._of_others, step)
+                self._ranks.all_say(True)
+                snapshots.forget_others()
         loading, words = None, ""
         try:
             if file is not None:
@@ -252,7 +293,7 @@ class Checkpointer:
         self._ranks.send(data, source)
         if mine is None:
             file.open(lengths[0], lengths[1])
-            snapshots.received(step)
+            snapshots.received(step, rank=self._ranks.rank, is_replicated=True)
         return file
 
 

@@ -21,8 +21,16 @@ class Memory(NamedTuple):
     """The step that all ranks resume from, as far as snapshots are concerned; -1: none."""
 
 
-def ask(rank: int) -> Memory | None:
-    """Return the memory for a rank; None: no ft-run started this process, or it has none."""
+def ask(rank: int, *, replica: int = 0) -> Memory | None:
+    """Return the memory for a rank; None: no ft-run started this process, or it has none.
+
+    Args:
+        rank: of this process.
+        replica: from 1: memory for the shares of another rank, as many as there are.
+    """
+    request = page.REQUEST.pack(page.MAGIC, rank)
+    if replica:
+        request = page.REPLICA.pack(page.MAGIC, rank, replica)
     for pid in _ancestors():
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
             channel.settimeout(_ANSWER_S)
@@ -30,7 +38,7 @@ def ask(rank: int) -> Memory | None:
                 channel.connect(page.address_of(pid))
                 if not _is_trusted(channel):
                     continue
-                channel.send(page.REQUEST.pack(page.MAGIC, rank))
+                channel.send(request)
                 data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)
             except OSError:
                 continue

@@ -11,12 +11,15 @@ import zlib
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
-BUFFERS = 2
+BUFFERS = 4
+"""Two are used; with ``--snapshot-replicas`` more where the network is slow."""
 REQUEST = struct.Struct("<8sI")
 """What a worker asks with: ``MAGIC`` and its rank."""
 REPLY = struct.Struct("<8sq")
 """What it is answered, with the page and the buffers as descriptors: ``MAGIC`` and the step that
 all ranks resume from; -1: none."""
+REPLICA = struct.Struct("<8sIH")
+"""What it asks with for memory for other ranks' shares: ``MAGIC``, its rank and a number from 1."""
 MAGIC = b"ftrsnap1"
 
 _ENTRY = struct.Struct("<8sQQIIQQ?")

@@ -1,4 +1,4 @@
-"""A rank's snapshots: two buffers that outlive the worker, of which one is always complete."""
+"""A rank's snapshots: buffers that outlive the worker, of which one is always complete."""
 
 import errno
 import mmap
@@ -35,28 +35,34 @@ class Snapshots:
         self._fds = (memory.page_fd, *memory.buffer_fds)
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
+        self._receiving = 0
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
     @property
     def _entries(self) -> list[page.Entry | None]:
-        return [page.read(self._page, index) for index in range(page.BUFFERS)]
+        return [page.read(self._page, index) for index in range(len(self._files))]
 
-    def write(self, step: int, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        flat: Mapping[str, Any],
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
         """Take a snapshot; the one before stays, whatever happens.
 
         Args:
             step: how many steps are done.
             state: the nested state dict of this rank.
             flat: the same, flattened as DCP does it.
+            keep: steps whose snapshots stay too, as long as there are buffers.
 
         Raises:
             OSError: there is no memory for it.
             Exception: a value cannot be pickled.
         """
-        entries = self._entries
-        # A void one before the older one.
-        index = min(range(page.BUFFERS), key=lambda i: _generation(entries[i]))
-        file, other = self._files[index], self._files[1 - index]
+        index, newest = self._free(keep), self._newest()
+        file, other = self._files[index], self._files[newest]
         page.write(self._page, index, None)
         try:
             if not file.fits(flat) and other.fits(flat):
@@ -67,7 +73,7 @@ class Snapshots:
         except MisfitError:
             self._check_room(flat)
             file.lay_out(state)
-        self._now_holds(index, step, is_replicated=not _has_shards(flat))
+        self._now_holds(index, step, rank=self._rank, is_replicated=not _has_shards(flat))
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
         """Look whether both buffers of all ranks of this node can be made for a state.
@@ -87,10 +93,42 @@ class Snapshots:
                 f"more, and {left / 1e9:.2f} GB of memory are available",
             )
 
-    def find(self, step: int) -> SnapshotFile | None:
-        """Return this rank's share of the state of a step; None: it has none."""
+    def _newest(self) -> int:
+        entries = self._entries
+        return max(range(len(self._files)), key=lambda i: _generation(entries[i]))
+
+    def _free(self, keep: frozenset[int]) -> int:
+        """Return the buffer to be written to: one that has memory rather than a new one."""
+        entries, newest = self._entries, self._newest()
+
+        def reluctance(index: int) -> tuple[bool, bool, int]:
+            entry = entries[index]
+            is_new = not os.fstat(self._fds[1 + index]).st_size
+            return (entry is not None and entry.step in keep, is_new, _generation(entry))
+
+        others = [i for i in range(len(self._files)) if i != newest or entries[i] is None]
+        # While there is one snapshot there are to be two.
+        return min(others, key=reluctance)
+
+    def written(self, step: int) -> SnapshotFile | None:
+        """Return what this process has written of a step; None: nothing."""
+        for file, entry in zip(self._files, self._entries, strict=True):
+            if entry is not None and entry.step == step and file.data_bytes:
+                return file
+        return None
+
+    def ranks_of(self, step: int) -> list[int]:
+        """Return whose shares of a step are here."""
+        entries = (entry for entry in self._entries if entry is not None and entry.step == step)
+        return [one.rank for one in entries if one.world_size == self._world_size]
+
+    def find(self, step: int, rank: int | None = None) -> SnapshotFile | None:
+        """Return a share of the state of a step, of this rank or another; None: it is not here."""
+        wanted = (self._world_size, self._rank if rank is None else rank)
         for index, entry in enumerate(self._entries):
-            if entry is not None and entry.step == step:
+            if entry is None or entry.step != step:
+                continue
+            if entry.is_replicated or (entry.world_size, entry.rank) == wanted:
                 self._files[index].open(entry.data_bytes, entry.layout_bytes)
                 return self._files[index]
         return None
@@ -103,19 +141,28 @@ class Snapshots:
         """Return whether this rank's share of a step is the state of all ranks."""
         return any(e is not None and e.step == step and e.is_replicated for e in self._entries)
 
-    def receive(self, data_bytes: int, layout_bytes: int) -> SnapshotFile:
+    def receive(
+        self, data_bytes: int, layout_bytes: int, keep: frozenset[int] = frozenset()
+    ) -> SnapshotFile:
         """Return a file to be filled with what another rank sends; ``received`` follows."""
-        page.write(self._page, 0, None)
-        self._files[0].bytes_to_receive(data_bytes, layout_bytes)
-        return self._files[0]
+        self._receiving = index = self._free(keep)
+        page.write(self._page, index, None)
+        self._files[index].bytes_to_receive(data_bytes, layout_bytes)
+        return self._files[index]
 
-    def received(self, step: int) -> None:
-        """The file of ``receive`` is complete, and is the replicated state of a step."""
-        self._now_holds(0, step, is_replicated=True)
+    def received(self, step: int, *, rank: int, is_replicated: bool) -> None:
+        """The file of ``receive`` is complete: the share of a rank, or what all ranks have."""
+        self._now_holds(self._receiving, step, rank=rank, is_replicated=is_replicated)
+
+    def forget_others(self) -> None:
+        """Forget shares of other ranks: they have them now."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and not entry.is_replicated and entry.rank != self._rank:
+                page.write(self._page, index, None)
 
     def clear(self) -> None:
         """Forget all snapshots: the ranks go on from another state."""
-        for index in range(page.BUFFERS):
+        for index in range(len(self._files)):
             page.write(self._page, index, None)
 
     def close(self) -> None:
@@ -124,14 +171,14 @@ class Snapshots:
             os.close(fd)
         self._fds, self._files = (), []
 
-    def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:
+    def _now_holds(self, index: int, step: int, *, rank: int, is_replicated: bool) -> None:
         file = self._files[index]
         self._generation += 1
         entry = page.Entry(
             self._generation,
             step,
             self._world_size,
-            self._rank,
+            rank,
             file.data_bytes,
             file.layout_bytes,
             is_replicated,

@@ -111,7 +111,7 @@ class Agent:
         self._parts = parts
         self._identity = identity
         self._options = options = parts.options
-        self._snapshots = HeldSnapshots(parts.count.count)
+        self._snapshots = HeldSnapshots(parts.count.count, options.snapshot_replicas)
         self._offers = NodeOffers(port, self._snapshots)
         self._event = parts.display.event
         self._node = NodeSpec(

@@ -1,6 +1,6 @@
 """What the workers of this node leave in memory: held here, so that it outlives them.
 
-A worker that takes snapshots asks for its memory at a socket: a page and two buffers, files
+A worker that takes snapshots asks for its memory at a socket: a page and some buffers, files
 without a name, which are the same for a local rank in each round. The agent reads the pages and
 never what is in the buffers.
 """
@@ -12,7 +12,7 @@ import socket
 import struct
 
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.offer import STEP_MAX, Offer, Snapshot, Snapshots
+from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Snapshot, Snapshots
 from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
@@ -25,9 +25,17 @@ _WAITING_MAX = 128
 class HeldSnapshots:
     """The memory of the snapshots of this node; ``close`` it."""
 
-    def __init__(self, local_world_size: int) -> None:
-        """Hold nothing yet."""
+    def __init__(self, local_world_size: int, replicas: int = 0) -> None:
+        """Hold nothing yet.
+
+        Args:
+            local_world_size: how many workers there are.
+            replicas: of how many other ranks each of them keeps the shares.
+        """
         self._local_world_size = local_world_size
+        self._replicas = replicas
+        self._of_others: dict[tuple[int, int], _RankMemory] = {}
+        """By local rank and number, from 1."""
         self._memory: dict[int, _RankMemory] = {}
         """By local rank; only of those that have asked for it."""
         self._assignment: Assignment | None = None
@@ -56,15 +64,16 @@ class HeldSnapshots:
             and (before.round, before.formed_by) == (resumed.round, resumed.formed_by)
         )
         step = resumed.step if is_of_these and resumed is not None else None
-        for memory in self._memory.values():
+        for memory in (*self._memory.values(), *self._of_others.values()):
             memory.keep(step)
 
     def drop(self) -> None:
         """Give the memory back: what it holds will not be resumed from."""
         self._assignment = None
-        for memory in self._memory.values():
+        for memory in (*self._memory.values(), *self._of_others.values()):
             memory.close()
         self._memory.clear()
+        self._of_others.clear()
 
     def held(self) -> Snapshots | None:
         """Return the steps of which each worker here has left its share."""
@@ -74,7 +83,18 @@ class HeldSnapshots:
         shares = [memory.shares(local_rank) for local_rank, memory in self._memory.items()]
         common = set.intersection(*shares)
         newest = tuple(sorted(common, key=lambda one: one.step)[-page.BUFFERS :])
-        return Snapshots(at.round, at.formed_by, newest) if newest else None
+        replicas = self._held_of_others()
+        if not newest and not replicas:
+            return None
+        return Snapshots(at.round, at.formed_by, newest, replicas)
+
+    def _held_of_others(self) -> tuple[Replica, ...]:
+        ranks: dict[tuple[int, int], set[int]] = {}
+        for memory in self._of_others.values():
+            for entry in memory.entries():
+                ranks.setdefault((entry.step, entry.world_size), set()).add(entry.rank)
+        newest = sorted(ranks.items())[-page.BUFFERS :]
+        return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
 
     def close(self) -> None:
         """Give everything back."""
@@ -103,10 +123,14 @@ class HeldSnapshots:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            request = connection.recv(page.REQUEST.size)
+            request = connection.recv(max(page.REQUEST.size, page.REPLICA.size) + 1)
+            number = 0
+            if len(request) == page.REPLICA.size:
+                *_, number = page.REPLICA.unpack(request)
+                request = request[: page.REQUEST.size]
             if len(request) == page.REQUEST.size:
                 magic, rank = page.REQUEST.unpack(request)
-                memory = self._memory_of(rank) if magic == page.MAGIC else None
+                memory = self._memory_of(rank, number) if magic == page.MAGIC else None
                 if memory is not None and self._assignment is not None:
                     resumed = self._assignment.resumption
                     reply = page.REPLY.pack(page.MAGIC, -1 if resumed is None else resumed.step)
@@ -121,8 +145,8 @@ class HeldSnapshots:
         self._asking.discard(connection)
         connection.close()
 
-    def _memory_of(self, rank: int) -> "_RankMemory | None":
-        """Return the memory of a rank; None: it is not of this node.
+    def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
+        """Return the memory of a rank, or that for a replica; None: it is not of this node.
 
         Raises:
             OSError: there is no descriptor, or no memory.
@@ -132,6 +156,12 @@ class HeldSnapshots:
         local_rank = rank - self._assignment.rank_offset
         if not 0 <= local_rank < self._local_world_size:
             return None
+        if replica:
+            if replica > self._replicas:
+                return None
+            if (local_rank, replica) not in self._of_others:
+                self._of_others[local_rank, replica] = _RankMemory()
+            return self._of_others[local_rank, replica]
         if local_rank not in self._memory:
             self._memory[local_rank] = _RankMemory()
         return self._memory[local_rank]
@@ -159,12 +189,16 @@ class _RankMemory:
 
     def shares(self, local_rank: int) -> set[Snapshot]:
         """Return what the worker has left; of which world, its rank and place say."""
-        entries = (page.read(self._page, index) for index in range(page.BUFFERS))
         return {
             Snapshot(one.step, one.world_size, one.rank - local_rank, one.is_replicated)
-            for one in entries
-            if one is not None and one.step <= STEP_MAX and one.rank >= local_rank
+            for one in self.entries()
+            if one.rank >= local_rank
         }
+
+    def entries(self) -> list[page.Entry]:
+        """Return what the buffers hold."""
+        entries = (page.read(self._page, index) for index in range(page.BUFFERS))
+        return [one for one in entries if one is not None and one.step <= STEP_MAX]
 
     def keep(self, step: int | None) -> None:
         """Forget all steps but one."""

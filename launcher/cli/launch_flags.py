@@ -162,6 +162,15 @@ def _failure_flags() -> list[Flag]:
             f" {defaults.SHUTDOWN_TIMEOUT_S:g}, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
         ),
         Flag(
+            "--snapshot-replicas",
+            group=_FAILURE,
+            metavar="R",
+            read=values.whole(0, 16),
+            ours=True,
+            help="Keep sharded snapshots of a Checkpointer on R other nodes too, so that the loss"
+            " of a host costs no state; default 0. It takes 2 x R a rank's state in memory.",
+        ),
+        Flag(
             "--preemption-notice",
             group=_FAILURE,
             metavar="SOURCE",

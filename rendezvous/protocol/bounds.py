@@ -51,8 +51,8 @@ RULES_MAX = 1_000
 AGES_MAX = 10_000
 """Restarts that are remembered of a node, or of the job within its window."""
 NODES_MAX = 100_000
-SNAPSHOTS_MAX = 2
-"""Of one node: the newest, and the one before."""
+SNAPSHOTS_MAX = 8
+"""Of one node: the newest, the one before, and those that replicas belong to."""
 SECONDS_MAX = 1e9
 """As on the command line."""
 

@@ -1,0 +1,186 @@
+"""Shares of other nodes' ranks, held here: the loss of a host then costs no state.
+
+All ranks exchange the same step: they begin with one when all have done with the one before, the
+newest that all have, so that a slow network makes replicas rarer and nothing waits. It goes over
+gloo, in the background, beside what the training sends.
+"""
+
+import os
+import socket
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .ranks import Ranks
+from .snapshot_file import SnapshotFile
+from .snapshots import Snapshots
+
+IDLE, BUSY, FAILED = range(3)
+"""What a rank does; the greatest of all ranks counts."""
+
+_CHUNK_BYTES = 1 << 26
+
+
+class Replicas:
+    """This rank's replicas of others, and what it sends to be one elsewhere."""
+
+    def __init__(self, ranks: Ranks, mine: Snapshots, of_others: list[Snapshots]) -> None:
+        """All ranks make it together.
+
+        Args:
+            ranks: of the job, two or more.
+            mine: the snapshots of this rank.
+            of_others: where shares of other ranks are kept, each of another one; as many on all
+                ranks.
+        """
+        self._ranks, self._mine, self._of_others = ranks, mine, of_others
+        self._group: Any = dist.new_group(backend="gloo")
+        self._distances = self._find_distances(len(of_others))
+        self._thread: threading.Thread | None = None
+        self._has_failed = False
+        self.sending = self.whole = -1
+        """The step that is being exchanged, and the newest of which all ranks have all."""
+
+    @property
+    def state(self) -> int:
+        """What this rank does: ``IDLE``, ``BUSY`` or ``FAILED``."""
+        if self._thread is not None and self._thread.is_alive():
+            return BUSY
+        return FAILED if self._has_failed else IDLE
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The steps whose snapshots must stay: a replica is of use only beside them."""
+        return frozenset((self.sending, self.whole))
+
+    def go_on(self, state: int, step: int) -> None:
+        """Exchange a step if all ranks are idle. All ranks call it together.
+
+        Args:
+            state: the greatest of all ranks.
+            step: the newest that all ranks have.
+        """
+        if state != IDLE or step in (self.sending, self.whole):
+            return
+        if self.sending >= 0:
+            self.whole = self.sending
+        file = self._mine.written(step)
+        if file is None or self._mine.is_replicated(step):
+            self.sending = -1
+            return
+        self.sending = step
+        self._thread = threading.Thread(target=self._exchange, args=(step, file), daemon=True)
+        self._thread.start()
+
+    def exchange_now(self, step: int) -> bool:
+        """Exchange a step and wait; return whether all have it. All ranks call it together."""
+        while True:
+            if self._thread is not None:
+                self._thread.join()
+            (state,) = self._ranks.most(self.state)
+            if state != IDLE or self.sending == step:
+                return state == IDLE
+            self.go_on(state, step)
+            if self.sending != step:
+                return False
+
+    def _exchange(self, step: int, file: SnapshotFile) -> None:
+        try:
+            for distance, held in zip(self._distances, self._of_others, strict=True):
+                self._exchange_with(distance, held, step, file)
+        except (RuntimeError, OSError, ValueError):  # a rank is gone, or there is no memory
+            self._has_failed = True
+
+    def _exchange_with(self, distance: int, held: Snapshots, step: int, file: SnapshotFile) -> None:
+        size, rank = self._ranks.size, self._ranks.rank
+        to, source = (rank + distance) % size, (rank - distance) % size
+        mine = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
+        lengths = torch.zeros_like(mine)
+        self._swap(mine, to, lengths, source)
+        received = held.receive(int(lengths[0]), int(lengths[1]), keep=frozenset((self.whole,)))
+        theirs = received.all_bytes
+        for start in range(0, max(file.all_bytes.numel(), theirs.numel()), _CHUNK_BYTES):
+            end = start + _CHUNK_BYTES
+            self._swap(file.all_bytes[start:end], to, theirs[start:end], source)
+        held.received(step, rank=source, is_replicated=False)
+
+    def _swap(self, mine: torch.Tensor, to: int, theirs: torch.Tensor, source: int) -> None:
+        works = []
+        if mine.numel():
+            works.append(dist.isend(mine, to, group=self._group))
+        if theirs.numel():
+            works.append(dist.irecv(theirs, source, group=self._group))
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def _find_distances(self, count: int) -> list[int]:
+        """Return how far away, in ranks, the others are: on other hosts if that can be."""
+        size = self._ranks.size
+        hosts: list[Any] = [None] * size
+        dist.all_gather_object(hosts, socket.gethostname(), group=self._group)
+        (local,) = self._ranks.most(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        steps = [distance for distance in range(local, size, local) if distance % size]
+
+        def shared(distance: int) -> int:
+            return sum(hosts[rank] == hosts[(rank + distance) % size] for rank in range(size))
+
+        return sorted(steps, key=lambda distance: (shared(distance), distance))[:count]
+
+
+def fetch(
+    ranks: Ranks, mine: Snapshots, of_others: list[Snapshots], step: int
+) -> SnapshotFile | None:
+    """Have each rank sent its share of a step, if it has none, by one that has it.
+
+    All ranks call it together.
+
+    Args:
+        ranks: of the job, two or more.
+        mine: the snapshots of this rank.
+        of_others: the replicas that it has.
+        step: whose state it is.
+
+    Returns:
+        This rank's share; None, on all ranks: there is one that nothing here has.
+    """
+    places = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
+    there: list[Any] = [None] * ranks.size
+    dist.all_gather_object(there, sorted(places), group=ranks.group)
+    holders: dict[int, int] = {}
+    for holder, shares in enumerate(there):
+        for share in shares:
+            if share == holder or share not in holders:
+                holders[share] = holder
+    if holders.keys() != set(range(ranks.size)):
+        return None
+    own = mine.find(step)
+    for rank, holder in sorted(holders.items()):
+        if rank == holder or ranks.rank not in (rank, holder):
+            continue
+        if ranks.rank == holder:
+            file = places[rank].find(step, rank)
+            assert file is not None
+            send = _Sender(ranks.group, rank)
+            send(torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64))
+            send(file.all_bytes)
+        else:
+            lengths = torch.zeros(2, dtype=torch.int64)
+            dist.recv(lengths, holder, group=ranks.group)
+            own = mine.receive(int(lengths[0]), int(lengths[1]), keep=frozenset((step,)))
+            for start in range(0, own.all_bytes.numel(), _CHUNK_BYTES):
+                dist.recv(own.all_bytes[start : start + _CHUNK_BYTES], holder, group=ranks.group)
+            own.open(int(lengths[0]), int(lengths[1]))
+            mine.received(step, rank=rank, is_replicated=False)
+    return own
+
+
+class _Sender:
+    def __init__(self, group: Any, to: int) -> None:
+        self._group, self._to = group, to
+
+    def __call__(self, data: torch.Tensor) -> None:
+        for start in range(0, data.numel(), _CHUNK_BYTES):
+            dist.send(data[start : start + _CHUNK_BYTES], self._to, group=self._group)
