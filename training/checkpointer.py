@@ -72,8 +72,6 @@ class Checkpointer:
         self._replicas: Replicas | None = None
         if self._snapshots is not None and self._of_others:
             self._replicas = Replicas(self._ranks, self._snapshots, self._of_others)
-        self._taken = -1
-        """The step of the newest snapshot."""
         self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
         self._done: int | None = None
@@ -136,10 +134,10 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        answer = self._question.answer() if self._question is not None else [0, 0, 0, 0]
-        self._replicate(answer[3])
+        answer = self._question.answer() if self._question is not None else [0, 0, 0]
         if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
             self._take_snapshot(self._snapshots, number)
+            self._replicate(number)
         if self._checkpoint_every.is_due(number, answer[1]):
             self.save(number)
         if answer[2]:
@@ -147,8 +145,7 @@ class Checkpointer:
         now = time.monotonic()
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
         drain = self._notice.code if self._notice is not None else 0
-        replicas = self._replicas.state if self._replicas is not None else 0
-        self._question = self._ranks.ask(*map(int, times), drain, replicas)
+        self._question = self._ranks.ask(*map(int, times), drain)
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -217,20 +214,19 @@ class Checkpointer:
             found.append(Snapshots(memory, self._rank, self._ranks.size))
         return found
 
-    def _replicate(self, state: int) -> None:
-        """Go on with replicas; all ranks have the newest snapshot."""
+    def _replicate(self, number: int) -> None:
+        """Begin to send a snapshot to other nodes, if all ranks have sent the one before."""
         if self._replicas is None:
             return
+        (state,) = self._ranks.most(self._replicas.state)
+        self._replicas.go_on(state, number)
         if state == FAILED:
             if self._ranks.rank == 0:
                 _say("a rank could not send its share or keep another's: no more replicas.")
             self._replicas = None
-        elif self._taken >= 0:
-            self._replicas.go_on(state, self._taken)
 
     def _take_snapshot(self, snapshots: Snapshots, number: int) -> None:
         self._snapshot_every.begin(number, time.monotonic())
-        self._taken = number
         state = self._state.collect()
         keep = self._replicas.kept if self._replicas is not None else frozenset()
         try:
@@ -240,7 +236,9 @@ class Checkpointer:
                 f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
                 "checkpoints only."
             )
-            self._snapshots, self._replicas = None, None
+            self._snapshots = None
+            if self._replicas is not None:
+                self._replicas.give_up()
             snapshots.close()
 
     def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:

@@ -1,7 +1,7 @@
 """Shares of other nodes' ranks, held here: the loss of a host then costs no state.
 
-All ranks exchange the same step: they begin with one when all have done with the one before, the
-newest that all have, so that a slow network makes replicas rarer and nothing waits. It goes over
+All ranks exchange the same step, the newest when all have done with the one before: a slow network
+makes replicas rarer, and nothing waits for it. It goes over
 gloo, in the background, beside what the training sends.
 """
 
@@ -55,12 +55,16 @@ class Replicas:
         """The steps whose snapshots must stay: a replica is of use only beside them."""
         return frozenset((self.sending, self.whole))
 
+    def give_up(self) -> None:
+        """This rank has no snapshots any more."""
+        self._has_failed = True
+
     def go_on(self, state: int, step: int) -> None:
         """Exchange a step if all ranks are idle. All ranks call it together.
 
         Args:
             state: the greatest of all ranks.
-            step: the newest that all ranks have.
+            step: the newest one; this rank has its share of it.
         """
         if state != IDLE or step in (self.sending, self.whole):
             return

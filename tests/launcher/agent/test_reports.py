@@ -88,6 +88,13 @@ def test_success_is_told_once_when_all_have_it(node: Node) -> None:
     assert node.claim.state is ClaimState.DONE
 
 
+def test_workers_that_have_made_themselves_ready_do_not_end_the_job(node: Node) -> None:
+    node.are_ready = True
+    node.reports.workers_done(PLACE)
+    assert node.sent == []
+    assert node.claim.state is ClaimState.RUNNING
+
+
 def test_a_node_that_has_stopped_offers_another_port(node: Node) -> None:
     before = node.port.offer
     node.reports.workers_gone(PLACE, None)
