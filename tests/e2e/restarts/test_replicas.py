@@ -35,8 +35,8 @@ for number in checkpointer.steps(total):
     optimizer.zero_grad()
     model(torch.randn(3, 64)).square().sum().backward()
     optimizer.step()
+    threading.Event().wait(0.2)  # a step takes longer than the network
     os.write(1, f"life {life} rank {rank} step {number}\\n".encode())
-    threading.Event().wait(0.2)
 values = [value.full_tensor() for value in model.parameters()]
 digest = hashlib.sha256(b"".join(v.detach().numpy().tobytes() for v in values)).hexdigest()
 os.write(1, f"state of rank {rank}: {digest}\\n".encode())
