@@ -3,15 +3,17 @@
 import errno
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from . import snapshot_page as page
+from .late_copy import local
 from .memory_left import available
-from .snapshot_file import MisfitError, SnapshotFile, local
+from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import Memory
 
 _MARGIN = 1.1
@@ -41,13 +43,24 @@ class Snapshots:
     def _entries(self) -> list[page.Entry | None]:
         return [page.read(self._page, index) for index in range(page.BUFFERS)]
 
-    def write(self, step: int, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        step: int,
+        state: Callable[[], Mapping[str, Any]],
+        flat: Mapping[str, Any],
+        late: AbstractSet[str] = frozenset(),
+    ) -> "Callable[[], bool] | None":
         """Take a snapshot; the one before stays, whatever happens.
 
         Args:
             step: how many steps are done.
-            state: the nested state dict of this rank.
+            state: returns the nested state dict of this rank; it is not often needed.
             flat: the same, flattened as DCP does it.
+            late: keys of tensors that may be copied while training goes on.
+
+        Returns:
+            What is to be called, from any thread, to complete the snapshot: it returns whether it
+            is one, which it is not if a tensor was changed meanwhile. None: it is complete.
 
         Raises:
             OSError: there is no memory for it.
@@ -57,17 +70,38 @@ class Snapshots:
         # A void one before the older one.
         index = min(range(page.BUFFERS), key=lambda i: _generation(entries[i]))
         file, other = self._files[index], self._files[1 - index]
+        is_replicated = not _has_shards(flat)
         page.write(self._page, index, None)
+        copy = None
         try:
-            if not file.fits(flat) and other.fits(flat):
+            values = file.values_of(flat)
+            if values is None and other.values_of(flat) is not None:
                 file.copy(other)
-            if not file.fits(flat):
+                values = file.values_of(flat)
+            if values is None:
                 raise MisfitError
-            file.write(flat)
+            copy = file.write(values, late)
         except MisfitError:
             self._check_room(flat)
-            file.lay_out(state)
-        self._now_holds(index, step, is_replicated=not _has_shards(flat))
+            file.lay_out(state())
+        if copy is None:
+            self._now_holds(index, step, is_replicated=is_replicated)
+            return None
+        begun = copy
+
+        def complete() -> bool:
+            is_whole = begun.run()
+            if is_whole:
+                self._now_holds(index, step, is_replicated=is_replicated)
+            return is_whole
+
+        return complete
+
+    def forget(self, step: int) -> None:
+        """Forget the snapshot of a step: not all ranks have theirs."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step:
+                page.write(self._page, index, None)
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
         """Look whether both buffers of all ranks of this node can be made for a state.
