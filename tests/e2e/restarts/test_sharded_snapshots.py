@@ -56,12 +56,14 @@ def say(words):
 
 state = {"model": model, "optimizer": optimizer}
 checkpointer = Checkpointer(f"{folder}/checkpoints", state, checkpoint_every=every or None)
-is_first = True
+begun = None
 for number in checkpointer.steps(total):
-    if is_first:
-        is_first = False
+    if begun is None:
+        begun = number
         life = os.environ["TORCHELASTIC_RESTART_COUNT"]
         say(f"life {life} of rank {rank} of {size} is {os.getpid()} from {number} with {digest()}")
+    elif number == begun + 2:
+        say(f"life {life} of rank {rank} goes on")
     elif every and number % every == 0:
         say(f"rank {rank} of {size} at {number} has {digest()}")
     torch.manual_seed(number)
@@ -96,7 +98,9 @@ def train(ft: "Launcher", kind: str, ranks: int, steps: int, kills: int) -> set[
         (begun,) = {int(match[2]) for match in found}
         assert begun >= before
         before = begun
-        threading.Event().wait(0.3 + random.random() * 0.4)
+        if life % 2 == 0:
+            command.expect(f"life {life} of rank . goes on", ranks)
+        threading.Event().wait(random.random() * 0.4)
         os.kill(int(random.choice(found)[1]), signal.SIGKILL)
     if kills:
         last = command.expect(rf"life {kills} of rank \d of {ranks} is (\d+) from (\d+)", ranks)
