@@ -5,20 +5,24 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from . import progress
 from .checkpoint_folder import CheckpointFolder
+from .flat_state import FlatState
+from .late_copy import Background
 from .ranks import Question, Ranks
 from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import ask
 from .snapshot_page import Place
 from .snapshots import Snapshots
-from .state import State, flatten
+from .state import State
 
+_CHANGED, _NO_MORE = 1, 2
+"""Why a rank has no share of a snapshot: its tensors were changed meanwhile, or no memory."""
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -41,6 +45,7 @@ class Checkpointer:
         snapshot_every: int | str | None = 1,
         checkpoint_every: int | str | None = "10min",
         keep: int = 3,
+        overlap: bool = True,
     ) -> None:
         """Look at the objects; nothing is loaded or written yet.
 
@@ -52,6 +57,9 @@ class Checkpointer:
                 None: never.
             checkpoint_every: likewise.
             keep: how many checkpoints stay, 1 or more.
+            overlap: whether what optimizers change is copied while training goes on, until the next
+                step of an optimizer. Weights that something else changes before that are noticed
+                if torch counts the change, or if it is one of a whole tensor.
 
         Raises:
             RuntimeError: it was made before ``init_process_group``.
@@ -63,6 +71,7 @@ class Checkpointer:
         self._snapshot_every = _Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = _Interval("checkpoint_every", checkpoint_every)
         self._state = State(state)
+        self._flat_state = FlatState(self._state)
         self._ranks = Ranks()
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._is_first_round = True
@@ -72,6 +81,12 @@ class Checkpointer:
         self._has_saver = self._snapshots is not None and self._ranks.all_say(can_save)
         """The same on all ranks."""
         self._question: Question | None = None
+        self._overlaps = overlap
+        self._background: Background | None = None
+        self._taken = -1
+        """The step of the newest snapshot."""
+        self._missing = 0
+        """Whether this rank has not its share of it: ``_CHANGED``, ``_NO_MORE`` or 0."""
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
         self._saved = -1
@@ -132,19 +147,31 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        answer = self._question.answer() if self._question is not None else [0, 0, 0]
-        if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
-            self._take_snapshot(self._snapshots, number)
-        if self._checkpoint_every.is_due(number, answer[1]):
-            if answer[2]:  # the one before is still being written
-                self._checkpoint_every.skip(number)
-            else:
-                self.save(number)
+        takes_snapshot, saves, is_busy, is_missing = self._answer()
+        if is_missing and self._snapshots is not None:
+            self._snapshots.forget(self._taken)
+            if is_missing == _NO_MORE:
+                self._snapshots.close()
+                self._snapshots = None
         now = time.monotonic()
+        takes_snapshot = self._snapshot_every.is_due(number, takes_snapshot)
+        saves = self._checkpoint_every.is_due(number, saves)
+        if saves and is_busy:  # the one before is still being written
+            self._checkpoint_every.skip(number)
+            saves = False
+        if takes_snapshot:
+            self._snapshot_every.begin(number, now)
+        if saves:
+            self._checkpoint_every.begin(number, now)
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
         saver = self._snapshots.saver if self._snapshots is not None else None
         is_busy = saver is not None and saver.is_busy
-        self._question = self._ranks.ask(*map(int, (*times, is_busy)))
+        complete = None
+        if takes_snapshot and self._snapshots is not None:
+            complete = self._take_snapshot(self._snapshots, number)
+        self._complete(complete, (*times, is_busy))
+        if saves:
+            self.save(number)
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -155,6 +182,7 @@ class Checkpointer:
         Args:
             number: how many steps are done.
         """
+        self._wait_for_copy()
         self._checkpoint_every.begin(number, time.monotonic())
         if self._has_saver and self._save_from_memory(number):
             self._saved = number
@@ -168,9 +196,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when all ranks have come here, and all that they have written is complete."""
-        if self._question is not None:
-            self._question.answer()
-            self._question = None
+        self._answer()
         if self._snapshots is not None and self._snapshots.saver is not None:
             self._snapshots.saver.wait()
         self._ranks.all_say(True)
@@ -195,7 +221,10 @@ class Checkpointer:
         """
         snapshots = self._snapshots
         if snapshots is not None and not snapshots.is_replicated(number):
-            self._take_snapshot(snapshots, number)
+            self._snapshot_every.begin(number, time.monotonic())
+            complete = self._take_snapshot(snapshots, number)
+            if complete is not None:
+                complete()
             snapshots = self._snapshots
         is_there = snapshots is not None and snapshots.is_replicated(number)
         if not self._ranks.all_say(is_there):
@@ -206,18 +235,56 @@ class Checkpointer:
             has_begun = snapshots.save(number)
         return self._ranks.all_say(has_begun)
 
-    def _take_snapshot(self, snapshots: Snapshots, number: int) -> None:
-        self._snapshot_every.begin(number, time.monotonic())
-        state = self._state.collect()
+    def _take_snapshot(self, snapshots: Snapshots, number: int) -> Callable[[], bool] | None:
+        self._taken = number
+        state = self._flat_state.collect()
+        late = self._flat_state.late if self._overlaps else frozenset()
         try:
-            snapshots.write(number, state, flatten(state))
+            return snapshots.write(number, self._state.collect, state, late)
         except OSError as error:
             _say(
                 f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
                 "checkpoints only."
             )
+            self._missing = _NO_MORE
             self._snapshots = None
             snapshots.close()
+        return None
+
+    def _complete(self, complete: Callable[[], bool] | None, times: tuple[bool, ...]) -> None:
+        """Complete a snapshot if there is something to do, while training goes on, and ask."""
+
+        def act() -> None:
+            if complete is not None and not complete():
+                self._missing = _CHANGED
+            self._question = self._ranks.ask(*map(int, times), self._missing)
+
+        if complete is None:
+            act()
+            return
+        if self._background is None:
+            self._background = Background()
+        self._background.begin(act)
+
+    def _wait_for_copy(self) -> None:
+        if self._background is not None:
+            self._background.wait()
+            if self._background.error is not None:
+                raise self._background.error
+        if self._missing == _CHANGED:
+            _say(
+                f"no snapshot of step {self._taken} was taken: weights or optimizer state were "
+                "changed before the optimizer's next step; from now on training waits for each "
+                "copy."
+            )
+            self._missing, self._overlaps = 0, False
+
+    def _answer(self) -> list[int]:
+        """Return what is due by time, and whether a rank has not its share of what was taken."""
+        self._wait_for_copy()
+        answer = self._question.answer() if self._question is not None else [0, 0, 0, 0]
+        self._question = None
+        return answer
 
     def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:
         """Load the snapshot of a step; return -1 if that is not possible."""

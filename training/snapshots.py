@@ -3,15 +3,17 @@
 import errno
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from . import snapshot_page as page
+from .late_copy import local
 from .memory_left import available
-from .snapshot_file import MisfitError, SnapshotFile, local
+from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import Memory
 
 _MARGIN = 1.1
@@ -44,13 +46,24 @@ class Snapshots:
     def _entries(self) -> list[page.Entry | None]:
         return [page.read(self._page, index) for index in range(page.BUFFERS)]
 
-    def write(self, step: int, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        step: int,
+        state: Callable[[], Mapping[str, Any]],
+        flat: Mapping[str, Any],
+        late: AbstractSet[str] = frozenset(),
+    ) -> "Callable[[], bool] | None":
         """Take a snapshot; the one before stays, whatever happens.
 
         Args:
             step: how many steps are done.
-            state: the nested state dict of this rank.
+            state: returns the nested state dict of this rank; it is not often needed.
             flat: the same, flattened as DCP does it.
+            late: keys of tensors that may be copied while training goes on.
+
+        Returns:
+            What is to be called, from any thread, to complete the snapshot: it returns whether it
+            is one, which it is not if a tensor was changed meanwhile. None: it is complete.
 
         Raises:
             OSError: there is no memory for it.
@@ -58,17 +71,38 @@ class Snapshots:
         """
         index, newest = self._next()
         file, other = self._files[index], self._files[newest]
+        is_replicated = not _has_shards(flat)
         page.write(self._page, index, None)
+        copy = None
         try:
-            if not file.fits(flat) and other.fits(flat):
+            values = file.values_of(flat)
+            if values is None and other.values_of(flat) is not None:
                 file.copy(other)
-            if not file.fits(flat):
+                values = file.values_of(flat)
+            if values is None:
                 raise MisfitError
-            file.write(flat)
+            copy = file.write(values, late)
         except MisfitError:
             self._check_room(flat)
-            file.lay_out(state, is_whole=not _has_shards(flat))
-        self._now_holds(index, step, is_replicated=not _has_shards(flat))
+            file.lay_out(state(), is_whole=is_replicated)
+        if copy is None:
+            self._now_holds(index, step, is_replicated=is_replicated)
+            return None
+        begun = copy
+
+        def complete() -> bool:
+            is_whole = begun.run()
+            if is_whole:
+                self._now_holds(index, step, is_replicated=is_replicated)
+            return is_whole
+
+        return complete
+
+    def forget(self, step: int) -> None:
+        """Forget the snapshot of a step: not all ranks have theirs."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step:
+                page.write(self._page, index, None)
 
     def _next(self) -> tuple[int, int]:
         """Return the buffer for the next snapshot, and that of the newest one."""
