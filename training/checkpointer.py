@@ -14,7 +14,9 @@ from . import progress
 from .checkpoint_folder import CheckpointFolder
 from .flat_state import FlatState
 from .late_copy import Background
+from .preemption import find_notice
 from .ranks import Question, Ranks
+from .replicas import FAILED, Replicas, fetch
 from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import ask
 from .snapshot_page import Place
@@ -73,6 +75,7 @@ class Checkpointer:
         self._state = State(state)
         self._flat_state = FlatState(self._state)
         self._ranks = Ranks()
+        self._rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._is_first_round = True
         self._snapshots = self._find_memory() if snapshot_every is not None else None
@@ -80,6 +83,11 @@ class Checkpointer:
         can_save = self._snapshots is not None and self._snapshots.save_to(place)
         self._has_saver = self._snapshots is not None and self._ranks.all_say(can_save)
         """The same on all ranks."""
+        self._of_others = self._find_replicas()
+        self._replicas: Replicas | None = None
+        if self._snapshots is not None and self._of_others:
+            self._replicas = Replicas(self._ranks, self._snapshots, self._of_others)
+        self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
         self._overlaps = overlap
         self._background: Background | None = None
@@ -147,7 +155,7 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        takes_snapshot, saves, is_busy, is_missing = self._answer()
+        takes_snapshot, saves, is_busy, drain, is_missing = self._answer()
         if is_missing and self._snapshots is not None:
             self._snapshots.forget(self._taken)
             if is_missing == _NO_MORE:
@@ -166,12 +174,17 @@ class Checkpointer:
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
         saver = self._snapshots.saver if self._snapshots is not None else None
         is_busy = saver is not None and saver.is_busy
+        told = self._notice.code if self._notice is not None else 0
         complete = None
         if takes_snapshot and self._snapshots is not None:
             complete = self._take_snapshot(self._snapshots, number)
-        self._complete(complete, (*times, is_busy))
+        if takes_snapshot:
+            self._replicate(number)
+        self._complete(complete, (*times, is_busy, told))
         if saves:
             self.save(number)
+        if drain:
+            self._drain(number, is_whole=drain > 1)
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -201,18 +214,72 @@ class Checkpointer:
             self._snapshots.saver.wait()
         self._ranks.all_say(True)
 
+    # --- nodes that will be gone -----------------------------------------------------------------
+
+    def _drain(self, number: int, *, is_whole: bool) -> None:
+        """Leave the state of this step, as all ranks do now, and wait: nodes will be gone.
+
+        It is on storage afterwards, unless the nodes that stay have it in memory.
+        """
+        self._wait_for_copy()
+        snapshots = self._snapshots
+        if snapshots is not None and not snapshots.has(number):
+            complete = self._take_snapshot(snapshots, number)
+            if complete is not None:
+                complete()
+        is_held = self._snapshots is not None and self._snapshots.is_replicated(number)
+        if self._replicas is not None and not is_whole:
+            is_held = self._replicas.exchange_now(number) or is_held
+        if self._saved != number and (is_whole or not self._ranks.all_say(is_held)):
+            self._save_and_wait(number)
+        if self._notice is None:
+            return
+        self._notice.left(number)
+        while self._notice.wait(is_whole=is_whole):
+            is_whole = True
+            if self._saved != number:
+                self._save_and_wait(number)
+
+    def _save_and_wait(self, number: int) -> None:
+        self.save(number)
+        if self._snapshots is not None and self._snapshots.saver is not None:
+            self._snapshots.saver.wait()
+        self._ranks.all_say(True)
+
     # --- snapshots -------------------------------------------------------------------------------
 
     def _find_memory(self) -> Snapshots | None:
-        rank = int(os.environ.get("RANK", self._ranks.rank))
-        memory = ask(rank)
+        memory = ask(self._rank)
         self._is_first_round = memory is None or memory.is_first_round
-        snapshots = Snapshots(memory, rank, self._ranks.size) if memory is not None else None
+        snapshots = Snapshots(memory, self._rank, self._ranks.size) if memory is not None else None
         if self._ranks.all_say(snapshots is not None):
             return snapshots
         if snapshots is not None:
             snapshots.close()
         return None
+
+    def _find_replicas(self) -> list[Snapshots]:
+        """Return where shares of other ranks are kept: as many on all ranks."""
+        found: list[Snapshots] = []
+        while self._snapshots is not None and self._ranks.size > 1:
+            memory = ask(self._rank, replica=len(found) + 1)
+            if not self._ranks.all_say(memory is not None) or memory is None:
+                if memory is not None:
+                    Snapshots(memory, self._rank, self._ranks.size).close()
+                break
+            found.append(Snapshots(memory, self._rank, self._ranks.size))
+        return found
+
+    def _replicate(self, number: int) -> None:
+        """Begin to send a snapshot to other nodes, if all ranks have sent the one before."""
+        if self._replicas is None:
+            return
+        (state,) = self._ranks.most(self._replicas.state)
+        self._replicas.go_on(state, number)
+        if state == FAILED:
+            if self._ranks.rank == 0:
+                _say("a rank could not send its share or keep another's: no more replicas.")
+            self._replicas = None
 
     def _save_from_memory(self, number: int) -> bool:
         """Have the saver write a snapshot, which is taken if there is none; return whether it does.
@@ -239,8 +306,9 @@ class Checkpointer:
         self._taken = number
         state = self._flat_state.collect()
         late = self._flat_state.late if self._overlaps else frozenset()
+        keep = self._replicas.kept if self._replicas is not None else frozenset()
         try:
-            return snapshots.write(number, self._state.collect, state, late)
+            return snapshots.write(number, self._state.collect, state, late, keep)
         except OSError as error:
             _say(
                 f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
@@ -248,16 +316,20 @@ class Checkpointer:
             )
             self._missing = _NO_MORE
             self._snapshots = None
+            if self._replicas is not None:
+                self._replicas.give_up()
             snapshots.close()
         return None
 
-    def _complete(self, complete: Callable[[], bool] | None, times: tuple[bool, ...]) -> None:
+    def _complete(self, complete: Callable[[], bool] | None, asked: tuple[int, ...]) -> None:
         """Complete a snapshot if there is something to do, while training goes on, and ask."""
 
         def act() -> None:
             if complete is not None and not complete():
                 self._missing = _CHANGED
-            self._question = self._ranks.ask(*map(int, times), self._missing)
+            if self._replicas is not None:
+                self._replicas.start()
+            self._question = self._ranks.ask(*map(int, asked), self._missing)
 
         if complete is None:
             act()
@@ -282,7 +354,7 @@ class Checkpointer:
     def _answer(self) -> list[int]:
         """Return what is due by time, and whether a rank has not its share of what was taken."""
         self._wait_for_copy()
-        answer = self._question.answer() if self._question is not None else [0, 0, 0, 0]
+        answer = self._question.answer() if self._question is not None else [0] * 5
         self._question = None
         return answer
 
@@ -290,7 +362,12 @@ class Checkpointer:
         """Load the snapshot of a step; return -1 if that is not possible."""
         file, is_trusted = snapshots.find(step), True
         if not self._ranks.all_say(file is not None):
-            file, is_trusted = self._receive(snapshots, step, file), file is not None
+            is_trusted = file is not None
+            file = self._receive(snapshots, step, file)
+            if self._ranks.size > 1 and not self._ranks.all_say(file is not None):
+                file = fetch(self._ranks, snapshots, self._of_others, step)
+                self._ranks.all_say(True)
+                snapshots.forget_others()
         loading, words = None, ""
         try:
             if file is not None:
@@ -331,7 +408,7 @@ class Checkpointer:
         self._ranks.send(data, source)
         if mine is None:
             file.open(lengths[0], lengths[1])
-            snapshots.received(step)
+            snapshots.received(step, rank=self._ranks.rank, is_replicated=True)
         return file
 
 

@@ -22,9 +22,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from .late_copy import Copies, LateCopy, copy_now, kept, local
-
 from .checkpoint_metadata import metadata_of
+from .late_copy import Copies, LateCopy, copy_now, kept, local
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""

@@ -6,6 +6,7 @@ imports torch.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from ...rendezvous.protocol.check_messages import (
     CheckResult,
     CheckVerdict,
 )
+from ...rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -42,6 +44,7 @@ from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import dataclass, replace
 from ..machine.network import PortReservation
+from ..preemption.departure import Departure, GoneSoon, TimeToLeave
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.event_log import EventLog
@@ -83,7 +86,8 @@ class _FarewellOver:
     """The time in which a leaving node waits for an absent master is over."""
 
 
-_Event = LinkEvent | SpawnerEvent | _Signalled | _FarewellOver | TimeOver | FenceTick
+_OfTime = _FarewellOver | TimeOver | FenceTick | TimeToLeave
+_Event = LinkEvent | SpawnerEvent | _Signalled | GoneSoon | _OfTime
 
 
 class Agent:
@@ -110,7 +114,7 @@ class Agent:
         self._options = options = parts.options
         self._event = parts.display.event
         self._saves = Saves(self._event)
-        self._snapshots = HeldSnapshots(parts.count.count, self._saves)
+        self._snapshots = HeldSnapshots(parts.count.count, self._saves, options.snapshot_replicas)
         self._offers = NodeOffers(port, self._snapshots)
         self._node = NodeSpec(
             node_id=identity.node_id,
@@ -128,12 +132,14 @@ class Agent:
         self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
+        self._departure = Departure(options.shutdown_timeout_s, self._send, self.post, self._event)
         self._reports = NodeReports(
             self._claim,
             self._end,
             self._offers,
             self._send,
             self._left,
+            lambda at: self._departure.are_ready(at.round, self._node.local_world_size),
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(
@@ -186,6 +192,12 @@ class Agent:
         self._parts.spawner.listen(self.post)
         self._workers.listen(loop)
         self._snapshots.listen(loop)
+        self._departure.listen(loop)
+        if (source := self._options.preemption_notice) is not None:
+            # The agent of a job without it does not load its modules.
+            from ..preemption.watch import watch
+
+            self._departure.watch(watch(source, os.environ, self.post, self._event))
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)
@@ -204,6 +216,7 @@ class Agent:
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
         self._snapshots.close()
+        self._departure.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -232,6 +245,10 @@ class Agent:
             elif group is None:
                 self._end.left()  # it only waits for the master
             return
+        is_first = name not in self._departure.sources
+        if event.number == signal.SIGTERM and is_first and self._departure.waits_for_workers:
+            self._gone_soon(GoneSoon(name, self._options.shutdown_timeout_s))
+            return
         self._end.asked_by(event.number)
         self._event(ev.NodeSignalled(name, group.alive if group is not None else 0))
         self._send(Leave(name))
@@ -239,6 +256,29 @@ class Agent:
             self._left()
         else:
             self._workers.stop(event.number)
+
+    def _gone_soon(self, gone: GoneSoon) -> None:
+        """This node will be gone: have all ranks leave one state first, if they do anything."""
+        group = self._workers.group
+        if not self._end.is_pending:
+            return
+        if group is None or group.state.is_ending or group.state is WorkerGroupState.DONE:
+            self._leave(gone.reason)
+        else:
+            self._departure.notice(gone)
+
+    def _leave(self, reason: str, step: int = -1) -> None:
+        """Leave as on SIGTERM: this node will be gone, and the ranks have had their time."""
+        group = self._workers.group
+        if not reason or not self._end.is_pending:
+            return
+        self._end.asked_by(signal.SIGTERM)
+        self._event(ev.NodeLeaves(reason, group.alive if group is not None else 0, step))
+        self._send(Leave(reason))
+        if group is None:
+            self._left()
+        else:
+            self._workers.stop(patience_s=self._departure.patience_s())
 
     def _left(self) -> None:
         """Leave, now that no worker is left, if a signal asked for it; tell the master first.
@@ -301,6 +341,14 @@ class Agent:
                 self._send(ChallengeReply())
             case StackOrder(number):
                 self._hangs.report(number, self._workers.group)
+            case Drain() if self._runs(event.round):
+                self._departure.order(event)
+            case MayLeave(number, step) if self._runs(number):
+                self._leave(self._departure.reason, step)
+            case GoneSoon():
+                self._gone_soon(event)
+            case TimeToLeave():
+                self._leave(self._departure.reason)
             case NoHang():
                 self._hangs.answered(event)
             case StepsOrder(number):
@@ -328,6 +376,11 @@ class Agent:
                 await self._signalled(event)
             case _FarewellOver():
                 self._end.left()
+
+    def _runs(self, round_number: int) -> bool:
+        """Return whether workers of a round are here, or have just succeeded."""
+        group = self._workers.group
+        return group is not None and group.assignment.round == round_number
 
     def _renamed(self, node_id: str) -> None:
         """Another host has this one's name: what is said from now on is said as another node."""
@@ -366,6 +419,8 @@ class Agent:
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
+        if self._end.is_pending:
+            self._departure.repeat()
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
         if again or self._told_down:
@@ -400,12 +455,14 @@ class Agent:
             self._event(begun)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
+        self._departure.begin()
         self._workers.start(assignment)
         self.status.started(assignment)
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
         self._reports.told_to_stop(stop.round)
+        self._leave(self._departure.reason)  # the next round does without this node
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
@@ -436,7 +493,10 @@ class Agent:
         # What all nodes have, one writes.
         if self._options.save_at_breakpoint and self._claim.is_first_node and not has_succeeded:
             snapshot = self._snapshots.newest_whole()
-        await self._saves.conclude(self._end.time_left_s(), snapshot)
+        left_s = self._end.time_left_s()
+        if self._departure.reason:
+            left_s = min(left_s, self._departure.patience_s())
+        await self._saves.conclude(left_s, snapshot)
 
     # --- the spawner -------------------------------------------------------------------------
 
@@ -481,7 +541,9 @@ class Agent:
         | CheckResult
         | StackReport
         | Suspicion
-        | StepsReport,
+        | StepsReport
+        | Notice
+        | Drained,
     ) -> None:
         assert self._link is not None
         self._link.send(message)

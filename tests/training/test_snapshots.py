@@ -148,3 +148,41 @@ def test_a_thousand_snapshots_take_no_more_memory_than_ten(fds: tuple[int, ...])
     assert now[1] <= before[1] + 16
     assert now[0] < before[0] + 4096
     snapshots.close()
+
+
+def test_what_a_replica_belongs_to_stays_while_there_are_buffers() -> None:
+    made = tuple(os.memfd_create("test") for _ in range(5))
+    os.ftruncate(made[0], page.PAGE_BYTES)
+    mine = Snapshots(Memory(made[0], made[1:], -1), rank=3, world_size=4)
+
+    def take(step: int, *keep: int) -> set[int]:
+        state = {"model": {"weight": torch.full((8,), float(step))}}
+        mine.write(step, state, flatten(state), frozenset(keep))
+        return {number for number in range(step + 1) if mine.has(number)}
+
+    assert [take(step) for step in (1, 2, 3)][-1] == {2, 3}
+    assert take(4, 3) == {3, 4}
+    assert take(5, 3) == {3, 4, 5}  # another buffer: the newest one stays as well
+    assert take(6, 3, 4) == {3, 4, 5, 6}
+    assert take(7, 3, 6) == {3, 5, 6, 7}
+    assert take(8) >= {7, 8}
+    mine.close()
+
+
+def test_a_share_of_another_rank_is_not_taken_for_the_own(fds: tuple[int, ...]) -> None:
+    mine = opened(fds)
+    state = {"model": {"weight": torch.ones(8)}}
+    mine.write(1, state, flatten(state))
+    file = mine.written(1)
+    assert file is not None
+    data = file.all_bytes.clone()
+    other = mine.receive(file.data_bytes, file.layout_bytes, keep=frozenset((1,)))
+    other.all_bytes.copy_(data)
+    mine.received(2, rank=0, is_replicated=False)
+    assert mine.ranks_of(2) == [0]
+    assert mine.find(2) is None
+    assert mine.find(2, 0) is not None
+    mine.forget_others()
+    assert mine.ranks_of(2) == []
+    assert mine.find(1) is not None
+    mine.close()
