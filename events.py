@@ -438,6 +438,37 @@ class ChecksEnded:
     conclusion: str
 
 
+# --- checkpoints -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A checkpoint is complete."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+    is_last: bool
+    """It was written because the job ends, or this node leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint that a worker asked for was not written."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakpointUnsaved:
+    """The newest snapshot was not written before the job ended, or this node left."""
+
+    step: int
+    reason: str
+
+
 # --- the end ---------------------------------------------------------------------------------
 
 
@@ -501,6 +532,9 @@ Event = (
     | NodeJudged
     | NodePassedWithRemark
     | ChecksEnded
+    | CheckpointWritten
+    | CheckpointFailed
+    | BreakpointUnsaved
     | LogsKept
     | JobEnded
 )

@@ -148,6 +148,8 @@ class LaunchOptions:
     """Workers have the hook of ``training``; so they do with ``hang``."""
     hang: HangSpec | None = None
     """When workers are suspected to hang; None: never."""
+    save_at_breakpoint: bool = True
+    """The newest snapshot becomes a checkpoint when the job fails or this node leaves."""
     event_log_handler: str = "null"
     checks: LadderOptions | None = None
     """None: nodes are not checked."""

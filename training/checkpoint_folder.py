@@ -1,16 +1,8 @@
-"""The folder of a job's checkpoints, each a folder of ``torch.distributed.checkpoint``.
-
-A checkpoint has another name until it is complete, and again before it is removed: what has the
-name of a checkpoint is one.
-"""
+"""What all ranks of a job do together with its checkpoints: write them, and load one."""
 
 import os
-import re
-import shutil
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +12,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from .checkpoint_storage import is_url, open_storage, words_of
 from .ranks import Ranks
 from .state import State, put
-
-LATEST = "latest"
-_NAME = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"\.step-\d{8,}\.(writing|removing)|\.latest\.writing")
 
 
 class CheckpointFolder:
@@ -39,39 +28,39 @@ class CheckpointFolder:
             keep: how many stay.
             ranks: of the job.
         """
-        self._folder = Path(folder)
-        self._keep = keep
+        self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
+        """The same for other processes of this host."""
+        self.keep = keep
+        self._storage = open_storage(self.folder)
         self._ranks = ranks
 
-    def newest(self) -> int:
-        """Return the step of the newest checkpoint, -1 if there is none; clean up after a crash."""
+    def newest(self, *, cleans: bool = True) -> int:
+        """Return the step of the newest checkpoint, -1 if there is none.
+
+        Args:
+            cleans: what a crash left is removed: nothing writes at the moment.
+        """
         found = -1
         if self._ranks.rank == 0:
-            for name in self._names():
-                if _LEFTOVER.fullmatch(name):
-                    with suppress(OSError):  # a folder to read from only: it harms none
-                        _remove(self._folder / name)
-            found = max(self._steps(), default=-1)
+            if cleans:
+                self._storage.clean()
+            found = max(self._storage.steps(), default=-1)
         return self._ranks.most(found)[0]
-
-    def path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is."""
-        return self._folder / f"step-{step:08}"
 
     def save(self, step: int, state: dict[str, Any]) -> str | None:
         """Write a checkpoint; return why that failed, nothing where it failed on another rank.
 
         None: it is complete, and so it is on all ranks.
         """
-        temporary = self._hidden(step, "writing")
-        words = self._first_rank_does(lambda: self._begin(temporary))
+        draft = self._storage.draft(step)
+        words = self._first_rank_does(lambda: self._storage.begin(draft))
         if words is None:
-            writer = FileSystemWriter(temporary)
+            writer = _writer(draft)
             words = self._together(lambda: self._dcp(save, state, storage_writer=writer))
         if words is None:
-            words = self._first_rank_does(lambda: self._publish(step, temporary))
+            words = self._first_rank_does(lambda: self._storage.publish(step, draft, self.keep))
         if words is not None:
-            self._first_rank_does(lambda: _remove(temporary))
+            self._first_rank_does(lambda: self._storage.abandon(draft))
         return words
 
     def load(self, step: int, state: State) -> None:
@@ -80,10 +69,10 @@ class CheckpointFolder:
         Raises:
             RuntimeError: it cannot be read, or is the state of other objects.
         """
-        path = self.path(step)
+        path = self._storage.path(step)
 
         def read() -> None:
-            reader = FileSystemReader(path)
+            reader = _reader(path)
             metadata = reader.read_metadata()
             keys = metadata.state_dict_metadata
             nested = state.prepare(keys)
@@ -97,49 +86,6 @@ class CheckpointFolder:
         words = self._together(read)
         if words is not None:
             raise RuntimeError(f"checkpoint {path} cannot be loaded: {words}")
-
-    # --- what one rank does ----------------------------------------------------------------------
-
-    def _begin(self, temporary: Path) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)
-
-    def _publish(self, step: int, temporary: Path) -> None:
-        path = self.path(step)
-        _sync(temporary)
-        if path.exists():  # of before the steps were done once more
-            self._retire(step)
-        os.rename(temporary, path)
-        _sync(self._folder)
-        latest = self._folder / f".{LATEST}.writing"
-        with open(latest, "w") as file:
-            file.write(f"{path.name}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(latest, self._folder / LATEST)
-        _sync(self._folder)
-        others = sorted(other for other in self._steps() if other < step)
-        for old in others[: len(others) + 1 - self._keep]:
-            self._retire(old)
-
-    def _retire(self, step: int) -> None:
-        hidden = self._hidden(step, "removing")
-        _remove(hidden)
-        os.rename(self.path(step), hidden)
-        _remove(hidden)
-
-    def _names(self) -> list[str]:
-        try:
-            return os.listdir(self._folder)
-        except (FileNotFoundError, NotADirectoryError):  # what is saved there will say so
-            return []
-
-    def _steps(self) -> list[int]:
-        matches = (_NAME.fullmatch(name) for name in self._names())
-        return [int(match[1]) for match in matches if match]
-
-    def _hidden(self, step: int, what: str) -> Path:
-        return self._folder / f".{self.path(step).name}.{what}"
 
     # --- together --------------------------------------------------------------------------------
 
@@ -169,25 +115,24 @@ def _room_for(value: Any) -> Any:
     return value
 
 
+def _reader(path: str) -> FileSystemReader:
+    if not is_url(path):
+        return FileSystemReader(path)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    return FsspecReader(path)
+
+
+def _writer(path: str) -> FileSystemWriter:
+    if not is_url(path):
+        return FileSystemWriter(path)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    return FsspecWriter(path)
+
+
 def _words(error: BaseException) -> str:
     """Return an error of a rank in one line."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    return words_of(error)

@@ -40,13 +40,17 @@ class Replicas:
         self._distances = self._find_distances(len(of_others))
         self._thread: threading.Thread | None = None
         self._has_failed = False
+        self._is_begun = True
+        self._is_sharded = True
+        """As far as is known: what all ranks have alike is not sent."""
         self.sending = self.whole = -1
         """The step that is being exchanged, and the newest of which all ranks have all."""
 
     @property
     def state(self) -> int:
         """What this rank does: ``IDLE``, ``BUSY`` or ``FAILED``."""
-        if self._thread is not None and self._thread.is_alive():
+        is_running = self._thread is not None and self._thread.is_alive()
+        if is_running or not self._is_begun:
             return BUSY
         return FAILED if self._has_failed else IDLE
 
@@ -60,22 +64,30 @@ class Replicas:
         self._has_failed = True
 
     def go_on(self, state: int, step: int) -> None:
-        """Exchange a step if all ranks are idle. All ranks call it together.
+        """Choose a step if all ranks are idle; ``start`` follows. All ranks call it together.
 
         Args:
             state: the greatest of all ranks.
-            step: the newest one; this rank has its share of it.
+            step: the newest one.
         """
-        if state != IDLE or step in (self.sending, self.whole):
+        if state != IDLE or step in (self.sending, self.whole) or not self._is_sharded:
             return
         if self.sending >= 0:
             self.whole = self.sending
-        file = self._mine.written(step)
-        if file is None or self._mine.is_replicated(step):
-            self.sending = -1
+        self.sending, self._is_begun = step, False
+
+    def start(self) -> None:
+        """This rank has taken the snapshot of the step that was chosen, or could not."""
+        if self.sending < 0 or self._is_begun:
             return
-        self.sending = step
-        self._thread = threading.Thread(target=self._exchange, args=(step, file), daemon=True)
+        self._is_begun = True
+        if self._mine.is_replicated(self.sending):
+            self.sending, self._is_sharded = -1, False
+            return
+        file = self._mine.written(self.sending)
+        self._thread = threading.Thread(
+            target=self._exchange, args=(self.sending, file), daemon=True
+        )
         self._thread.start()
 
     def exchange_now(self, step: int) -> bool:
@@ -87,28 +99,37 @@ class Replicas:
             if state != IDLE or self.sending == step:
                 return state == IDLE
             self.go_on(state, step)
+            self.start()
             if self.sending != step:
                 return False
 
-    def _exchange(self, step: int, file: SnapshotFile) -> None:
+    def _exchange(self, step: int, file: SnapshotFile | None) -> None:
         try:
             for distance, held in zip(self._distances, self._of_others, strict=True):
                 self._exchange_with(distance, held, step, file)
         except (RuntimeError, OSError, ValueError):  # a rank is gone, or there is no memory
             self._has_failed = True
 
-    def _exchange_with(self, distance: int, held: Snapshots, step: int, file: SnapshotFile) -> None:
+    def _exchange_with(
+        self, distance: int, held: Snapshots, step: int, file: SnapshotFile | None
+    ) -> None:
         size, rank = self._ranks.size, self._ranks.rank
         to, source = (rank + distance) % size, (rank - distance) % size
-        mine = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
-        lengths = torch.zeros_like(mine)
-        self._swap(mine, to, lengths, source)
-        received = held.receive(int(lengths[0]), int(lengths[1]), keep=frozenset((self.whole,)))
-        theirs = received.all_bytes
-        for start in range(0, max(file.all_bytes.numel(), theirs.numel()), _CHUNK_BYTES):
+        mine = theirs = torch.empty(0, dtype=torch.uint8)
+        said, lengths = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+        if file is not None:  # else its copy came too late, and none is of use
+            mine = file.all_bytes
+            said = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
+        self._swap(said, to, lengths, source)
+        data_bytes, layout_bytes = map(int, lengths)
+        if data_bytes:
+            keep = frozenset((self.whole,))
+            theirs = held.receive(data_bytes, layout_bytes, keep=keep).all_bytes
+        for start in range(0, max(mine.numel(), theirs.numel()), _CHUNK_BYTES):
             end = start + _CHUNK_BYTES
-            self._swap(file.all_bytes[start:end], to, theirs[start:end], source)
-        held.received(step, rank=source, is_replicated=False)
+            self._swap(mine[start:end], to, theirs[start:end], source)
+        if data_bytes:
+            held.received(step, rank=source, is_replicated=False)
 
     def _swap(self, mine: torch.Tensor, to: int, theirs: torch.Tensor, source: int) -> None:
         works = []

@@ -5,6 +5,7 @@ It is written once; then it is known where the bytes of each tensor are, and onl
 A value that is no tensor has a slot that it need not fill: the container's comment does.
 """
 
+import base64
 import io
 import json
 import mmap
@@ -13,18 +14,22 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
-from torch.distributed.tensor import DTensor
+
+from .checkpoint_metadata import metadata_of
+from .late_copy import Copies, LateCopy, copy_now, kept, local
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""
 _COMMENT_MAX = 65535
 _LOCAL_HEADER = struct.Struct("<26xHH")
+_NOTHING = object()
 _POPULATE_WRITE = 23
 """``MADV_POPULATE_WRITE`` of Linux 5.14."""
 
@@ -56,11 +61,6 @@ class Item(NamedTuple):
         return ".".join(map(str, self.path))
 
 
-def local(value: Any) -> Any:
-    """Return this rank's part of a value."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 class SnapshotFile:
     """The file in one buffer."""
 
@@ -72,6 +72,7 @@ class SnapshotFile:
         """
         self._fd = fd
         self._items: tuple[Item, ...] = ()
+        self._keys: tuple[str, ...] = ()
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
         """Of the values that are no tensors, what was written last; empty: not known."""
@@ -90,11 +91,11 @@ class SnapshotFile:
         """Read what stands where in a file that is there."""
         self._map_all(data_bytes, layout_bytes)
         assert self._map is not None
-        listed = json.loads(self._map[data_bytes : data_bytes + layout_bytes])
+        layout = json.loads(self._map[data_bytes : data_bytes + layout_bytes])
         self._use(
             [
                 Item(tuple(path), start, length, dtype, tuple(shape), data_start)
-                for path, start, length, dtype, shape, data_start in listed
+                for path, start, length, dtype, shape, data_start in layout["items"]
             ]
         )
 
@@ -113,48 +114,67 @@ class SnapshotFile:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def fits(self, flat: Mapping[str, Any]) -> bool:
-        """Return whether the file was made for such a state."""
+    def values_of(self, flat: Mapping[str, Any]) -> list[Any] | None:
+        """Return the values of a state in the order of this file; None: it does not fit."""
         if len(flat) != len(self._items):
-            return False
-        for item in self._items:
-            if item.key not in flat:
-                return False
-            value = local(flat[item.key])
-            if isinstance(value, torch.Tensor) != bool(item.dtype):
-                return False
-            if item.dtype and (
-                item.shape != tuple(value.shape) or item.dtype != _name_of(value.dtype)
-            ):
-                return False
-        return True
+            return None
+        found = []
+        for key, view in zip(self._keys, self._views, strict=True):
+            value = flat.get(key, _NOTHING)
+            part = local(value)
+            if value is _NOTHING or isinstance(part, torch.Tensor) != (view is not None):
+                return None
+            if view is not None and (part.shape != view.shape or part.dtype != view.dtype):
+                return None
+            found.append(value)
+        return found
 
-    def write(self, flat: Mapping[str, Any]) -> None:
-        """Overwrite all values.
+    def write(self, values: list[Any], late: AbstractSet[str] = frozenset()) -> "LateCopy | None":
+        """Overwrite all values, or begin to.
+
+        Args:
+            values: from ``values_of``.
+            late: keys of tensors that may be copied while training goes on.
+
+        Returns:
+            The copy that is to be done yet; None: none is.
 
         Raises:
             MisfitError: a value that is no tensor does not fit its slot.
         """
-        assert self._map is not None
-        with torch.no_grad():
-            for index, (item, view) in enumerate(zip(self._items, self._views, strict=True)):
-                value = flat[item.key]
-                if item.dtype:
-                    if view is not None:
-                        view.copy_(local(value))
-                    continue
-                pickled = pickle.dumps(value)
-                if pickled != self._pickles[index]:
-                    self._pickles[index] = b""
-                    data = _padded(_saved(value), item.length)
-                    self._map[item.start : item.start + item.length] = data
-                    self._pickles[index] = pickled
+        now: Copies = []
+        later: Copies = []
+        for index, (key, view, value) in enumerate(
+            zip(self._keys, self._views, values, strict=True)
+        ):
+            if view is None:
+                self._write_object(index, value)
+            elif view.numel():
+                source = kept(value, is_left_alone=key in late)
+                if source is None:
+                    now.append((view, value))
+                else:
+                    later.append((view, source))
+        copy = LateCopy(later) if later else None
+        copy_now(now)
+        return copy
 
-    def lay_out(self, state: Mapping[str, Any]) -> None:
+    def _write_object(self, index: int, value: Any) -> None:
+        pickled = pickle.dumps(value)
+        if pickled == self._pickles[index]:
+            return
+        self._pickles[index] = b""
+        item = self._items[index]
+        assert self._map is not None
+        self._map[item.start : item.start + item.length] = _padded(_saved(value), item.length)
+        self._pickles[index] = pickled
+
+    def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
         """Write the file anew for a state, all values included.
 
         Args:
             state: a nested state dict.
+            is_whole: it is the state of all ranks: with metadata this file is a checkpoint.
 
         Raises:
             OSError: there is no memory for it.
@@ -188,7 +208,13 @@ class SnapshotFile:
                 shape = tuple(tensor.shape)
                 items.append(Item(path, start, length, _name_of(tensor.dtype), shape, at))
             size = file.tell()
-            layout = json.dumps(items, separators=(",", ":")).encode()
+            metadata = b""
+            if is_whole:
+                indexes = (write.index for write in plan.items)
+                places = {i: (o.start, o.length) for i, o in zip(indexes, items, strict=True)}
+                metadata = metadata_of([plan], [places])
+            known = {"items": items, "metadata": base64.b64encode(metadata).decode()}
+            layout = json.dumps(known, separators=(",", ":")).encode()
             file.write(layout)
         self._map_all(size, len(layout))
         self._use(items)
@@ -201,6 +227,11 @@ class SnapshotFile:
         self._map_all(other.data_bytes, other.layout_bytes)
         self.all_bytes.copy_(other.all_bytes)
         self._use(other._items)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._forget()
+        os.ftruncate(self._fd, 0)
 
     def bytes_to_receive(self, data_bytes: int, layout_bytes: int) -> torch.Tensor:
         """Make room for a file that is sent by another rank; return its bytes."""
@@ -229,6 +260,7 @@ class SnapshotFile:
     def _use(self, items: "list[Item] | tuple[Item, ...]") -> None:
         whole = self.all_bytes
         self._items = tuple(items)
+        self._keys = tuple(item.key for item in self._items)
         self._pickles = [b""] * len(self._items)
         self._views = []
         for item in self._items:
@@ -247,7 +279,7 @@ class SnapshotFile:
 
     def _forget(self) -> None:
         """Let go of the memory: views of it keep it mapped."""
-        self._views, self._items, self._map = [], (), None
+        self._views, self._items, self._keys, self._map = [], (), (), None
         self.data_bytes = self.layout_bytes = 0
 
 

@@ -19,6 +19,78 @@ class Memory(NamedTuple):
     buffer_fds: tuple[int, ...]
     resume_step: int
     """The step that all ranks resume from, as far as snapshots are concerned; -1: none."""
+    saver: "SaverLink | None" = None
+    """None: nothing but the worker writes checkpoints."""
+    is_first_round: bool = True
+    """Nothing has been written by this job yet."""
+
+
+class SaverLink:
+    """The saver of this node, which writes checkpoints from this rank's buffers."""
+
+    def __init__(self, channel: socket.socket, held: int = 0) -> None:
+        """Use the connection to the agent.
+
+        Args:
+            channel: it becomes this object's.
+            held: the buffers that the saver reads already, a bit for each.
+        """
+        self._channel = channel
+        self._held = held
+        self.saved = -1
+        """The step of the last checkpoint of this rank that is complete."""
+
+    def save(self, buffer: int, step: int) -> bool:
+        """Ask for a checkpoint; return False if no agent is there.
+
+        Args:
+            buffer: what to write; it is to be left alone while ``is_held``.
+            step: how many steps were done.
+        """
+        try:
+            self._channel.setblocking(True)
+            self._channel.send(page.SAVE.pack(page.MAGIC, buffer, step))
+        except OSError:
+            return False
+        self._held |= 1 << buffer
+        return True
+
+    def is_held(self, buffer: int) -> bool:
+        """Return whether the saver reads a buffer."""
+        self._hear(blocks=False)
+        return bool(self._held & 1 << buffer)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the saver reads any buffer."""
+        self._hear(blocks=False)
+        return bool(self._held)
+
+    def wait(self) -> None:
+        """Return when it reads none."""
+        while self._held:
+            self._hear(blocks=True)
+
+    def close(self) -> None:
+        """Ask for nothing more; what was asked for is done."""
+        self._channel.close()
+
+    def _hear(self, *, blocks: bool) -> None:
+        self._channel.setblocking(blocks)
+        try:
+            while self._held:
+                data = self._channel.recv(page.SAVED.size)
+                if len(data) != page.SAVED.size:
+                    self._held = 0  # the agent is gone, and the saver with it
+                    return
+                _, buffer, step, is_complete = page.SAVED.unpack(data)
+                self._held &= ~(1 << buffer)
+                if is_complete:
+                    self.saved = step
+        except BlockingIOError:
+            return
+        except OSError:
+            self._held = 0
 
 
 def ask(rank: int, *, replica: int = 0) -> Memory | None:
@@ -32,23 +104,33 @@ def ask(rank: int, *, replica: int = 0) -> Memory | None:
     if replica:
         request = page.REPLICA.pack(page.MAGIC, rank, replica)
     for pid in _ancestors():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-            channel.settimeout(_ANSWER_S)
-            try:
-                channel.connect(page.address_of(pid))
-                if not _is_trusted(channel):
-                    continue
-                channel.send(request)
-                data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)
-            except OSError:
-                continue
-        if len(data) == page.REPLY.size and len(fds) == 1 + page.BUFFERS:
-            for fd in fds:
-                os.set_inheritable(fd, False)
-            return Memory(fds[0], tuple(fds[1:]), page.REPLY.unpack(data)[1])
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        memory = _ask(channel, page.address_of(pid), request)
+        if memory is not None:
+            return memory
+        channel.close()
+    return None
+
+
+def _ask(channel: socket.socket, address: bytes, request: bytes) -> Memory | None:
+    channel.settimeout(_ANSWER_S)
+    try:
+        channel.connect(address)
+        if not _is_trusted(channel):
+            return None
+        channel.send(request)
+        data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)
+    except OSError:
+        return None
+    if len(data) != page.REPLY.size or len(fds) != 1 + page.BUFFERS:
         for fd in fds:
             os.close(fd)
-    return None
+        return None
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    _, resume_step, held, is_first_round = page.REPLY.unpack(data)
+    link = SaverLink(channel, held)
+    return Memory(fds[0], tuple(fds[1:]), resume_step, link, is_first_round)
 
 
 def _is_trusted(channel: socket.socket) -> bool:

@@ -1,31 +1,41 @@
-"""The page in which a worker says what its two buffers hold, and the address where it gets them.
+"""The page in which a worker says what its buffers hold, and how it speaks to the agent about them.
 
 A worker writes the page, the agent of its node reads it, also when the worker is dead: each buffer
 has an entry, which is made void before the buffer is touched and written after it is complete. An
-entry with a wrong checksum is void.
+entry with a wrong checksum is void. Below the entries is where checkpoints are to be written.
 """
 
+import json
 import os
 import struct
 import zlib
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
-BUFFERS = 4
-"""Two are used; with ``--snapshot-replicas`` more where the network is slow."""
+BUFFERS = 5
+"""Two are used, a third while the saver writes a checkpoint from one of the others, and two more
+for steps that replicas belong to, where these are not the newest."""
 REQUEST = struct.Struct("<8sI")
 """What a worker asks with: ``MAGIC`` and its rank."""
-REPLY = struct.Struct("<8sq")
-"""What it is answered, with the page and the buffers as descriptors: ``MAGIC`` and the step that
-all ranks resume from; -1: none."""
+REPLY = struct.Struct("<8sqB?")
+"""What it is answered, with the page and the buffers as descriptors: ``MAGIC``, the step that all
+ranks resume from (-1: none), the buffers that the saver reads (a bit for each), and whether this is
+the first round of the job, so that nothing writes checkpoints yet."""
 REPLICA = struct.Struct("<8sIH")
 """What it asks with for memory for other ranks' shares: ``MAGIC``, its rank and a number from 1."""
-MAGIC = b"ftrsnap1"
+MAGIC = b"ftrsnap2"
+SAVE = struct.Struct("<8sBq")
+"""What a worker says next, as often as it likes: ``MAGIC``, the buffer to be written to storage,
+which it leaves alone until it is answered, and the step."""
+SAVED = struct.Struct("<8sBq?")
+"""The answer: the same, and whether the checkpoint is complete."""
 
 _ENTRY = struct.Struct("<8sQQIIQQ?")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = 512
 _VOID = bytes(_ENTRY.size + _CHECKSUM.size)
+_PLACE_START = BUFFERS * _ENTRY_BYTES
+_LENGTH = struct.Struct("<II")
 
 
 class Entry(NamedTuple):
@@ -64,6 +74,36 @@ def write(page: memoryview, index: int, entry: Entry | None) -> None:
         data = packed + _CHECKSUM.pack(zlib.crc32(packed))
     start = index * _ENTRY_BYTES
     page[start : start + len(data)] = data
+
+
+class Place(NamedTuple):
+    """Where checkpoints are to be written."""
+
+    folder: str
+    """Absolute, or a URL."""
+    keep: int
+    """How many stay."""
+    at_breakpoint: bool
+    """Also when the job ends or this node leaves."""
+
+
+def read_place(page: memoryview) -> Place | None:
+    """Return where checkpoints are to be written; None: the saver writes none."""
+    length, checksum = _LENGTH.unpack_from(page, _PLACE_START)
+    data = bytes(page[_PLACE_START + _LENGTH.size :][:length])
+    if not length or zlib.crc32(data) != checksum:
+        return None
+    return Place(*json.loads(data))
+
+
+def write_place(page: memoryview, place: Place) -> bool:
+    """Say where checkpoints are to be written; return whether there is room for so long a path."""
+    data = json.dumps(place).encode()
+    if _PLACE_START + _LENGTH.size + len(data) > PAGE_BYTES:
+        data = b""
+    whole = _LENGTH.pack(len(data), zlib.crc32(data)) + data
+    page[_PLACE_START : _PLACE_START + len(whole)] = whole
+    return bool(data)
 
 
 def address_of(pid: int) -> bytes:

@@ -3,15 +3,17 @@
 import errno
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from . import snapshot_page as page
+from .late_copy import local
 from .memory_left import available
-from .snapshot_file import MisfitError, SnapshotFile, local
+from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import Memory
 
 _MARGIN = 1.1
@@ -35,6 +37,8 @@ class Snapshots:
         self._fds = (memory.page_fd, *memory.buffer_fds)
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
+        self.saver = memory.saver
+        """What writes checkpoints from the buffers; None: nothing does."""
         self._receiving = 0
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
@@ -45,35 +49,91 @@ class Snapshots:
     def write(
         self,
         step: int,
-        state: Mapping[str, Any],
+        state: Callable[[], Mapping[str, Any]],
         flat: Mapping[str, Any],
-        keep: frozenset[int] = frozenset(),
-    ) -> None:
+        late: AbstractSet[str] = frozenset(),
+        keep: AbstractSet[int] = frozenset(),
+    ) -> "Callable[[], bool] | None":
         """Take a snapshot; the one before stays, whatever happens.
 
         Args:
             step: how many steps are done.
-            state: the nested state dict of this rank.
+            state: returns the nested state dict of this rank; it is not often needed.
             flat: the same, flattened as DCP does it.
-            keep: steps whose snapshots stay too, as long as there are buffers.
+            late: keys of tensors that may be copied while training goes on.
+            keep: steps whose snapshots stay too.
+
+        Returns:
+            What is to be called, from any thread, to complete the snapshot: it returns whether it
+            is one, which it is not if a tensor was changed meanwhile. None: it is complete.
 
         Raises:
             OSError: there is no memory for it.
             Exception: a value cannot be pickled.
         """
-        index, newest = self._free(keep), self._newest()
+        index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
+        is_replicated = not _has_shards(flat)
         page.write(self._page, index, None)
+        copy = None
         try:
-            if not file.fits(flat) and other.fits(flat):
+            values = file.values_of(flat)
+            if values is None and other.values_of(flat) is not None:
                 file.copy(other)
-            if not file.fits(flat):
+                values = file.values_of(flat)
+            if values is None:
                 raise MisfitError
-            file.write(flat)
+            copy = file.write(values, late)
         except MisfitError:
             self._check_room(flat)
-            file.lay_out(state)
-        self._now_holds(index, step, rank=self._rank, is_replicated=not _has_shards(flat))
+            file.lay_out(state(), is_whole=is_replicated)
+        if copy is None:
+            self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            return None
+        begun = copy
+
+        def complete() -> bool:
+            is_whole = begun.run()
+            if is_whole:
+                self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            return is_whole
+
+        return complete
+
+    def forget(self, step: int) -> None:
+        """Forget the snapshot of a step: not all ranks have theirs."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step:
+                page.write(self._page, index, None)
+
+    def _next(self, keep: AbstractSet[int] = frozenset()) -> tuple[int, int]:
+        """Return the buffer for the next snapshot, and that of the newest one."""
+        entries, buffers = self._entries, range(len(self._files))
+        newest = max(buffers, key=lambda i: _generation(entries[i]))
+        held = {i for i in buffers if self._is_held(i)}
+        held |= {i for i, entry in enumerate(entries) if entry is not None and entry.step in keep}
+        free = [i for i in buffers if i != newest and i not in held]
+        # Of two, one with memory before one without, and a void one before an older one.
+        index = min(free, key=lambda i: (not self._size(i), _generation(entries[i])))
+        if not held:
+            for spare in free:
+                if spare != index and self._size(spare):
+                    page.write(self._page, spare, None)
+                    self._files[spare].clear()
+        elif newest not in held and not self._size(index) and not self._has_room_for(newest):
+            index = newest  # what the saver reads is complete, if this one will not be
+        return index, newest
+
+    def _has_room_for(self, index: int) -> bool:
+        """Return whether there is memory for a copy of a buffer, on each rank of this node."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return ranks * self._size(index) * _MARGIN <= available()
+
+    def _is_held(self, index: int) -> bool:
+        return self.saver is not None and self.saver.is_held(index)
+
+    def _size(self, index: int) -> int:
+        return os.fstat(self._fds[1 + index]).st_size
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
         """Look whether both buffers of all ranks of this node can be made for a state.
@@ -92,23 +152,6 @@ class Snapshots:
                 f"two copies of the state of {ranks} rank(s) here take {needed / 1e9:.2f} GB "
                 f"more, and {left / 1e9:.2f} GB of memory are available",
             )
-
-    def _newest(self) -> int:
-        entries = self._entries
-        return max(range(len(self._files)), key=lambda i: _generation(entries[i]))
-
-    def _free(self, keep: frozenset[int]) -> int:
-        """Return the buffer to be written to: one that has memory rather than a new one."""
-        entries, newest = self._entries, self._newest()
-
-        def reluctance(index: int) -> tuple[bool, bool, int]:
-            entry = entries[index]
-            is_new = not os.fstat(self._fds[1 + index]).st_size
-            return (entry is not None and entry.step in keep, is_new, _generation(entry))
-
-        others = [i for i in range(len(self._files)) if i != newest or entries[i] is None]
-        # While there is one snapshot there are to be two.
-        return min(others, key=reluctance)
 
     def written(self, step: int) -> SnapshotFile | None:
         """Return what this process has written of a step; None: nothing."""
@@ -142,10 +185,11 @@ class Snapshots:
         return any(e is not None and e.step == step and e.is_replicated for e in self._entries)
 
     def receive(
-        self, data_bytes: int, layout_bytes: int, keep: frozenset[int] = frozenset()
+        self, data_bytes: int, layout_bytes: int, keep: AbstractSet[int] = frozenset()
     ) -> SnapshotFile:
         """Return a file to be filled with what another rank sends; ``received`` follows."""
-        self._receiving = index = self._free(keep)
+        index, _ = self._next(keep)
+        self._receiving = index
         page.write(self._page, index, None)
         self._files[index].bytes_to_receive(data_bytes, layout_bytes)
         return self._files[index]
@@ -160,6 +204,19 @@ class Snapshots:
             if entry is not None and not entry.is_replicated and entry.rank != self._rank:
                 page.write(self._page, index, None)
 
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def save_to(self, place: page.Place) -> bool:
+        """Say where the saver is to write checkpoints; return whether there is one."""
+        return self.saver is not None and page.write_place(self._page, place)
+
+    def save(self, step: int) -> bool:
+        """Have the saver write the snapshot of a step; return whether it was asked to."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step and self.saver is not None:
+                return self.saver.save(index, step)
+        return False
+
     def clear(self) -> None:
         """Forget all snapshots: the ranks go on from another state."""
         for index in range(len(self._files)):
@@ -170,6 +227,8 @@ class Snapshots:
         for fd in self._fds:
             os.close(fd)
         self._fds, self._files = (), []
+        if self.saver is not None:
+            self.saver.close()
 
     def _now_holds(self, index: int, step: int, *, rank: int, is_replicated: bool) -> None:
         file = self._files[index]

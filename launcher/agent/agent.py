@@ -49,6 +49,7 @@ from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.event_log import EventLog
 from ..reporting.live_status import LiveStatus
+from ..saver.saves import Saves
 from ..spawner.client import (
     Empty,
     Exited,
@@ -111,9 +112,10 @@ class Agent:
         self._parts = parts
         self._identity = identity
         self._options = options = parts.options
-        self._snapshots = HeldSnapshots(parts.count.count, options.snapshot_replicas)
-        self._offers = NodeOffers(port, self._snapshots)
         self._event = parts.display.event
+        self._saves = Saves(self._event)
+        self._snapshots = HeldSnapshots(parts.count.count, self._saves, options.snapshot_replicas)
+        self._offers = NodeOffers(port, self._snapshots)
         self._node = NodeSpec(
             node_id=identity.node_id,
             incarnation=identity.incarnation,
@@ -211,6 +213,8 @@ class Agent:
         self._hangs.close()
         if self._fencing is not None:
             self._fencing.close()
+        await unless_asked(self._conclude(), self._options.signals)
+        self._saves.close()
         self._snapshots.close()
         self._departure.close()
         await self._checks.rest()  # or the end of the crew would start a new one
@@ -481,12 +485,26 @@ class Agent:
         self._end.failed(error)
         self._workers.end(gently=False)
 
+    async def _conclude(self) -> None:
+        """Save what the workers have left, before it is gone with this node."""
+        verdict = self._end.verdict
+        has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
+        snapshot = None
+        # What all nodes have, one writes.
+        if self._options.save_at_breakpoint and self._claim.is_first_node and not has_succeeded:
+            snapshot = self._snapshots.newest_whole()
+        left_s = self._end.time_left_s()
+        if self._departure.reason:
+            left_s = min(left_s, self._departure.patience_s())
+        await self._saves.conclude(left_s, snapshot)
+
     # --- the spawner -------------------------------------------------------------------------
 
     async def _spawner_gone(self) -> None:
         """End what workers had started: the spawner is dead, the kernel has killed the workers."""
         relay = self._parts.relay
-        await kill_orphans(spare=relay.pid if relay is not None else None)
+        spare = (relay.pid if relay is not None else None, self._saves.pid)
+        await kill_orphans(spare=spare)
         self._workers.forget()
         self._give_up(
             SpawnerLostError(

@@ -41,6 +41,11 @@ class OwnClaim:
         return claim.rank_offset if claim is not None and claim.nodes else None
 
     @property
+    def is_first_node(self) -> bool:
+        """Whether this node had rank 0 in the last round."""
+        return self._claim is not None and self._claim.nodes > 0 and not self._claim.node_rank
+
+    @property
     def has_peers(self) -> bool:
         """Whether other nodes were in the world of the last round."""
         return self._claim is not None and self._claim.nodes > 1

@@ -50,8 +50,14 @@ class NodeEnd:
         """
         if self.signal in (None, signal.SIGINT):
             return 0.0
-        so_far_s = time.monotonic() - self._signalled_at
-        return max(0.0, min(_FAREWELL_S, self._options.shutdown_timeout_s - so_far_s))
+        return min(_FAREWELL_S, self.time_left_s())
+
+    def time_left_s(self) -> float:
+        """Return how many seconds are left of ``--shutdown-timeout``, once the workers are gone."""
+        limit_s = self._options.shutdown_timeout_s
+        if self.signal is None:
+            return limit_s
+        return max(0.0, limit_s - (time.monotonic() - self._signalled_at))
 
     def set_verdict(self, verdict: Verdict, override: Exception | None = None) -> None:
         """Note the verdict; ``override`` is why this node ends differently from the job."""

@@ -1,8 +1,8 @@
 """What the workers of this node leave in memory: held here, so that it outlives them.
 
 A worker that takes snapshots asks for its memory at a socket: a page and some buffers, files
-without a name, which are the same for a local rank in each round. The agent reads the pages and
-never what is in the buffers.
+without a name, which are the same for a local rank in each round. At the same socket it says which
+of them is to become a checkpoint. The agent reads the pages and never what is in the buffers.
 """
 
 import asyncio
@@ -10,29 +10,37 @@ import mmap
 import os
 import socket
 import struct
+from contextlib import suppress
+from functools import partial
 
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Snapshot, Snapshots
 from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
+from ..saver.saves import Saves, WholeSnapshot
 
 _CREDENTIALS = struct.Struct("3i")
 _WAITING_MAX = 128
 """Workers that ask at the same moment."""
+_MESSAGE_MAX = max(page.REQUEST.size, page.REPLICA.size, page.SAVE.size)
+_SAYS_NOTHING = -1
+"""In the place of a local rank."""
 
 
 class HeldSnapshots:
     """The memory of the snapshots of this node; ``close`` it."""
 
-    def __init__(self, local_world_size: int, replicas: int = 0) -> None:
+    def __init__(self, local_world_size: int, saves: Saves, replicas: int = 0) -> None:
         """Hold nothing yet.
 
         Args:
             local_world_size: how many workers there are.
-            replicas: of how many other ranks each of them keeps the shares.
+            saves: writes the checkpoints that workers ask for.
+            replicas: of how many other ranks each worker keeps the shares.
         """
         self._local_world_size = local_world_size
+        self._saves = saves
         self._replicas = replicas
         self._of_others: dict[tuple[int, int], _RankMemory] = {}
         """By local rank and number, from 1."""
@@ -41,7 +49,8 @@ class HeldSnapshots:
         self._assignment: Assignment | None = None
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asking: set[socket.socket] = set()
+        self._asking: dict[socket.socket, int | None] = {}
+        """The connections of workers, and the local rank of each; None: it has not said it yet."""
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer workers that ask; where that is not possible, there are no snapshots."""
@@ -57,6 +66,10 @@ class HeldSnapshots:
 
     def begin(self, assignment: Assignment) -> None:
         """A round begins: only what all ranks resume from stays."""
+        for connection in list(self._asking):  # of workers that are gone, with their last words
+            while self._answer(connection):
+                pass
+            self._hang_up(connection)
         before, self._assignment, resumed = self._assignment, assignment, assignment.resumption
         is_of_these = (
             before is not None
@@ -96,6 +109,26 @@ class HeldSnapshots:
         newest = sorted(ranks.items())[-page.BUFFERS :]
         return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
 
+    def newest_whole(self) -> WholeSnapshot | None:
+        """Return the newest snapshot that is the state of all ranks; None: there is none."""
+        held = self.held()
+        for snapshot in reversed(held.held if held is not None else ()):
+            for local_rank in sorted(self._memory):
+                if (found := self._memory[local_rank].whole(local_rank, snapshot.step)) is not None:
+                    return found
+        return None
+
+    def _saved(self, snapshot: WholeSnapshot, is_complete: bool) -> None:
+        """What a worker has asked to be saved need not be left alone any more."""
+        memory = self._memory.get(snapshot.local_rank)
+        if memory is not None:
+            memory.held &= ~(1 << snapshot.buffer)
+        reply = page.SAVED.pack(page.MAGIC, snapshot.buffer, snapshot.entry.step, is_complete)
+        for connection, local_rank in self._asking.items():
+            if local_rank == snapshot.local_rank:
+                with suppress(OSError):  # the worker is gone
+                    connection.send(reply)
+
     def close(self) -> None:
         """Give everything back."""
         self.drop()
@@ -118,32 +151,66 @@ class HeldSnapshots:
             return
         connection.setblocking(False)
         assert self._loop is not None
-        self._asking.add(connection)
+        self._asking[connection] = None
         self._loop.add_reader(connection, self._answer, connection)
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> bool:
+        """Take one message of a worker, or hang up; return whether there was one."""
         try:
-            request = connection.recv(max(page.REQUEST.size, page.REPLICA.size) + 1)
-            number = 0
-            if len(request) == page.REPLICA.size:
-                *_, number = page.REPLICA.unpack(request)
-                request = request[: page.REQUEST.size]
-            if len(request) == page.REQUEST.size:
-                magic, rank = page.REQUEST.unpack(request)
-                memory = self._memory_of(rank, number) if magic == page.MAGIC else None
-                if memory is not None and self._assignment is not None:
-                    resumed = self._assignment.resumption
-                    reply = page.REPLY.pack(page.MAGIC, -1 if resumed is None else resumed.step)
-                    socket.send_fds(connection, [reply], memory.fds)
+            data = connection.recv(_MESSAGE_MAX + 1)
+            local_rank = self._asking[connection]
+            if local_rank is None and len(data) == page.REQUEST.size:
+                self._hand_out(connection, *page.REQUEST.unpack(data))
+                return True
+            if local_rank is None and len(data) == page.REPLICA.size:
+                self._hand_out(connection, *page.REPLICA.unpack(data))
+                return True
+            if local_rank is not None and len(data) == page.SAVE.size:
+                self._take_order(connection, local_rank, *page.SAVE.unpack(data))
+                return True
+        except BlockingIOError:
+            return False
         except OSError:
             pass  # the worker is gone, or there is no memory: then it has no snapshots
         self._hang_up(connection)
+        return False
+
+    def _hand_out(
+        self, connection: socket.socket, magic: bytes, rank: int, replica: int = 0
+    ) -> None:
+        memory = self._memory_of(rank, replica) if magic == page.MAGIC else None
+        if memory is None or self._assignment is None:
+            self._hang_up(connection)
+            return
+        at = self._assignment
+        step = -1 if at.resumption is None else at.resumption.step
+        reply = page.REPLY.pack(page.MAGIC, step, memory.held, at.round == 0)
+        socket.send_fds(connection, [reply], memory.fds)
+        # Of what is another rank's, nothing is saved.
+        self._asking[connection] = rank - at.rank_offset if not replica else _SAYS_NOTHING
+
+    def _take_order(
+        self, connection: socket.socket, local_rank: int, magic: bytes, buffer: int, step: int
+    ) -> None:
+        memory = self._memory.get(local_rank)
+        snapshot = memory.whole(local_rank, step) if memory is not None else None
+        if magic != page.MAGIC or memory is None:
+            self._hang_up(connection)
+        elif (
+            snapshot is not None
+            and snapshot.buffer == buffer
+            and self._saves.begin(snapshot, partial(self._saved, snapshot))
+        ):
+            memory.held |= 1 << buffer
+        else:
+            connection.send(page.SAVED.pack(page.MAGIC, buffer, step, False))
 
     def _hang_up(self, connection: socket.socket) -> None:
-        assert self._loop is not None
-        self._loop.remove_reader(connection)
-        self._asking.discard(connection)
-        connection.close()
+        if connection in self._asking:
+            assert self._loop is not None
+            self._loop.remove_reader(connection)
+            del self._asking[connection]
+            connection.close()
 
     def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
         """Return the memory of a rank, or that for a replica; None: it is not of this node.
@@ -176,6 +243,8 @@ class _RankMemory:
         Raises:
             OSError: there is no descriptor, or no memory.
         """
+        self.held = 0
+        """The buffers that the saver reads, a bit for each."""
         self.fds: list[int] = []
         try:
             for _ in range(1 + page.BUFFERS):
@@ -194,6 +263,17 @@ class _RankMemory:
             for one in self.entries()
             if one.rank >= local_rank
         }
+
+    def whole(self, local_rank: int, step: int) -> WholeSnapshot | None:
+        """Return the snapshot of a step if it is the state of all ranks, and is to be saved."""
+        place = page.read_place(self._page)
+        for index in range(page.BUFFERS):
+            entry = page.read(self._page, index)
+            if place is None or entry is None or entry.step != step:
+                continue
+            if entry.is_replicated:
+                return WholeSnapshot(local_rank, index, self.fds[1 + index], entry, place)
+        return None
 
     def entries(self) -> list[page.Entry]:
         """Return what the buffers hold."""

@@ -1,8 +1,9 @@
 """Every flag of ``ft-run [OPTIONS] SCRIPT [ARGS]...``, with its help."""
 
 from ... import defaults, exit_codes
+from ...errors import UsageError
 from . import stream_values, values
-from .command_line import CommandLine, Flag, HelpText
+from .command_line import CommandLine, Flag, Given, HelpText
 from .network_check_flags import ladder_flags
 from .place_flags import place_flags
 from .policy_flags import policy_flags, propagate_flag
@@ -141,6 +142,40 @@ def _hang_flags() -> list[Flag]:
     ]
 
 
+def _breakpoint_flags() -> list[Flag]:
+    return [
+        Flag(
+            "--save-at-breakpoint",
+            group=_FAILURE,
+            ours=True,
+            help="Where the script uses ft_run.training.Checkpointer: write the newest snapshot to"
+            " storage before the job fails or this node leaves, within --shutdown-timeout"
+            " (default).",
+        ),
+        Flag(
+            "--no-save-at-breakpoint",
+            group=_FAILURE,
+            ours=True,
+            help="Do not: only the checkpoints that the script asks for are written.",
+        ),
+    ]
+
+
+def saves_at_breakpoint(given: Given) -> bool:
+    """Return whether the newest snapshot becomes a checkpoint when the job fails.
+
+    Raises:
+        UsageError: both flags were given.
+    """
+    if given["save_at_breakpoint"] and given["no_save_at_breakpoint"]:
+        raise UsageError(
+            f"{given.origin('save_at_breakpoint')} and {given.origin('no_save_at_breakpoint')}"
+            " exclude each other; right would be one of them."
+        )
+    is_refused = "save_at_breakpoint" in given.texts and not given["save_at_breakpoint"]
+    return not (given["no_save_at_breakpoint"] or is_refused)
+
+
 def _failure_flags() -> list[Flag]:
     return [
         Flag(
@@ -161,6 +196,7 @@ def _failure_flags() -> list[Flag]:
             help="From SIGTERM to SIGKILL when workers are stopped; default"
             f" {defaults.SHUTDOWN_TIMEOUT_S:g}, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
         ),
+        *_breakpoint_flags(),
         Flag(
             "--snapshot-replicas",
             group=_FAILURE,

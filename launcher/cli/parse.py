@@ -161,6 +161,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         preload=given.get("preload", ()),
         watch_workers=given["watch_workers"],
         hang=hang,
+        save_at_breakpoint=launch_flags.saves_at_breakpoint(given),
         event_log_handler=given.get("event_log_handler", "null"),
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),

@@ -32,6 +32,8 @@ def level(event: ev.Event) -> int:
             return logging.WARNING if type(event.note) is notes.NodeRefused else logging.DEBUG
         case ev.MasterKept():
             return logging.ERROR if event.is_excluded else logging.INFO
+        case ev.CheckpointWritten():
+            return logging.INFO if event.is_last else logging.DEBUG
         case ev.PreloadChanged():
             if event.is_repeated:
                 return logging.DEBUG
@@ -74,6 +76,8 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.OutputUnshown: logging.WARNING,
     ev.NodeJudged: logging.WARNING,
     ev.NodePassedWithRemark: logging.WARNING,
+    ev.CheckpointFailed: logging.WARNING,
+    ev.BreakpointUnsaved: logging.WARNING,
     ev.WorkerFailed: logging.ERROR,
 }
 """The levels of events that are more or less than information."""
@@ -316,6 +320,16 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.RelayFull: lambda _: "The relay has no file descriptor left: raise the limit (ulimit -n).",
     ev.OutputUnshown: lambda e: (
         f"{e.bytes} bytes of the workers' output are not shown: nothing read them."
+    ),
+    ev.CheckpointWritten: lambda e: (
+        f"The checkpoint of step {e.step} is complete: {e.path} ({e.bytes / 1e6:.1f} MB in "
+        f"{e.seconds:.1f} s)."
+    ),
+    ev.CheckpointFailed: lambda e: (
+        f"The checkpoint of step {e.step} was not written: {e.reason}; training goes on."
+    ),
+    ev.BreakpointUnsaved: lambda e: (
+        f"The snapshot of step {e.step} is lost, no checkpoint of it was written: {e.reason}."
     ),
     ev.ChecksProgressed: lambda e: f"{'check' if e.is_alone else 'checks'}: {e.progress}",
     ev.NodeJudged: lambda e: f"checks: {e.node} {e.standing}: {e.reasons}",

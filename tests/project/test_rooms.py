@@ -21,7 +21,7 @@ FLOORS = (
     ("launcher.agent",),
     ("launcher.preflight", "launcher.preemption", "launcher.cli"),
     ("launcher.reporting",),
-    ("launcher.spawner", "launcher.logs", "launcher.stacks"),
+    ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     (
         "launcher.processes",
         "launcher.machine",

@@ -115,7 +115,8 @@ def killed_again_and_again(ft: "Launcher", kills: int) -> None:
         assert name == "latest" or name.startswith("step-")
     for path in sorted((folder / "checkpoints").glob("step-*")):
         same = ft.folder / "undisturbed" / path.relative_to(folder)
-        assert str(loaded_by_dcp(path)) == str(loaded_by_dcp(same))
+        if same.exists():  # one is left out while the one before it is still being written
+            assert str(loaded_by_dcp(path)) == str(loaded_by_dcp(same))
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from ft_run.launcher.agent.reports import NodeReports, Report
 from ft_run.launcher.agent.snapshots import HeldSnapshots, NodeOffers
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
+from ft_run.launcher.saver.saves import Saves
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Assignment,
@@ -40,7 +41,7 @@ class Node:
         self.reports = NodeReports(
             self.claim,
             self.end,
-            NodeOffers(self.port, HeldSnapshots(1)),
+            NodeOffers(self.port, HeldSnapshots(1, Saves(lambda _: None))),
             self.sent.append,
             self._left,
             lambda _: self.are_ready,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from ft_run.launcher.agent.snapshots import HeldSnapshots
+from ft_run.launcher.saver.saves import Saves
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Snapshot, Snapshots
 from ft_run.training import snapshot_page as page
@@ -47,7 +48,7 @@ async def ask(rank: int, step: int = -1, *, replica: int = 0) -> str | None:
 async def holding(round_: Assignment = ROUND, replicas: int = 0) -> AsyncIterator[HeldSnapshots]:
     """A node of two workers, in its round."""
     before = len(os.listdir("/proc/self/fd"))
-    held = HeldSnapshots(2, replicas)
+    held = HeldSnapshots(2, Saves(lambda _: None), replicas)
     held.listen(asyncio.get_running_loop())
     held.begin(round_)
     yield held
@@ -162,7 +163,7 @@ def test_strangers_do_not_disturb() -> None:
     async def test() -> None:
         async with holding():
             path = page.address_of(os.getpid())
-            for words in (b"", b"x", struct.pack("<8sI", b"ftrsnap0", 2), b"y" * 100):
+            for words in (b"", b"x", struct.pack("<8sI", b"ftrsnap1", 2), b"y" * 100):
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                     stranger.setblocking(False)
                     loop = asyncio.get_running_loop()

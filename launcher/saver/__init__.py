@@ -1,0 +1,1 @@
+"""The saver: a process per node that writes snapshots, which are in memory, to storage."""

@@ -1,0 +1,119 @@
+"""The agent's side of the saver: starts it when there is something to write, and ends it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from ..processes.ipc import Incoming, send
+from .order import Order, Written
+
+_RUN_MODULE: Final = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
+)
+_TRIES = 2
+"""A saver that was killed is replaced once for each checkpoint."""
+
+
+class SaverClient:
+    """The saver of a node. Not thread-safe; ``close`` it."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._process: _Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The saver's process id; None: there is none."""
+        return self._process.pid if self._process is not None else None
+
+    async def write(self, order: Order, fds: Sequence[int]) -> Written:
+        """Have a checkpoint written, one at a time.
+
+        Args:
+            order: what to write.
+            fds: the buffers of its shares; they stay the caller's.
+        """
+        words = ""
+        for _ in range(_TRIES):
+            try:
+                if self._process is None:
+                    self._process = _Process()
+                answer = await self._process.ask(order, fds)
+            except OSError as error:
+                words, answer = f"the saver cannot be started: {error.strerror}", None
+            if answer is not None:
+                return Written(**answer)
+            words = words or "the saver was killed, twice"
+            self.close()
+        return Written(words)
+
+    def close(self) -> None:
+        """End the saver, whatever it is doing."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+class _Process:
+    """One process, and what it is asked."""
+
+    def __init__(self) -> None:
+        """Start it, by ``exec``: the agent has threads, and gRPC, which does not support fork.
+
+        Raises:
+            OSError: there is no process, or no descriptor.
+        """
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        argv = (
+            sys.executable,
+            _RUN_MODULE,
+            "saver.process",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        )
+        with theirs:
+            theirs.set_inheritable(True)
+            try:
+                self.pid = os.posix_spawn(sys.executable, argv, os.environ)
+                self._pidfd = os.pidfd_open(self.pid)
+            except OSError:
+                self._channel.close()
+                raise
+        self._incoming = Incoming(self._channel)
+        self._answer: asyncio.Future[dict[str, Any] | None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+
+    async def ask(self, order: Order, fds: Sequence[int]) -> "dict[str, Any] | None":
+        """Return the answer; None: the process is gone."""
+        self._answer = self._loop.create_future()
+        self._channel.setblocking(True)  # it reads: it has nothing else to do
+        try:
+            send(self._channel, order.fields(), fds)
+        except ConnectionError:
+            return None
+        finally:
+            self._channel.setblocking(False)
+        return await self._answer
+
+    def close(self) -> None:
+        """Kill it; it may be in uninterruptible sleep, and is not waited for."""
+        self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
+        with suppress(ChildProcessError):  # reaped as an unknown child
+            os.waitpid(self.pid, os.WNOHANG)
+
+    def _readable(self) -> None:
+        messages = self._incoming.receive()
+        if messages is None:
+            self._loop.remove_reader(self._channel.fileno())
+        if self._answer is not None and not self._answer.done() and messages != []:
+            self._answer.set_result(messages[0] if messages else None)

@@ -1,0 +1,55 @@
+"""The process of the saver: takes one order after the other until the agent is gone.
+
+It may wait for a storage for as long as that takes: nothing waits for it. The kernel ends it with
+the agent.
+"""
+
+import os
+import signal
+import socket
+import sys
+
+from ..processes.ipc import Incoming, send
+from ..processes.prctl import die_with_parent
+from .order import Order, Written
+from .writing import write
+
+_NICENESS = 10
+
+
+def main(arguments: list[str]) -> int:
+    """Be the saver.
+
+    Args:
+        arguments: the descriptor of the socket to the agent, and the agent's process id.
+    """
+    channel, agent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
+    channel.set_inheritable(False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # they are for the agent
+    die_with_parent(agent)
+    os.nice(_NICENESS)
+    incoming = Incoming(channel)
+    try:
+        while (messages := incoming.receive()) is not None:
+            for message in messages:
+                send(channel, _done(Order.of(message), incoming).fields())
+    except ConnectionError:
+        pass  # the agent is gone
+    return 0
+
+
+def _done(order: Order, incoming: Incoming) -> Written:
+    try:
+        fds = incoming.take_fds(len(order.shares))
+    except OSError as error:
+        return Written(str(error))
+    try:
+        return write(order, fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""Checkpoints from the snapshots of this node: those that workers ask for, and one at the end."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from ... import events as ev
+from ...training import snapshot_page as page
+from ...training.checkpoint_storage import file_of
+from .client import SaverClient
+from .order import Order, Share, Written
+
+T = TypeVar("T")
+_UNFINISHED = "it took longer than --shutdown-timeout leaves for it"
+
+
+class WholeSnapshot(NamedTuple):
+    """A snapshot of which one buffer is the state of all ranks."""
+
+    local_rank: int
+    buffer: int
+    fd: int
+    """Of the buffer; it is not closed here."""
+    entry: page.Entry
+    place: page.Place
+    """Where its checkpoint is to be written."""
+
+
+class Saves:
+    """Has the saver of this node write, one checkpoint at a time; ``conclude`` at the end."""
+
+    def __init__(self, tell: Callable[[ev.Event], None]) -> None:
+        """Write nothing yet.
+
+        Args:
+            tell: is told what becomes of checkpoints.
+        """
+        self._tell = tell
+        self._saver = SaverClient()
+        self._writing: asyncio.Task[None] | None = None
+        self._newest = -1
+        """The step of the newest checkpoint that was written here."""
+
+    @property
+    def pid(self) -> int | None:
+        """The saver's process id; None: there is none."""
+        return self._saver.pid
+
+    def begin(self, snapshot: WholeSnapshot, ended: Callable[[bool], None]) -> bool:
+        """Begin to write a checkpoint that a worker asks for; return False if one is being written.
+
+        Args:
+            snapshot: what is to be written; it must stay as it is until then.
+            ended: is called then, with whether it is complete.
+        """
+        if self._writing is not None and not self._writing.done():
+            return False
+        fd = os.dup(snapshot.fd)  # this node may become a spare meanwhile
+        self._writing = asyncio.get_running_loop().create_task(self._write(snapshot, fd, ended))
+        return True
+
+    async def _write(self, snapshot: WholeSnapshot, fd: int, ended: Callable[[bool], None]) -> None:
+        step, written = snapshot.entry.step, Written(_UNFINISHED)
+        try:
+            written = await self._saver.write(_order(snapshot), [fd])
+        finally:
+            os.close(fd)
+            if written.words:
+                self._tell(ev.CheckpointFailed(step, written.words))
+            else:
+                self._newest = step
+                self._tell(_written(step, written))
+            ended(not written.words)
+
+    async def conclude(self, limit_s: float, snapshot: WholeSnapshot | None) -> None:
+        """Finish what is being written, then write one more checkpoint.
+
+        Args:
+            limit_s: how long it may take.
+            snapshot: the newest one, where the job is not complete; None: nothing more is written.
+        """
+        deadline = asyncio.get_running_loop().time() + limit_s
+        if self._writing is not None:
+            await _within(self._writing, deadline)
+        if snapshot is None or not snapshot.place.at_breakpoint:
+            return
+        step = snapshot.entry.step
+        if step <= self._newest:
+            return
+        order = _order(snapshot, is_last=True)
+        writing = asyncio.ensure_future(self._saver.write(order, [snapshot.fd]))
+        written = await _within(writing, deadline) or Written(_UNFINISHED)
+        if written.words:
+            self._tell(ev.BreakpointUnsaved(step, written.words))
+        elif written.bytes:
+            self._tell(_written(step, written, is_last=True))
+
+    def close(self) -> None:
+        """End the saver, whatever it is doing."""
+        self._saver.close()
+
+
+def _order(snapshot: WholeSnapshot, *, is_last: bool = False) -> Order:
+    entry, place = snapshot.entry, snapshot.place
+    share = Share(file_of(0), entry.data_bytes, entry.layout_bytes)
+    attempt = f"{entry.rank}-{entry.generation}"
+    return Order(place.folder, entry.step, place.keep, attempt, (share,), unless_newer=is_last)
+
+
+def _written(step: int, written: Written, *, is_last: bool = False) -> ev.CheckpointWritten:
+    return ev.CheckpointWritten(step, written.path, written.bytes, written.seconds, is_last)
+
+
+async def _within(action: "asyncio.Future[T]", deadline: float) -> "T | None":
+    """Return the result of something; None: it took too long, and was cancelled."""
+    left_s = deadline - asyncio.get_running_loop().time()
+    with suppress(asyncio.TimeoutError):
+        return await asyncio.wait_for(action, max(0.0, left_s))
+    return None

@@ -1,0 +1,261 @@
+"""The agent's side of the saver, with real processes and storages that hang, fail or come back."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ft_run import events as ev
+from ft_run.launcher.processes.tree import descendants, is_zombie
+from ft_run.launcher.saver.saves import Saves, WholeSnapshot
+from ft_run.training import snapshot_page as page
+
+ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"
+LAYOUT = b'{"items":[],"metadata":"bWV0YQ=="}'
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    while not condition():  # noqa: ASYNC110 - nothing tells this process of it
+        await asyncio.sleep(0.01)
+
+
+def stat(pid: int) -> list[str]:
+    """Return what proc_pid_stat(5) lists, from its third field."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def maps(pid: int) -> str:
+    """Return what a process has loaded."""
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+class Node:
+    """What a node has written, and has to say about it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.told: list[ev.Event] = []
+        self.ended: list[bool] = []
+        self.saves = Saves(self.told.append)
+        self._fd = os.memfd_create("test")
+        os.write(self._fd, b"data" + LAYOUT)
+
+    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> WholeSnapshot:
+        entry = page.Entry(step, step, 1, 0, 4, len(LAYOUT), True)
+        place = page.Place(folder or str(self.root / "kept"), 3, at_breakpoint)
+        return WholeSnapshot(0, 0, self._fd, entry, place)
+
+    def begin(self, step: int, folder: str = "") -> bool:
+        return self.saves.begin(self.snapshot(step, folder), self.ended.append)
+
+    async def until_ended(self, count: int = 1) -> None:
+        await until(lambda: len(self.ended) >= count)
+
+    async def until_writing(self) -> int:
+        """Return the saver's process id, once it waits for a storage that hangs."""
+        await until(lambda: list(self.root.glob("odd/kept/step-*")))
+        assert self.saves.pid is not None
+        return self.saves.pid
+
+    def control(self, word: str) -> None:
+        (self.root / "odd/kept/control").write_text(word)
+
+    @property
+    def url(self) -> str:
+        return f"odd://{self.root}/odd/kept"
+
+    def complete(self) -> list[str]:
+        """Return the names of checkpoints that are whole."""
+        found = [path.parent for path in self.root.glob("**/step-*/.metadata")]
+        for path in found:
+            assert (path / "__0_0.distcp").read_bytes() == b"data"
+            assert (path / ".metadata").read_bytes() == b"meta"
+        return sorted(path.name for path in found)
+
+    def close(self) -> None:
+        self.saves.close()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setenv("PYTHONPATH", str(ODD))
+    (tmp_path / "odd/kept").mkdir(parents=True)
+    (tmp_path / "odd/kept/.odd").touch()
+    made = Node(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    yield made
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+Test = Callable[[], Coroutine[Any, Any, None]]
+
+
+def run(test: Test) -> None:
+    asyncio.run(test())
+
+
+def test_one_after_the_other(node: Node) -> None:
+    async def test() -> None:
+        assert node.begin(1)
+        assert not node.begin(2)  # one at a time
+        await node.until_ended()
+        pid = node.saves.pid
+        assert node.begin(3)
+        await node.until_ended(2)
+        assert node.saves.pid == pid
+        assert node.ended == [True, True]
+        assert node.complete() == ["step-00000001", "step-00000003"]
+        assert [type(event) for event in node.told] == [ev.CheckpointWritten] * 2
+        assert pid is not None
+        assert int(stat(pid)[16]) == os.nice(0) + 10
+        assert "torch" not in maps(pid)
+        node.saves.close()
+
+    run(test)
+
+
+def test_a_saver_that_is_killed_is_replaced(node: Node) -> None:
+    async def test() -> None:
+        node.control("hang")
+        assert node.begin(1, node.url)
+        pid = await node.until_writing()
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: node.saves.pid != pid)
+        node.control("fail 0")
+        await node.until_ended()
+        assert node.ended == [True]
+        assert node.complete() == ["step-00000001"]
+        node.saves.close()
+
+    run(test)
+
+
+def test_a_saver_that_is_killed_again_is_given_up(node: Node) -> None:
+    async def test() -> None:
+        node.control("hang")
+        assert node.begin(1, node.url)
+        first = await node.until_writing()
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: node.saves.pid not in (None, first))
+        assert node.saves.pid is not None
+        os.kill(node.saves.pid, signal.SIGKILL)
+        await node.until_ended()
+        assert node.ended == [False]
+        assert node.told == [ev.CheckpointFailed(1, "the saver was killed, twice")]
+        assert node.complete() == []
+        node.control("fail 0")
+        assert node.begin(2, node.url)  # the next one has another
+        await node.until_ended(2)
+        assert node.complete() == ["step-00000002"]
+        node.saves.close()
+
+    run(test)
+
+
+def test_a_storage_that_comes_and_goes(node: Node) -> None:
+    async def test() -> None:
+        node.control("fail 2")
+        assert node.begin(1, node.url)
+        await node.until_ended()
+        assert node.complete() == ["step-00000001"]
+        node.control("fail 100")
+        assert node.begin(2, node.url)
+        await node.until_ended(2)
+        assert node.complete() == ["step-00000001"]
+        path = f"{node.root}/odd/kept/step-00000002/__0_0.distcp"
+        words = f"[Errno 5] the storage is gone: '{path}'"
+        assert node.told[1:] == [ev.CheckpointFailed(2, words)]
+        assert (node.root / "odd/kept/control").read_text() == "fail 95"  # it is tried five times
+        node.control("fail 0")
+        assert node.begin(3, node.url)
+        await node.until_ended(3)
+        assert node.ended == [True, False, True]
+        assert node.complete() == ["step-00000001", "step-00000003"]
+        node.saves.close()
+
+    run(test)
+
+
+def test_what_is_not_allowed_is_not_tried_again(node: Node) -> None:
+    async def test() -> None:
+        node.control("read-only")
+        assert node.begin(1, node.url)
+        await node.until_ended()
+        (event,) = node.told
+        assert isinstance(event, ev.CheckpointFailed)
+        assert event.reason.startswith("[Errno 13] Permission denied")
+        node.saves.close()
+
+    run(test)
+
+
+def test_a_storage_that_fsspec_does_not_know(node: Node) -> None:
+    async def test() -> None:
+        assert node.begin(1, "gs4://bucket/path")
+        await node.until_ended()
+        words = (
+            "gs4://bucket/path cannot be opened by fsspec: Protocol not known: gs4; right would be "
+            "pip install 'ft-run[storage]' and the package of that file system, or the path of a "
+            "folder."
+        )
+        assert node.told == [ev.CheckpointFailed(1, words)]
+        node.saves.close()
+
+    run(test)
+
+
+def test_the_end_waits_for_a_checkpoint_and_then_saves_the_newest(node: Node) -> None:
+    async def test() -> None:
+        assert node.begin(1)
+        await node.saves.conclude(60, node.snapshot(2))
+        assert node.ended == [True]
+        assert node.complete() == ["step-00000001", "step-00000002"]
+        last = node.told[-1]
+        assert isinstance(last, ev.CheckpointWritten)
+        assert (last.step, last.is_last) == (2, True)
+        count = len(node.told)
+        await node.saves.conclude(60, node.snapshot(1))
+        await node.saves.conclude(60, node.snapshot(3, at_breakpoint=False))
+        await node.saves.conclude(60, None)
+        assert node.complete() == ["step-00000001", "step-00000002"]
+        assert len(node.told) == count
+        node.saves.close()
+
+    run(test)
+
+
+def test_the_end_does_not_wait_for_ever(node: Node) -> None:
+    async def test() -> None:
+        node.control("hang")
+        assert node.begin(1, node.url)
+        pid = await node.until_writing()
+        await node.saves.conclude(0.2, node.snapshot(2))
+        words = "it took longer than --shutdown-timeout leaves for it"
+        assert node.told == [ev.CheckpointFailed(1, words), ev.BreakpointUnsaved(2, words)]
+        assert node.ended == [False]
+        node.saves.close()
+        await until(lambda: is_zombie(pid) or pid not in descendants(os.getpid()))
+
+    run(test)
+
+
+def test_signals_are_for_the_agent(node: Node) -> None:
+    async def test() -> None:
+        node.control("hang")
+        assert node.begin(1, node.url)
+        pid = await node.until_writing()
+        assert int(stat(pid)[1]) == os.getpid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)  # they are for the agent
+        node.control("fail 0")
+        await node.until_ended()
+        assert (node.ended, node.saves.pid) == ([True], pid)
+        node.saves.close()
+
+    run(test)

@@ -1,0 +1,184 @@
+"""What the saver writes: DCP's files, whole or not at all, whatever ends it and whenever."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ft_run.launcher.saver.order import Order, Share, Written
+from ft_run.launcher.saver.writing import write
+from ft_run.training.snapshot_file import SnapshotFile
+from ft_run.training.state import flatten
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+# Writes one checkpoint after the other, each in a process that dies before the n-th call that
+# changes the folder, for each n; says what is to be seen after each death.
+DEATHS = """
+import json, os, shutil, sys
+from ft_run.launcher.saver.order import Order, Share
+from ft_run.launcher.saver.writing import write
+
+fd, data_bytes, layout_bytes = map(int, sys.argv[1:4])
+folder = sys.argv[4]
+NAMES = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir", "open")
+CALLS = {os: NAMES, shutil: ("rmtree",)}
+
+def visible():
+    seen = {}
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if name.startswith("step-"):
+            seen[name] = sorted(os.listdir(path))
+    return seen
+
+def dying(before):
+    left = before
+    def watched(function):
+        def call(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), 9)
+            return function(*args, **kwargs)
+        return call
+    for module, names in CALLS.items():
+        for name in names:
+            setattr(module, name, watched(getattr(module, name)))
+
+def order(step):
+    share = Share("__0_0.distcp", data_bytes, layout_bytes)
+    return Order(folder, step, 2, f"0-{step}", (share,))
+
+assert not write(order(1), [fd]).words and not write(order(2), [fd]).words
+for number in range(1000):
+    step = 3 + number
+    pid = os.fork()
+    if not pid:
+        dying(number)
+        os._exit(bool(write(order(step), [fd]).words))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with open(os.path.join(folder, "latest")) as file:
+        print(json.dumps([status, step, file.read().strip(), visible()]), flush=True)
+    # The next saver goes on, and leaves nothing of this one.
+    assert not write(order(step), [fd]).words
+    assert sorted(os.listdir(folder)) == ["latest", f"step-{step - 1:08}", f"step-{step:08}"]
+    if not status:
+        break
+"""
+
+
+class Snapshot:
+    """A state in a buffer, as a worker leaves it."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.fd = os.memfd_create("test")
+        self.file = SnapshotFile(self.fd)
+        self.file.lay_out(state)
+
+    def order(self, folder: Path, step: int, keep: int = 2, **more: Any) -> Order:
+        share = Share("__0_0.distcp", self.file.data_bytes, self.file.layout_bytes)
+        return Order(str(folder), step, keep, f"0-{step}", (share,), **more)
+
+    def save(self, folder: Path, step: int, **more: Any) -> Written:
+        return write(self.order(folder, step, **more), [self.fd])
+
+
+def state_of(number: int) -> dict[str, Any]:
+    tensors = {"weight": torch.full((50, 7), float(number)), "empty": torch.empty(0, 3)}
+    return {"model": tensors, "sampler": {"epoch": number, "name": "x" * number}}
+
+
+@pytest.fixture
+def snapshot() -> Iterator[Snapshot]:
+    made = Snapshot(state_of(1))
+    yield made
+    os.close(made.fd)
+
+
+def loaded(path: Path) -> str:
+    """Load with plain DCP."""
+    dcp_to_torch_save(path, path.parent / "plain.pt")
+    state = torch.load(path.parent / "plain.pt", weights_only=True)
+    (path.parent / "plain.pt").unlink()
+    return str(state)
+
+
+def test_a_snapshot_becomes_a_checkpoint(tmp_path: Path, snapshot: Snapshot) -> None:
+    for number in (1, 2, 3):  # overwritten in place: the metadata is that of the first
+        snapshot.file.write(flatten(state_of(number)))
+        written = snapshot.save(tmp_path / "new", number)
+        assert (written.words, written.path) == ("", str(tmp_path / f"new/step-{number:08}"))
+        files = (tmp_path / "new" / f"step-{number:08}").iterdir()
+        assert written.bytes == sum(file.stat().st_size for file in files)
+        assert loaded(tmp_path / f"new/step-{number:08}") == str(state_of(number))
+    assert sorted(os.listdir(tmp_path / "new")) == ["latest", "step-00000002", "step-00000003"]
+    assert (tmp_path / "new/latest").read_text() == "step-00000003\n"
+
+
+def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
+    snapshot.file.write(flatten(state_of(2)))
+    snapshot.save(tmp_path, 2)
+    data = (tmp_path / "step-00000002/__0_0.distcp").read_bytes()
+    for item in snapshot.file.items:
+        container = data[item.start : item.start + item.length]
+        assert zipfile.ZipFile(BytesIO(container)).testzip() is None
+        (tmp_path / "one.zip").write_bytes(container)
+        subprocess.run(["unzip", "-qt", tmp_path / "one.zip"], check=True)
+
+
+def test_what_is_as_new_stays(tmp_path: Path, snapshot: Snapshot) -> None:
+    assert snapshot.save(tmp_path, 5).bytes
+    before = (tmp_path / "step-00000005").stat().st_ino
+    for step in (4, 5):
+        assert snapshot.save(tmp_path, step, unless_newer=True).bytes == 0
+    assert (tmp_path / "step-00000005").stat().st_ino == before
+    assert snapshot.save(tmp_path, 6, unless_newer=True).bytes
+    assert snapshot.save(tmp_path, 5).bytes  # the steps were done once more
+    assert (tmp_path / "step-00000005").stat().st_ino != before
+    assert (tmp_path / "latest").read_text() == "step-00000005\n"
+
+
+def test_files_have_the_mode_that_the_umask_says(tmp_path: Path, snapshot: Snapshot) -> None:
+    before = os.umask(0o027)
+    try:
+        snapshot.save(tmp_path / "new", 1)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "new").rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640)
+
+
+def test_a_buffer_that_is_too_short_is_no_checkpoint(tmp_path: Path, snapshot: Snapshot) -> None:
+    order = snapshot.order(tmp_path, 1)
+    os.ftruncate(snapshot.fd, 10)
+    assert "mmap length is greater than file size" in write(order, [snapshot.fd]).words
+    assert os.listdir(tmp_path) == []
+
+
+def test_whenever_it_dies_each_visible_checkpoint_is_whole(
+    tmp_path: Path, snapshot: Snapshot
+) -> None:
+    size = (str(snapshot.fd), str(snapshot.file.data_bytes), str(snapshot.file.layout_bytes))
+    command = (sys.executable, "-c", DEATHS, *size, str(tmp_path / "kept"))
+    child = subprocess.run(command, pass_fds=[snapshot.fd], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    lives = [json.loads(line) for line in child.stdout.splitlines()]
+    whole = [".metadata", "__0_0.distcp"]
+    for status, step, latest, visible in lives:
+        assert status == (-9 if step < lives[-1][1] else 0)
+        assert all(files == whole for files in visible.values())
+        assert latest in visible
+        assert f"step-{step - 1:08}" in visible  # the last complete one stays
+    assert len(lives) > 15
+    # Some died before it was there, some after it was there and before older ones were removed.
+    numbers = {len(visible) for _, _, _, visible in lives[:-1]}
+    assert numbers == {2, 3}
+    last = tmp_path / f"kept/step-{lives[-1][1]:08}"
+    assert loaded(last) == str(state_of(1))

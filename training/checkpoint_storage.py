@@ -1,0 +1,329 @@
+"""Where the checkpoints of a job are, and how each becomes visible: whole, or not at all.
+
+Both write them: the worker itself, and the saver that ``ft-run`` has for it. It imports no torch.
+
+A checkpoint in a folder has another name until it is complete, and again before it is removed:
+what has the name of a checkpoint is one. What fsspec reaches by a URL has no renaming; there a
+checkpoint is what has the metadata of one, which is written last and removed first.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+LATEST = "latest"
+METADATA = ".metadata"
+"""The file of ``torch.distributed.checkpoint`` without which the others are of no use."""
+UNFINISHED = ".writing"
+_NAME = re.compile(r"step-(\d{8,})")
+_LEFTOVER = re.compile(
+    r"\.step-(\d{8,})(\.[\w-]+)?\.(writing|removing)|\.latest(\.[\w-]+)?\.writing"
+)
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_TRIES = 5
+_FIRST_PAUSE_S = 1.0
+
+
+class Storage(Protocol):
+    """The checkpoints of one job."""
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints that are complete."""
+
+    def clean(self) -> None:
+        """Remove what crashes have left."""
+
+    def path(self, step: int) -> str:
+        """Return where the checkpoint of a step is, or will be."""
+
+    def draft(self, step: int, attempt: str = "") -> str:
+        """Return where to write a checkpoint, which nothing reads before ``publish``.
+
+        Args:
+            step: of the checkpoint.
+            attempt: of several writers at the same time, which one; letters, digits and dashes.
+        """
+
+    def begin(self, draft: str) -> None:
+        """Make room for a checkpoint; what is there of an earlier attempt is removed."""
+
+    def put(self, draft: str, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+        """Write a file of a checkpoint; it is durable when this returns.
+
+        Args:
+            draft: where the checkpoint is written.
+            name: of the file.
+            parts: its bytes; they may be asked for again.
+        """
+
+    def publish(self, step: int, draft: str, keep: int) -> None:
+        """Make a checkpoint visible and the latest; of the older ones keep some.
+
+        Args:
+            step: of the checkpoint.
+            draft: where it was written.
+            keep: how many checkpoints stay.
+        """
+
+    def abandon(self, draft: str) -> None:
+        """Remove what was written of a checkpoint that will not be complete."""
+
+
+def file_of(rank: int) -> str:
+    """Return the name of the file with a rank's share, as DCP has it."""
+    return f"__{rank}_0.distcp"
+
+
+def is_url(folder: str) -> bool:
+    """Return whether a folder is one of fsspec's."""
+    return _URL.match(folder) is not None
+
+
+def open_storage(folder: str) -> Storage:
+    """Return the checkpoints in a folder, or under a URL.
+
+    Raises:
+        ValueError: fsspec is not installed, or does not know such a URL.
+    """
+    return UrlStorage(folder) if is_url(folder) else LocalStorage(folder)
+
+
+class LocalStorage:
+    """Checkpoints in a folder."""
+
+    def __init__(self, folder: "str | os.PathLike[str]") -> None:
+        """Use a folder, which need not exist yet."""
+        self._folder = Path(folder)
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints that are complete."""
+        matches = (_NAME.fullmatch(name) for name in self._names())
+        return [int(match[1]) for match in matches if match]
+
+    def clean(self) -> None:
+        """Remove what crashes have left."""
+        self._clean(None)
+
+    def path(self, step: int) -> str:
+        """Return where the checkpoint of a step is, or will be."""
+        return str(self._folder / _name(step))
+
+    def draft(self, step: int, attempt: str = "") -> str:
+        """Return the folder to write a checkpoint to."""
+        return str(self._hidden(step, attempt, "writing"))
+
+    def begin(self, draft: str) -> None:
+        """Make the folder to write to, empty."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _remove(Path(draft))
+        os.mkdir(draft)
+
+    def put(self, draft: str, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+        """Write a file of a checkpoint; it is durable when this returns."""
+        _write_file(Path(draft), name, parts)
+
+    def publish(self, step: int, draft: str, keep: int) -> None:
+        """Make a checkpoint visible and the latest; remove older ones than the newest ``keep``."""
+        path = Path(self.path(step))
+        _sync(draft)
+        if path.exists():  # of before the steps were done once more
+            self._retire(step)
+        os.rename(draft, path)
+        _sync(self._folder)
+        _write_file(self._folder, LATEST, [f"{path.name}\n".encode()])
+        _sync(self._folder)
+        others = sorted(other for other in self.steps() if other < step)
+        for old in others[: len(others) + 1 - keep]:
+            self._retire(old)
+        self._clean(step)
+
+    def abandon(self, draft: str) -> None:
+        """Remove what was written of a checkpoint that will not be complete."""
+        _remove(Path(draft))
+
+    def _clean(self, until: int | None) -> None:
+        """Remove what is left of checkpoints up to a step; None: of all, as there is no writer."""
+        for name in self._names():
+            match = _LEFTOVER.fullmatch(name)
+            if match is not None and (until is None or int(match[1] or 0) <= until):
+                with suppress(OSError):  # a folder to read from only: it harms none
+                    _remove(self._folder / name)
+
+    def _retire(self, step: int) -> None:
+        hidden = self._hidden(step, "", "removing")
+        _remove(hidden)
+        with suppress(FileNotFoundError):  # another writer of the job has done it
+            os.rename(self.path(step), hidden)
+        _remove(hidden)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._folder)
+        except (FileNotFoundError, NotADirectoryError):  # what is saved there will say so
+            return []
+
+    def _hidden(self, step: int, attempt: str, what: str) -> Path:
+        return self._folder / ".".join(filter(None, (f".{_name(step)}", attempt, what)))
+
+
+class UrlStorage:
+    """Checkpoints at a place that fsspec reaches. What fails is tried again, some times."""
+
+    def __init__(self, url: str) -> None:
+        """Find the file system.
+
+        Raises:
+            ValueError: fsspec is not installed, or does not know such a URL.
+        """
+        right = "right would be pip install 'ft-run[storage]'"
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise ValueError(f"{url} needs fsspec, which is not installed; {right}.") from None
+        self._url = url.rstrip("/")
+        try:
+            self._fs, self._root = url_to_fs(self._url)
+        except (ImportError, ValueError) as error:
+            raise ValueError(
+                f"{url} cannot be opened by fsspec: {words_of(error).rstrip('.')}; {right} and the "
+                "package of that file system, or the path of a folder."
+            ) from None
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints that are complete."""
+        return [step for step in self._begun() if self._is_complete(step)]
+
+    def clean(self) -> None:
+        """Remove what crashes have left."""
+        for step in self._begun():
+            if not self._is_complete(step):
+                with suppress(Exception):  # to read from only: it harms none
+                    self._fs.rm(self._at(step), recursive=True)
+
+    def path(self, step: int) -> str:
+        """Return where the checkpoint of a step is, or will be."""
+        return f"{self._url}/{_name(step)}"
+
+    def draft(self, step: int, attempt: str = "") -> str:  # noqa: ARG002 - there is one writer
+        """Return the URL to write a checkpoint to."""
+        return self.path(step)
+
+    def begin(self, draft: str) -> None:
+        """Remove what is there."""
+        self._remove(self._fs._strip_protocol(draft))
+        _again(lambda: self._fs.makedirs(self._fs._strip_protocol(draft), exist_ok=True))
+
+    def put(self, draft: str, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+        """Write a file of a checkpoint."""
+        at = f"{self._fs._strip_protocol(draft)}/{name}"
+
+        def write() -> None:
+            with self._fs.open(at, "wb") as file:
+                for part in parts:
+                    file.write(part)
+
+        _again(write)
+
+    def publish(self, step: int, draft: str, keep: int) -> None:
+        """Make a checkpoint the latest; it is visible since its metadata was written."""
+        del draft
+        self._fs.invalidate_cache()
+        name = f"{_name(step)}\n".encode()
+        _again(lambda: self._fs.pipe_file(f"{self._root}/{LATEST}", name))
+        others = sorted(other for other in self.steps() if other < step)
+        for old in others[: len(others) + 1 - keep]:
+            self._remove(self._at(old))
+
+    def abandon(self, draft: str) -> None:
+        """Remove what was written of a checkpoint that will not be complete."""
+        self._remove(self._fs._strip_protocol(draft))
+
+    def _remove(self, at: str) -> None:
+        """Remove a checkpoint, or a part of one; first of all it is none any more."""
+
+        def remove() -> None:
+            self._fs.invalidate_cache()
+            for path in (f"{at}/{METADATA}", at):
+                with suppress(FileNotFoundError):
+                    self._fs.rm(path, recursive=True)
+
+        _again(remove)
+
+    def _begun(self) -> list[int]:
+        self._fs.invalidate_cache()
+        try:
+            names = _again(lambda: self._fs.ls(self._root, detail=False))
+        except FileNotFoundError:
+            return []
+        matches = (_NAME.fullmatch(name.rstrip("/").rpartition("/")[2]) for name in names)
+        return [int(match[1]) for match in matches if match]
+
+    def _is_complete(self, step: int) -> bool:
+        return bool(_again(lambda: self._fs.exists(f"{self._at(step)}/{METADATA}")))
+
+    def _at(self, step: int) -> str:
+        return f"{self._root}/{_name(step)}"
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error in one line."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08}"
+
+
+def _again(action: Callable[[], Any]) -> Any:
+    """Do something that may fail for a moment; some failures would only come again."""
+    pause_s = _FIRST_PAUSE_S
+    for left in reversed(range(_TRIES)):
+        try:
+            return action()
+        except Exception as error:
+            lasts = (ImportError, ValueError, FileNotFoundError, PermissionError)
+            if not left or isinstance(error, lasts):
+                raise
+        time.sleep(pause_s)
+        pause_s *= 2
+    return None
+
+
+def _write_file(folder: Path, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+    """Write a file under another name, and give it its own when it is durable."""
+    # Of several processes each has its own, since the last one is as good as the first.
+    hidden = folder / f".{name.removeprefix('.')}.{os.getpid()}{UNFINISHED}"
+    try:
+        with open(hidden, "wb", buffering=0) as file:
+            for part in parts:
+                left = memoryview(part)
+                while left:
+                    left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        os.replace(hidden, folder / name)
+    except BaseException:
+        with suppress(OSError):
+            hidden.unlink()
+        raise
+
+
+def _sync(folder: "str | Path") -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
