@@ -157,7 +157,7 @@ def test_what_a_replica_belongs_to_stays_while_there_are_buffers() -> None:
 
     def take(step: int, *keep: int) -> set[int]:
         state = {"model": {"weight": torch.full((8,), float(step))}}
-        mine.write(step, state, flatten(state), frozenset(keep))
+        mine.write(step, lambda: state, flatten(state), keep=frozenset(keep))
         return {number for number in range(step + 1) if mine.has(number)}
 
     assert [take(step) for step in (1, 2, 3)][-1] == {2, 3}
@@ -172,7 +172,7 @@ def test_what_a_replica_belongs_to_stays_while_there_are_buffers() -> None:
 def test_a_share_of_another_rank_is_not_taken_for_the_own(fds: tuple[int, ...]) -> None:
     mine = opened(fds)
     state = {"model": {"weight": torch.ones(8)}}
-    mine.write(1, state, flatten(state))
+    mine.write(1, lambda: state, flatten(state))
     file = mine.written(1)
     assert file is not None
     data = file.all_bytes.clone()
