@@ -162,6 +162,40 @@ class NodeSignalled:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGoneSoon:
+    """This node will be gone; the ranks have so many seconds to leave the state of one step."""
+
+    reason: str
+    seconds: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrdered:
+    """Another node will be gone."""
+
+    reason: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaves:
+    """This node leaves now; ``step`` is that which all ranks have left, -1: none is known."""
+
+    reason: str
+    workers: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeUnknown:
+    """Whether this node will be gone cannot be asked, for the reason given."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersFenced:
     """No host has led for too long, so the workers of this node are killed."""
 
@@ -490,6 +524,10 @@ Event = (
     | MasterAwaitedToLeave
     | NodeWaits
     | NodeSignalled
+    | NodeGoneSoon
+    | DrainOrdered
+    | NodeLeaves
+    | NoticeUnknown
     | KilledOnRequest
     | WorkersFenced
     | HostLeads

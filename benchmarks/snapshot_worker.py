@@ -87,7 +87,10 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def stall() -> None:
-    """Measure a bare copy of the state, and steps with and without a snapshot, in turn."""
+    """Measure a bare copy of the state, and steps with and without a snapshot, in turn.
+
+    A step is a pause, or computation of one thread, and a step of the optimizer.
+    """
     model, optimizer = make()
     state = {"model": model, "optimizer": optimizer}
     checkpointer = Checkpointer(FOLDER / "c", state, checkpoint_every=None)
@@ -95,18 +98,32 @@ def stall() -> None:
     tensors = [*model.state_dict().values()]
     tensors += [value for one in optimizer.state.values() for value in one.values()]
     copies = [torch.empty_like(tensor) for tensor in tensors]
+    square = torch.randn(500, 500)
+    rest_s = max(0.0, STEP_S - min(timed(optimizer.step) for _ in range(3)))
+    count = int(rest_s / min(timed(lambda: square @ square) for _ in range(20)))
 
     def copy() -> None:
         for to, tensor in zip(copies, tensors, strict=True):
             to.copy_(tensor)
 
+    def pause() -> None:
+        time.sleep(rest_s)
+        optimizer.step()
+
+    def compute() -> None:
+        for _ in range(count):
+            square @ square
+        optimizer.step()
+
     with torch.no_grad():
-        for number in range(1, STEPS + 1):
-            bare, plain = timed(copy), timed(lambda: time.sleep(STEP_S))
-            time.sleep(STEP_S)
+        for number in range(1, 2 * STEPS + 1):
+            step = compute if number % 2 else pause
+            bare, plain = timed(copy), timed(step)
             snapshot = timed(lambda number=number: checkpointer.step(number))  # type: ignore[misc]  # bound now
-            if number > 3:  # the memory is new
-                note(bare=bare, snapshot=snapshot, slowdown=snapshot / plain)
+            after = timed(step)
+            if number > 4:  # the memory is new
+                slowdown = (snapshot + after) / plain - 1
+                note(bare=bare, snapshot=snapshot, **{step.__name__: slowdown})
 
 
 torch.set_num_threads(1)

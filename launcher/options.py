@@ -135,6 +135,10 @@ class LaunchOptions:
         signal.SIGQUIT,
     )
     shutdown_timeout_s: float = defaults.SHUTDOWN_TIMEOUT_S
+    snapshot_replicas: int = 0
+    """How many other nodes keep this node's shares of snapshots."""
+    preemption_notice: str | None = None
+    """What says that this machine will be gone: a cloud, ``auto``, ``file:PATH``; None: SIGTERM."""
     policy: PolicySpec | None = None
     """How failures are answered; None: all defaults."""
     propagate_exit_code: bool = False

@@ -185,15 +185,27 @@ class Snapshot(_message.Message):
     is_replicated: bool
     def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., is_replicated: bool = ...) -> None: ...
 
+class Replica(_message.Message):
+    __slots__ = ("step", "world_size", "ranks")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    world_size: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., world_size: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Snapshots(_message.Message):
-    __slots__ = ("round", "formed_by", "held")
+    __slots__ = ("round", "formed_by", "held", "replicas")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     FORMED_BY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     round: int
     formed_by: str
     held: _containers.RepeatedCompositeFieldContainer[Snapshot]
-    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, round: _Optional[int] = ..., formed_by: _Optional[str] = ..., held: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("address", "port", "snapshots")
@@ -353,6 +365,22 @@ class Leave(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class Notice(_message.Message):
+    __slots__ = ("reason", "seconds")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    seconds: float
+    def __init__(self, reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ("round", "step")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
 class ChallengeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -444,7 +472,7 @@ class StepsReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[RankSteps, _Mapping]]] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport")
+    __slots__ = ("attend", "failed", "done", "stopped", "leave", "challengereply", "heard", "checkresult", "stackreport", "suspicion", "stepsreport", "notice", "drained")
     ATTEND_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +484,8 @@ class NodeMessage(_message.Message):
     STACKREPORT_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
     STEPSREPORT_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     attend: Attend
     failed: Failed
     done: Done
@@ -467,7 +497,9 @@ class NodeMessage(_message.Message):
     stackreport: StackReport
     suspicion: Suspicion
     stepsreport: StepsReport
-    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ...) -> None: ...
+    notice: Notice
+    drained: Drained
+    def __init__(self, attend: _Optional[_Union[Attend, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., stopped: _Optional[_Union[Stopped, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., challengereply: _Optional[_Union[ChallengeReply, _Mapping]] = ..., heard: _Optional[_Union[Heard, _Mapping]] = ..., checkresult: _Optional[_Union[CheckResult, _Mapping]] = ..., stackreport: _Optional[_Union[StackReport, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., stepsreport: _Optional[_Union[StepsReport, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("joined", "min_nodes", "max_nodes", "missing", "timeout_s", "spare", "backoff_s")
@@ -571,6 +603,26 @@ class NoHang(_message.Message):
     sentence: str
     def __init__(self, round: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
 
+class Drain(_message.Message):
+    __slots__ = ("round", "reason", "seconds", "is_whole")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    reason: str
+    seconds: float
+    is_whole: bool
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ..., is_whole: bool = ...) -> None: ...
+
+class MayLeave(_message.Message):
+    __slots__ = ("round", "step")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
 class Challenge(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -668,7 +720,7 @@ class Renamed(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class MasterMessage(_message.Message):
-    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder")
+    __slots__ = ("waiting", "start", "stop", "challenge", "verdict", "refused", "excluded", "checkorder", "checkverdict", "checkprogress", "renamed", "stackorder", "nohang", "stepsorder", "drain", "mayleave")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -683,6 +735,8 @@ class MasterMessage(_message.Message):
     STACKORDER_FIELD_NUMBER: _ClassVar[int]
     NOHANG_FIELD_NUMBER: _ClassVar[int]
     STEPSORDER_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    MAYLEAVE_FIELD_NUMBER: _ClassVar[int]
     waiting: Waiting
     start: Start
     stop: Stop
@@ -697,7 +751,9 @@ class MasterMessage(_message.Message):
     stackorder: StackOrder
     nohang: NoHang
     stepsorder: StepsOrder
-    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ...) -> None: ...
+    drain: Drain
+    mayleave: MayLeave
+    def __init__(self, waiting: _Optional[_Union[Waiting, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., excluded: _Optional[_Union[Excluded, _Mapping]] = ..., checkorder: _Optional[_Union[CheckOrder, _Mapping]] = ..., checkverdict: _Optional[_Union[CheckVerdict, _Mapping]] = ..., checkprogress: _Optional[_Union[CheckProgress, _Mapping]] = ..., renamed: _Optional[_Union[Renamed, _Mapping]] = ..., stackorder: _Optional[_Union[StackOrder, _Mapping]] = ..., nohang: _Optional[_Union[NoHang, _Mapping]] = ..., stepsorder: _Optional[_Union[StepsOrder, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., mayleave: _Optional[_Union[MayLeave, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

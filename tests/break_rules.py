@@ -30,6 +30,7 @@ SCENARIOS = (
     "group/test_strangers",
     "group/test_world",
     "group/test_resumption",
+    "group/test_drain",
     "group/test_silence",
     "group/test_policy_rounds",
     "group/test_checking",
@@ -84,8 +85,20 @@ BREAKS = (
     Break(
         "only what is replicated is resumed from where a share is missing",
         "group/resumption",
-        "if all(of_node[step].is_replicated for of_node in held if step in of_node):",
-        "if True:",
+        "is_replicated = bool(shares) and all(share.is_replicated for share in shares)",
+        "is_replicated = True",
+    ),
+    Break(
+        "shares that others hold count",
+        "group/resumption",
+        "ranks.update(replica.ranks)",
+        "pass",
+    ),
+    Break(
+        "shares of a world of another size do not count",
+        "group/resumption",
+        "if (replica.step, replica.world_size) == (step, world.world_size):",
+        "if replica.step == step:",
     ),
     Break(
         "a share is that of its rank",
@@ -96,6 +109,30 @@ BREAKS = (
         """        world.world_size,
         snapshot.rank_offset,
 """,
+    ),
+    Break(
+        "a node may leave when all have left one state",
+        "policy/drain",
+        "steps = {self._steps.get(name) for name in members}",
+        "steps = {self._steps[name] for name in members if name in self._steps} or {None}",
+    ),
+    Break(
+        "the state that all leave is that of one step",
+        "policy/drain",
+        "(step, *others) = steps\n        if step is None or others:",
+        "(step, *_) = steps\n        if None in steps or step is None:",
+    ),
+    Break(
+        "what is left in one round is not taken for that of the next",
+        "policy/drain",
+        "if world != self._world:",
+        "if self._world is None:",
+    ),
+    Break(
+        "an order to drain is said again on another stream",
+        "policy/drain",
+        "if link is not None and self._told.get(name) != (link, order.is_whole):",
+        "if link is not None and name not in self._told:",
     ),
     Break(
         "a restart is counted",

@@ -1,8 +1,9 @@
 """What a training script may import of ft-run.
 
 It works everywhere: started by anything but ft-run (torchrun, plain Python), ``progress`` does
-nothing, as without ``--watch-workers``, and ``Checkpointer`` writes checkpoints only. It imports
-torch where ``Checkpointer`` is used and not before, and nothing else of ft-run.
+nothing, as without ``--watch-workers``, ``preempted`` is false, and ``Checkpointer`` writes
+checkpoints only. It imports torch where ``Checkpointer`` is used and not before, and nothing else
+of ft-run.
 """
 
 import operator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 if TYPE_CHECKING:
     from .checkpointer import Checkpointer
 
-__all__ = ["Checkpointer", "progress"]
+__all__ = ["Checkpointer", "preempted", "progress"]
 
 
 def progress(step: SupportsIndex | None = None) -> None:
@@ -40,6 +41,19 @@ def progress(step: SupportsIndex | None = None) -> None:
     hook = sys.modules.get("_ft_run_hook")
     if hook is not None:
         hook.progress(number)
+
+
+def preempted() -> bool:
+    """Return whether nodes of this job will be gone soon: save what must not be lost.
+
+    It is true on all ranks, though not at the same moment: where ranks act together, have them
+    agree (an all-reduce of the answers). A script with a ``Checkpointer`` need not ask. A worker
+    that has been told, and exits with 0, does not end the job: it has made itself ready. It takes
+    a microsecond; the first call asks the agent of this node.
+    """
+    from .preemption import preempted as is_preempted
+
+    return is_preempted()
 
 
 def __getattr__(name: str) -> Any:

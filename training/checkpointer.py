@@ -5,20 +5,26 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from . import progress
 from .checkpoint_folder import CheckpointFolder
+from .flat_state import FlatState
+from .late_copy import Background
+from .preemption import find_notice
 from .ranks import Question, Ranks
+from .replicas import FAILED, Replicas, fetch
 from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import ask
 from .snapshot_page import Place
 from .snapshots import Snapshots
-from .state import State, flatten
+from .state import State
 
+_CHANGED, _NO_MORE = 1, 2
+"""Why a rank has no share of a snapshot: its tensors were changed meanwhile, or no memory."""
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -41,6 +47,7 @@ class Checkpointer:
         snapshot_every: int | str | None = 1,
         checkpoint_every: int | str | None = "10min",
         keep: int = 3,
+        overlap: bool = True,
     ) -> None:
         """Look at the objects; nothing is loaded or written yet.
 
@@ -52,6 +59,9 @@ class Checkpointer:
                 None: never.
             checkpoint_every: likewise.
             keep: how many checkpoints stay, 1 or more.
+            overlap: whether what optimizers change is copied while training goes on, until the next
+                step of an optimizer. Weights that something else changes before that are noticed
+                if torch counts the change, or if it is one of a whole tensor.
 
         Raises:
             RuntimeError: it was made before ``init_process_group``.
@@ -63,7 +73,9 @@ class Checkpointer:
         self._snapshot_every = _Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = _Interval("checkpoint_every", checkpoint_every)
         self._state = State(state)
+        self._flat_state = FlatState(self._state)
         self._ranks = Ranks()
+        self._rank = int(os.environ.get("RANK", self._ranks.rank))
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._is_first_round = True
         self._snapshots = self._find_memory() if snapshot_every is not None else None
@@ -71,7 +83,18 @@ class Checkpointer:
         can_save = self._snapshots is not None and self._snapshots.save_to(place)
         self._has_saver = self._snapshots is not None and self._ranks.all_say(can_save)
         """The same on all ranks."""
+        self._of_others = self._find_replicas()
+        self._replicas: Replicas | None = None
+        if self._snapshots is not None and self._of_others:
+            self._replicas = Replicas(self._ranks, self._snapshots, self._of_others)
+        self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
+        self._overlaps = overlap
+        self._background: Background | None = None
+        self._taken = -1
+        """The step of the newest snapshot."""
+        self._missing = 0
+        """Whether this rank has not its share of it: ``_CHANGED``, ``_NO_MORE`` or 0."""
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
         self._saved = -1
@@ -132,19 +155,36 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        answer = self._question.answer() if self._question is not None else [0, 0, 0]
-        if self._snapshots is not None and self._snapshot_every.is_due(number, answer[0]):
-            self._take_snapshot(self._snapshots, number)
-        if self._checkpoint_every.is_due(number, answer[1]):
-            if answer[2]:  # the one before is still being written
-                self._checkpoint_every.skip(number)
-            else:
-                self.save(number)
+        takes_snapshot, saves, is_busy, drain, is_missing = self._answer()
+        if is_missing and self._snapshots is not None:
+            self._snapshots.forget(self._taken)
+            if is_missing == _NO_MORE:
+                self._snapshots.close()
+                self._snapshots = None
         now = time.monotonic()
+        takes_snapshot = self._snapshot_every.is_due(number, takes_snapshot)
+        saves = self._checkpoint_every.is_due(number, saves)
+        if saves and is_busy:  # the one before is still being written
+            self._checkpoint_every.skip(number)
+            saves = False
+        if takes_snapshot:
+            self._snapshot_every.begin(number, now)
+        if saves:
+            self._checkpoint_every.begin(number, now)
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
         saver = self._snapshots.saver if self._snapshots is not None else None
         is_busy = saver is not None and saver.is_busy
-        self._question = self._ranks.ask(*map(int, (*times, is_busy)))
+        told = self._notice.code if self._notice is not None else 0
+        complete = None
+        if takes_snapshot and self._snapshots is not None:
+            complete = self._take_snapshot(self._snapshots, number)
+        if takes_snapshot:
+            self._replicate(number)
+        self._complete(complete, (*times, is_busy, told))
+        if saves:
+            self.save(number)
+        if drain:
+            self._drain(number, is_whole=drain > 1)
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -155,6 +195,7 @@ class Checkpointer:
         Args:
             number: how many steps are done.
         """
+        self._wait_for_copy()
         self._checkpoint_every.begin(number, time.monotonic())
         if self._has_saver and self._save_from_memory(number):
             self._saved = number
@@ -168,9 +209,39 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when all ranks have come here, and all that they have written is complete."""
-        if self._question is not None:
-            self._question.answer()
-            self._question = None
+        self._answer()
+        if self._snapshots is not None and self._snapshots.saver is not None:
+            self._snapshots.saver.wait()
+        self._ranks.all_say(True)
+
+    # --- nodes that will be gone -----------------------------------------------------------------
+
+    def _drain(self, number: int, *, is_whole: bool) -> None:
+        """Leave the state of this step, as all ranks do now, and wait: nodes will be gone.
+
+        It is on storage afterwards, unless the nodes that stay have it in memory.
+        """
+        self._wait_for_copy()
+        snapshots = self._snapshots
+        if snapshots is not None and not snapshots.has(number):
+            complete = self._take_snapshot(snapshots, number)
+            if complete is not None:
+                complete()
+        is_held = self._snapshots is not None and self._snapshots.is_replicated(number)
+        if self._replicas is not None and not is_whole:
+            is_held = self._replicas.exchange_now(number) or is_held
+        if self._saved != number and (is_whole or not self._ranks.all_say(is_held)):
+            self._save_and_wait(number)
+        if self._notice is None:
+            return
+        self._notice.left(number)
+        while self._notice.wait(is_whole=is_whole):
+            is_whole = True
+            if self._saved != number:
+                self._save_and_wait(number)
+
+    def _save_and_wait(self, number: int) -> None:
+        self.save(number)
         if self._snapshots is not None and self._snapshots.saver is not None:
             self._snapshots.saver.wait()
         self._ranks.all_say(True)
@@ -178,15 +249,37 @@ class Checkpointer:
     # --- snapshots -------------------------------------------------------------------------------
 
     def _find_memory(self) -> Snapshots | None:
-        rank = int(os.environ.get("RANK", self._ranks.rank))
-        memory = ask(rank)
+        memory = ask(self._rank)
         self._is_first_round = memory is None or memory.is_first_round
-        snapshots = Snapshots(memory, rank, self._ranks.size) if memory is not None else None
+        snapshots = Snapshots(memory, self._rank, self._ranks.size) if memory is not None else None
         if self._ranks.all_say(snapshots is not None):
             return snapshots
         if snapshots is not None:
             snapshots.close()
         return None
+
+    def _find_replicas(self) -> list[Snapshots]:
+        """Return where shares of other ranks are kept: as many on all ranks."""
+        found: list[Snapshots] = []
+        while self._snapshots is not None and self._ranks.size > 1:
+            memory = ask(self._rank, replica=len(found) + 1)
+            if not self._ranks.all_say(memory is not None) or memory is None:
+                if memory is not None:
+                    Snapshots(memory, self._rank, self._ranks.size).close()
+                break
+            found.append(Snapshots(memory, self._rank, self._ranks.size))
+        return found
+
+    def _replicate(self, number: int) -> None:
+        """Begin to send a snapshot to other nodes, if all ranks have sent the one before."""
+        if self._replicas is None:
+            return
+        (state,) = self._ranks.most(self._replicas.state)
+        self._replicas.go_on(state, number)
+        if state == FAILED:
+            if self._ranks.rank == 0:
+                _say("a rank could not send its share or keep another's: no more replicas.")
+            self._replicas = None
 
     def _save_from_memory(self, number: int) -> bool:
         """Have the saver write a snapshot, which is taken if there is none; return whether it does.
@@ -195,7 +288,10 @@ class Checkpointer:
         """
         snapshots = self._snapshots
         if snapshots is not None and not snapshots.is_replicated(number):
-            self._take_snapshot(snapshots, number)
+            self._snapshot_every.begin(number, time.monotonic())
+            complete = self._take_snapshot(snapshots, number)
+            if complete is not None:
+                complete()
             snapshots = self._snapshots
         is_there = snapshots is not None and snapshots.is_replicated(number)
         if not self._ranks.all_say(is_there):
@@ -206,24 +302,72 @@ class Checkpointer:
             has_begun = snapshots.save(number)
         return self._ranks.all_say(has_begun)
 
-    def _take_snapshot(self, snapshots: Snapshots, number: int) -> None:
-        self._snapshot_every.begin(number, time.monotonic())
-        state = self._state.collect()
+    def _take_snapshot(self, snapshots: Snapshots, number: int) -> Callable[[], bool] | None:
+        self._taken = number
+        state = self._flat_state.collect()
+        late = self._flat_state.late if self._overlaps else frozenset()
+        keep = self._replicas.kept if self._replicas is not None else frozenset()
         try:
-            snapshots.write(number, state, flatten(state))
+            return snapshots.write(number, self._state.collect, state, late, keep)
         except OSError as error:
             _say(
                 f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
                 "checkpoints only."
             )
+            self._missing = _NO_MORE
             self._snapshots = None
+            if self._replicas is not None:
+                self._replicas.give_up()
             snapshots.close()
+        return None
+
+    def _complete(self, complete: Callable[[], bool] | None, asked: tuple[int, ...]) -> None:
+        """Complete a snapshot if there is something to do, while training goes on, and ask."""
+
+        def act() -> None:
+            if complete is not None and not complete():
+                self._missing = _CHANGED
+            if self._replicas is not None:
+                self._replicas.start()
+            self._question = self._ranks.ask(*map(int, asked), self._missing)
+
+        if complete is None:
+            act()
+            return
+        if self._background is None:
+            self._background = Background()
+        self._background.begin(act)
+
+    def _wait_for_copy(self) -> None:
+        if self._background is not None:
+            self._background.wait()
+            if self._background.error is not None:
+                raise self._background.error
+        if self._missing == _CHANGED:
+            _say(
+                f"no snapshot of step {self._taken} was taken: weights or optimizer state were "
+                "changed before the optimizer's next step; from now on training waits for each "
+                "copy."
+            )
+            self._missing, self._overlaps = 0, False
+
+    def _answer(self) -> list[int]:
+        """Return what is due by time, and whether a rank has not its share of what was taken."""
+        self._wait_for_copy()
+        answer = self._question.answer() if self._question is not None else [0] * 5
+        self._question = None
+        return answer
 
     def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:
         """Load the snapshot of a step; return -1 if that is not possible."""
         file, is_trusted = snapshots.find(step), True
         if not self._ranks.all_say(file is not None):
-            file, is_trusted = self._receive(snapshots, step, file), file is not None
+            is_trusted = file is not None
+            file = self._receive(snapshots, step, file)
+            if self._ranks.size > 1 and not self._ranks.all_say(file is not None):
+                file = fetch(self._ranks, snapshots, self._of_others, step)
+                self._ranks.all_say(True)
+                snapshots.forget_others()
         loading, words = None, ""
         try:
             if file is not None:
@@ -264,7 +408,7 @@ class Checkpointer:
         self._ranks.send(data, source)
         if mine is None:
             file.open(lengths[0], lengths[1])
-            snapshots.received(step)
+            snapshots.received(step, rank=self._ranks.rank, is_replicated=True)
         return file
 
 

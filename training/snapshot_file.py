@@ -14,20 +14,22 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
-from torch.distributed.tensor import DTensor
 
 from .checkpoint_metadata import metadata_of
+from .late_copy import Copies, LateCopy, copy_now, kept, local
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""
 _COMMENT_MAX = 65535
 _LOCAL_HEADER = struct.Struct("<26xHH")
+_NOTHING = object()
 _POPULATE_WRITE = 23
 """``MADV_POPULATE_WRITE`` of Linux 5.14."""
 
@@ -59,11 +61,6 @@ class Item(NamedTuple):
         return ".".join(map(str, self.path))
 
 
-def local(value: Any) -> Any:
-    """Return this rank's part of a value."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 class SnapshotFile:
     """The file in one buffer."""
 
@@ -75,6 +72,7 @@ class SnapshotFile:
         """
         self._fd = fd
         self._items: tuple[Item, ...] = ()
+        self._keys: tuple[str, ...] = ()
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
         """Of the values that are no tensors, what was written last; empty: not known."""
@@ -116,42 +114,60 @@ class SnapshotFile:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def fits(self, flat: Mapping[str, Any]) -> bool:
-        """Return whether the file was made for such a state."""
+    def values_of(self, flat: Mapping[str, Any]) -> list[Any] | None:
+        """Return the values of a state in the order of this file; None: it does not fit."""
         if len(flat) != len(self._items):
-            return False
-        for item in self._items:
-            if item.key not in flat:
-                return False
-            value = local(flat[item.key])
-            if isinstance(value, torch.Tensor) != bool(item.dtype):
-                return False
-            if item.dtype and (
-                item.shape != tuple(value.shape) or item.dtype != _name_of(value.dtype)
-            ):
-                return False
-        return True
+            return None
+        found = []
+        for key, view in zip(self._keys, self._views, strict=True):
+            value = flat.get(key, _NOTHING)
+            part = local(value)
+            if value is _NOTHING or isinstance(part, torch.Tensor) != (view is not None):
+                return None
+            if view is not None and (part.shape != view.shape or part.dtype != view.dtype):
+                return None
+            found.append(value)
+        return found
 
-    def write(self, flat: Mapping[str, Any]) -> None:
-        """Overwrite all values.
+    def write(self, values: list[Any], late: AbstractSet[str] = frozenset()) -> "LateCopy | None":
+        """Overwrite all values, or begin to.
+
+        Args:
+            values: from ``values_of``.
+            late: keys of tensors that may be copied while training goes on.
+
+        Returns:
+            The copy that is to be done yet; None: none is.
 
         Raises:
             MisfitError: a value that is no tensor does not fit its slot.
         """
+        now: Copies = []
+        later: Copies = []
+        for index, (key, view, value) in enumerate(
+            zip(self._keys, self._views, values, strict=True)
+        ):
+            if view is None:
+                self._write_object(index, value)
+            elif view.numel():
+                source = kept(value, is_left_alone=key in late)
+                if source is None:
+                    now.append((view, value))
+                else:
+                    later.append((view, source))
+        copy = LateCopy(later) if later else None
+        copy_now(now)
+        return copy
+
+    def _write_object(self, index: int, value: Any) -> None:
+        pickled = pickle.dumps(value)
+        if pickled == self._pickles[index]:
+            return
+        self._pickles[index] = b""
+        item = self._items[index]
         assert self._map is not None
-        with torch.no_grad():
-            for index, (item, view) in enumerate(zip(self._items, self._views, strict=True)):
-                value = flat[item.key]
-                if item.dtype:
-                    if view is not None:
-                        view.copy_(local(value))
-                    continue
-                pickled = pickle.dumps(value)
-                if pickled != self._pickles[index]:
-                    self._pickles[index] = b""
-                    data = _padded(_saved(value), item.length)
-                    self._map[item.start : item.start + item.length] = data
-                    self._pickles[index] = pickled
+        self._map[item.start : item.start + item.length] = _padded(_saved(value), item.length)
+        self._pickles[index] = pickled
 
     def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
         """Write the file anew for a state, all values included.
@@ -244,6 +260,7 @@ class SnapshotFile:
     def _use(self, items: "list[Item] | tuple[Item, ...]") -> None:
         whole = self.all_bytes
         self._items = tuple(items)
+        self._keys = tuple(item.key for item in self._items)
         self._pickles = [b""] * len(self._items)
         self._views = []
         for item in self._items:
@@ -262,7 +279,7 @@ class SnapshotFile:
 
     def _forget(self) -> None:
         """Let go of the memory: views of it keep it mapped."""
-        self._views, self._items, self._map = [], (), None
+        self._views, self._items, self._keys, self._map = [], (), (), None
         self.data_bytes = self.layout_bytes = 0
 
 

@@ -93,24 +93,32 @@ class SaverLink:
             self._held = 0
 
 
-def ask(rank: int) -> Memory | None:
-    """Return the memory for a rank; None: no ft-run started this process, or it has none."""
+def ask(rank: int, *, replica: int = 0) -> Memory | None:
+    """Return the memory for a rank; None: no ft-run started this process, or it has none.
+
+    Args:
+        rank: of this process.
+        replica: from 1: memory for the shares of another rank, as many as there are.
+    """
+    request = page.REQUEST.pack(page.MAGIC, rank)
+    if replica:
+        request = page.REPLICA.pack(page.MAGIC, rank, replica)
     for pid in _ancestors():
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        memory = _ask(channel, page.address_of(pid), rank)
+        memory = _ask(channel, page.address_of(pid), request)
         if memory is not None:
             return memory
         channel.close()
     return None
 
 
-def _ask(channel: socket.socket, address: bytes, rank: int) -> Memory | None:
+def _ask(channel: socket.socket, address: bytes, request: bytes) -> Memory | None:
     channel.settimeout(_ANSWER_S)
     try:
         channel.connect(address)
         if not _is_trusted(channel):
             return None
-        channel.send(page.REQUEST.pack(page.MAGIC, rank))
+        channel.send(request)
         data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)
     except OSError:
         return None

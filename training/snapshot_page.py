@@ -12,14 +12,17 @@ import zlib
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
-BUFFERS = 3
-"""The third one is used while the saver writes a checkpoint from one of the others."""
+BUFFERS = 5
+"""Two are used, a third while the saver writes a checkpoint from one of the others, and two more
+for steps that replicas belong to, where these are not the newest."""
 REQUEST = struct.Struct("<8sI")
 """What a worker asks with: ``MAGIC`` and its rank."""
 REPLY = struct.Struct("<8sqB?")
 """What it is answered, with the page and the buffers as descriptors: ``MAGIC``, the step that all
 ranks resume from (-1: none), the buffers that the saver reads (a bit for each), and whether this is
 the first round of the job, so that nothing writes checkpoints yet."""
+REPLICA = struct.Struct("<8sIH")
+"""What it asks with for memory for other ranks' shares: ``MAGIC``, its rank and a number from 1."""
 MAGIC = b"ftrsnap2"
 SAVE = struct.Struct("<8sBq")
 """What a worker says next, as often as it likes: ``MAGIC``, the buffer to be written to storage,

@@ -3,15 +3,17 @@
 import errno
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from . import snapshot_page as page
+from .late_copy import local
 from .memory_left import available
-from .snapshot_file import MisfitError, SnapshotFile, local
+from .snapshot_file import MisfitError, SnapshotFile
 from .snapshot_memory import Memory
 
 _MARGIN = 1.1
@@ -37,45 +39,80 @@ class Snapshots:
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
         self.saver = memory.saver
         """What writes checkpoints from the buffers; None: nothing does."""
-        self._received = 0
+        self._receiving = 0
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
     @property
     def _entries(self) -> list[page.Entry | None]:
-        return [page.read(self._page, index) for index in range(page.BUFFERS)]
+        return [page.read(self._page, index) for index in range(len(self._files))]
 
-    def write(self, step: int, state: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        step: int,
+        state: Callable[[], Mapping[str, Any]],
+        flat: Mapping[str, Any],
+        late: AbstractSet[str] = frozenset(),
+        keep: AbstractSet[int] = frozenset(),
+    ) -> "Callable[[], bool] | None":
         """Take a snapshot; the one before stays, whatever happens.
 
         Args:
             step: how many steps are done.
-            state: the nested state dict of this rank.
+            state: returns the nested state dict of this rank; it is not often needed.
             flat: the same, flattened as DCP does it.
+            late: keys of tensors that may be copied while training goes on.
+            keep: steps whose snapshots stay too.
+
+        Returns:
+            What is to be called, from any thread, to complete the snapshot: it returns whether it
+            is one, which it is not if a tensor was changed meanwhile. None: it is complete.
 
         Raises:
             OSError: there is no memory for it.
             Exception: a value cannot be pickled.
         """
-        index, newest = self._next()
+        index, newest = self._next(keep)
         file, other = self._files[index], self._files[newest]
+        is_replicated = not _has_shards(flat)
         page.write(self._page, index, None)
+        copy = None
         try:
-            if not file.fits(flat) and other.fits(flat):
+            values = file.values_of(flat)
+            if values is None and other.values_of(flat) is not None:
                 file.copy(other)
-            if not file.fits(flat):
+                values = file.values_of(flat)
+            if values is None:
                 raise MisfitError
-            file.write(flat)
+            copy = file.write(values, late)
         except MisfitError:
             self._check_room(flat)
-            file.lay_out(state, is_whole=not _has_shards(flat))
-        self._now_holds(index, step, is_replicated=not _has_shards(flat))
+            file.lay_out(state(), is_whole=is_replicated)
+        if copy is None:
+            self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            return None
+        begun = copy
 
-    def _next(self) -> tuple[int, int]:
+        def complete() -> bool:
+            is_whole = begun.run()
+            if is_whole:
+                self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            return is_whole
+
+        return complete
+
+    def forget(self, step: int) -> None:
+        """Forget the snapshot of a step: not all ranks have theirs."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and entry.step == step:
+                page.write(self._page, index, None)
+
+    def _next(self, keep: AbstractSet[int] = frozenset()) -> tuple[int, int]:
         """Return the buffer for the next snapshot, and that of the newest one."""
-        entries = self._entries
-        newest = max(range(page.BUFFERS), key=lambda i: _generation(entries[i]))
-        held = {i for i in range(page.BUFFERS) if self._is_held(i)}
-        free = [i for i in range(page.BUFFERS) if i != newest and i not in held]
+        entries, buffers = self._entries, range(len(self._files))
+        newest = max(buffers, key=lambda i: _generation(entries[i]))
+        held = {i for i in buffers if self._is_held(i)}
+        held |= {i for i, entry in enumerate(entries) if entry is not None and entry.step in keep}
+        free = [i for i in buffers if i != newest and i not in held]
         # Of two, one with memory before one without, and a void one before an older one.
         index = min(free, key=lambda i: (not self._size(i), _generation(entries[i])))
         if not held:
@@ -116,28 +153,56 @@ class Snapshots:
                 f"more, and {left / 1e9:.2f} GB of memory are available",
             )
 
-    def find(self, step: int) -> SnapshotFile | None:
-        """Return this rank's share of the state of a step; None: it has none."""
+    def written(self, step: int) -> SnapshotFile | None:
+        """Return what this process has written of a step; None: nothing."""
+        for file, entry in zip(self._files, self._entries, strict=True):
+            if entry is not None and entry.step == step and file.data_bytes:
+                return file
+        return None
+
+    def ranks_of(self, step: int) -> list[int]:
+        """Return whose shares of a step are here."""
+        entries = (entry for entry in self._entries if entry is not None and entry.step == step)
+        return [one.rank for one in entries if one.world_size == self._world_size]
+
+    def find(self, step: int, rank: int | None = None) -> SnapshotFile | None:
+        """Return a share of the state of a step, of this rank or another; None: it is not here."""
+        wanted = (self._world_size, self._rank if rank is None else rank)
         for index, entry in enumerate(self._entries):
-            if entry is not None and entry.step == step:
+            if entry is None or entry.step != step:
+                continue
+            if entry.is_replicated or (entry.world_size, entry.rank) == wanted:
                 self._files[index].open(entry.data_bytes, entry.layout_bytes)
                 return self._files[index]
         return None
+
+    def has(self, step: int) -> bool:
+        """Return whether this rank has left its share of the state of a step."""
+        return any(entry is not None and entry.step == step for entry in self._entries)
 
     def is_replicated(self, step: int) -> bool:
         """Return whether this rank's share of a step is the state of all ranks."""
         return any(e is not None and e.step == step and e.is_replicated for e in self._entries)
 
-    def receive(self, data_bytes: int, layout_bytes: int) -> SnapshotFile:
+    def receive(
+        self, data_bytes: int, layout_bytes: int, keep: AbstractSet[int] = frozenset()
+    ) -> SnapshotFile:
         """Return a file to be filled with what another rank sends; ``received`` follows."""
-        self._received = next(i for i in range(page.BUFFERS) if not self._is_held(i))
-        page.write(self._page, self._received, None)
-        self._files[self._received].bytes_to_receive(data_bytes, layout_bytes)
-        return self._files[self._received]
+        index, _ = self._next(keep)
+        self._receiving = index
+        page.write(self._page, index, None)
+        self._files[index].bytes_to_receive(data_bytes, layout_bytes)
+        return self._files[index]
 
-    def received(self, step: int) -> None:
-        """The file of ``receive`` is complete, and is the replicated state of a step."""
-        self._now_holds(self._received, step, is_replicated=True)
+    def received(self, step: int, *, rank: int, is_replicated: bool) -> None:
+        """The file of ``receive`` is complete: the share of a rank, or what all ranks have."""
+        self._now_holds(self._receiving, step, rank=rank, is_replicated=is_replicated)
+
+    def forget_others(self) -> None:
+        """Forget shares of other ranks: they have them now."""
+        for index, entry in enumerate(self._entries):
+            if entry is not None and not entry.is_replicated and entry.rank != self._rank:
+                page.write(self._page, index, None)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -154,7 +219,7 @@ class Snapshots:
 
     def clear(self) -> None:
         """Forget all snapshots: the ranks go on from another state."""
-        for index in range(page.BUFFERS):
+        for index in range(len(self._files)):
             page.write(self._page, index, None)
 
     def close(self) -> None:
@@ -165,14 +230,14 @@ class Snapshots:
         if self.saver is not None:
             self.saver.close()
 
-    def _now_holds(self, index: int, step: int, *, is_replicated: bool) -> None:
+    def _now_holds(self, index: int, step: int, *, rank: int, is_replicated: bool) -> None:
         file = self._files[index]
         self._generation += 1
         entry = page.Entry(
             self._generation,
             step,
             self._world_size,
-            self._rank,
+            rank,
             file.data_bytes,
             file.layout_bytes,
             is_replicated,

@@ -10,7 +10,8 @@ from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.optim import Optimizer
 
-from .snapshot_file import MisfitError, SnapshotFile, local
+from .late_copy import local
+from .snapshot_file import MisfitError, SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
 """An optimizer has no state for a parameter that never had a gradient."""
@@ -41,54 +42,59 @@ class State:
                     f"Checkpointer was given {name}={type(value).__name__}, which has no "
                     "state_dict and load_state_dict; right would be an object that has both."
                 )
-        self._objects = dict(objects)
+        self.objects = dict(objects)
         self._initialised: list[Optimizer] = []
         """Optimizers that were given state only to load into it."""
         modules = [value for value in objects.values() if isinstance(value, nn.Module)]
-        self._owners: dict[str, nn.Module] = {}
+        self.owners: dict[str, nn.Module] = {}
         """By the name of an optimizer: the module whose parameters it optimizes."""
         for name, value in objects.items():
             if isinstance(value, Optimizer):
                 mine = {id(p) for group in value.param_groups for p in group["params"]}
                 for module in modules:
                     if mine <= {id(p) for p in module.parameters()}:
-                        self._owners[name] = module
+                        self.owners[name] = module
                         break
 
-    def collect(self, *, initialised: frozenset[str] = frozenset()) -> dict[str, Any]:
+    def collect(
+        self, *, initialised: frozenset[str] = frozenset(), only: str | None = None
+    ) -> dict[str, Any]:
         """Return the nested state dict, which shares the memory of the objects.
 
         Args:
+            only: the name of the one object that is asked for; None: all.
             initialised: optimizers that get their state first, where they have none yet, so that
                 there is something to load into.
         """
         found: dict[str, Any] = {}
-        for name, value in self._objects.items():
+        for name, value in self.objects.items():
+            if only is not None and name != only:
+                continue
             if isinstance(value, nn.Module):
                 found[name] = dcp.get_model_state_dict(value)
-            elif name not in self._owners:
+            elif name not in self.owners:
                 found[name] = value.state_dict()
             elif name in initialised:
                 if not value.state:
                     self._initialised.append(value)
                 with _without_gradients(value):
-                    found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
+                    found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
             else:
                 with _as_it_is(value):
-                    found[name] = dcp.get_optimizer_state_dict(self._owners[name], value)
+                    found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
         return found
 
     def apply(self, state: Mapping[str, Any]) -> None:
         """Give the objects the state of a nested state dict."""
         self._initialised.clear()
-        for name, value in self._objects.items():
+        for name, value in self.objects.items():
             mine = state.get(name, {})
             if isinstance(value, nn.Module):
                 dcp.set_model_state_dict(value, mine)
-            elif name in self._owners:
+            elif name in self.owners:
                 mine = {"state": {}, "param_groups": [], **mine}
                 dcp.set_optimizer_state_dict(
-                    self._owners[name], value, optim_state_dict=mine, options=_LENIENT
+                    self.owners[name], value, optim_state_dict=mine, options=_LENIENT
                 )
             else:
                 value.load_state_dict(mine)
@@ -102,7 +108,7 @@ class State:
     def with_optimizer_state(self, keys: Mapping[str, Any]) -> frozenset[str]:
         """Return the optimizers of which a flat state dict has state."""
         return frozenset(
-            name for name in self._owners if any(key.startswith(f"{name}.state.") for key in keys)
+            name for name in self.owners if any(key.startswith(f"{name}.state.") for key in keys)
         )
 
     def prepare(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,12 +120,12 @@ class State:
         return {name: value for name, value in state.items() if self._is_of_torch(name)}
 
     def _is_of_torch(self, name: str) -> bool:
-        return name in self._owners or isinstance(self._objects[name], nn.Module)
+        return name in self.owners or isinstance(self.objects[name], nn.Module)
 
     @property
     def others(self) -> frozenset[str]:
         """The names of objects that are neither modules nor optimizers of one."""
-        return frozenset(name for name in self._objects if not self._is_of_torch(name))
+        return frozenset(name for name in self.objects if not self._is_of_torch(name))
 
     def load(self, file: SnapshotFile, *, is_trusted: bool = True) -> "Loading":
         """Begin to load a snapshot; nothing is changed before ``Loading.finish``.
@@ -140,7 +146,7 @@ class State:
                     raise MisfitError(f"{key} is {there} in it and {now} in the script")
         values: dict[str, Any] = {}
         for index, item in enumerate(file.items):
-            if item.path[0] not in self._objects:
+            if item.path[0] not in self.objects:
                 raise MisfitError(f"{item.key} is in it and not in the script")
             if not item.dtype:
                 values[item.key] = file.read(index, is_trusted=is_trusted)

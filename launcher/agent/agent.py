@@ -6,11 +6,13 @@ imports torch.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from ... import events as ev
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
+from ...rendezvous.protocol.drain_messages import Drain, MayLeave
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -36,6 +38,7 @@ from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import replace
 from ..machine.network import PortReservation
+from ..preemption.departure import Departure, GoneSoon, TimeToLeave
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.event_log import EventLog
@@ -68,7 +71,8 @@ _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
 
 
-_Event = LinkEvent | SpawnerEvent | Signalled | FarewellOver | TimeOver | FenceTick
+_OfTime = FarewellOver | TimeOver | FenceTick | TimeToLeave
+_Event = LinkEvent | SpawnerEvent | Signalled | GoneSoon | _OfTime
 
 
 class Agent:
@@ -95,7 +99,7 @@ class Agent:
         self._options = options = parts.options
         self._event = parts.display.event
         self._saves = Saves(self._event)
-        self._snapshots = HeldSnapshots(parts.count.count, self._saves)
+        self._snapshots = HeldSnapshots(parts.count.count, self._saves, options.snapshot_replicas)
         self._offers = NodeOffers(port, self._snapshots)
         self._node = NodeSpec(
             node_id=identity.node_id,
@@ -113,9 +117,11 @@ class Agent:
         self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
+        self._departure = Departure(options.shutdown_timeout_s, self._send, self.post, self._event)
         self._farewell = Farewell(
             self._end,
             parts,
+            self._departure,
             lambda: self._claim.has_peers and not self.status.connected,
             self._send,
             self.post,
@@ -126,6 +132,7 @@ class Agent:
             self._offers,
             self._send,
             self._farewell.left,
+            lambda at: self._departure.are_ready(at.round, self._node.local_world_size),
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(
@@ -181,6 +188,12 @@ class Agent:
         self._parts.spawner.listen(self.post)
         self._workers.listen(loop)
         self._snapshots.listen(loop)
+        self._departure.listen(loop)
+        if (source := self._options.preemption_notice) is not None:
+            # The agent of a job without it does not load its modules.
+            from ..preemption.watch import watch
+
+            self._departure.watch(watch(source, os.environ, self.post, self._event))
         relay = self._parts.relay
         if relay is not None:
             relay.attach(loop)
@@ -195,6 +208,7 @@ class Agent:
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
         self._snapshots.close()
+        self._departure.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
@@ -244,6 +258,14 @@ class Agent:
                 self._send(ChallengeReply())
             case StackOrder(number):
                 self._hangs.report(number, self._workers.group)
+            case Drain() if self._runs(event.round):
+                self._departure.order(event)
+            case MayLeave(number, step) if self._runs(number):
+                self._farewell.leave(self._departure.reason, self._workers, step)
+            case GoneSoon():
+                self._farewell.gone_soon(event, self._workers)
+            case TimeToLeave():
+                self._farewell.leave(self._departure.reason, self._workers)
             case NoHang():
                 self._hangs.answered(event)
             case StepsOrder(number):
@@ -271,6 +293,11 @@ class Agent:
                 self._farewell.signalled(event, self._workers)
             case FarewellOver():
                 self._end.left()
+
+    def _runs(self, round_number: int) -> bool:
+        """Return whether workers of a round are here, or have just succeeded."""
+        group = self._workers.group
+        return group is not None and group.assignment.round == round_number
 
     def _renamed(self, node_id: str) -> None:
         """Another host has this one's name: what is said from now on is said as another node."""
@@ -308,6 +335,8 @@ class Agent:
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
+        if self._end.is_pending:
+            self._departure.repeat()
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
         if again or self._told_down:
@@ -339,12 +368,16 @@ class Agent:
             self._event(begun)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
+        self._departure.begin()
         self._workers.start(assignment)
         self.status.started(assignment)
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
         self._reports.told_to_stop(stop.round)
+        self._farewell.leave(
+            self._departure.reason, self._workers
+        )  # the next round does without this node
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
@@ -375,7 +408,10 @@ class Agent:
         # What all nodes have, one writes.
         if self._options.save_at_breakpoint and self._claim.is_first_node and not has_succeeded:
             snapshot = self._snapshots.newest_whole()
-        await self._saves.conclude(self._end.time_left_s(), snapshot)
+        left_s = self._end.time_left_s()
+        if self._departure.reason:
+            left_s = min(left_s, self._departure.patience_s())
+        await self._saves.conclude(left_s, snapshot)
 
     # --- the spawner -------------------------------------------------------------------------
 

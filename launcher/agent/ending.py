@@ -12,10 +12,12 @@ from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Leave, Outcome, Verdict
 from ...values import dataclass
 from ..options import LaunchOptions
+from ..preemption.departure import Departure, GoneSoon
 from ..reporting.failure_report import final_report
 from .parts import NodeParts
 from .signals import heard
 from .supervisor import Supervisor
+from .worker_group import WorkerGroupState
 
 _FAREWELL_S = 5.0
 """The longest time that a leaving node waits for an absent master, to tell it why."""
@@ -118,6 +120,7 @@ class Farewell:
         self,
         end: NodeEnd,
         parts: NodeParts,
+        departure: Departure,
         is_missed: Callable[[], bool],
         send: Callable[[Leave], None],
         post: Callable[[Signalled | FarewellOver], None],
@@ -127,11 +130,12 @@ class Farewell:
         Args:
             end: is told of the signal, and when nothing is left to be waited for.
             parts: which signals are handled; those for the workers are passed on.
+            departure: what the workers do before a node is gone, and until when.
             is_missed: returns whether the master would take this node for lost, if it left now.
             send: sends a message to the master.
             post: queues an event; it comes back through ``signalled``, or ends the node.
         """
-        self._end, self._parts = end, parts
+        self._end, self._parts, self._departure = end, parts, departure
         self._is_missed, self._send, self._post = is_missed, send, post
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,6 +157,11 @@ class Farewell:
             elif group is None:
                 self._end.left()  # it only waits for the master
             return
+        is_first = name not in self._departure.sources
+        if event.number == signal.SIGTERM and is_first and self._departure.waits_for_workers:
+            seconds = self._parts.options.shutdown_timeout_s
+            self.gone_soon(GoneSoon(name, seconds), workers)
+            return
         self._end.asked_by(event.number)
         self._parts.display.event(ev.NodeSignalled(name, group.alive if group is not None else 0))
         self._send(Leave(name))
@@ -160,6 +169,37 @@ class Farewell:
             self.left()
         else:
             workers.stop(event.number)
+
+    def gone_soon(self, gone: GoneSoon, workers: Supervisor) -> None:
+        """This node will be gone: have all ranks leave one state first, if they do anything."""
+        group = workers.group
+        if not self._end.is_pending:
+            return
+        if group is None or group.state.is_ending or group.state is WorkerGroupState.DONE:
+            self.leave(gone.reason, workers)
+        else:
+            self._departure.notice(gone)
+
+    def leave(self, reason: str, workers: Supervisor, step: int = -1) -> None:
+        """Leave as on SIGTERM: this node will be gone, and the ranks have had their time.
+
+        Args:
+            reason: why it will be gone; empty: it will not, and stays.
+            workers: are stopped.
+            step: whose state they have left; -1: none.
+        """
+        group = workers.group
+        if not reason or not self._end.is_pending:
+            return
+        self._end.asked_by(signal.SIGTERM)
+        self._parts.display.event(
+            ev.NodeLeaves(reason, group.alive if group is not None else 0, step)
+        )
+        self._send(Leave(reason))
+        if group is None:
+            self.left()
+        else:
+            workers.stop(patience_s=self._departure.patience_s())
 
     def left(self) -> None:
         """Leave, now that no worker is left, if a signal asked for it; tell the master first.

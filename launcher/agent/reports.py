@@ -28,6 +28,7 @@ class NodeReports:
         offers: NodeOffers,
         send: Callable[[Report], None],
         left: Callable[[], None],
+        are_ready: Callable[[Assignment], bool],
         *,
         rank0_decides: bool,
     ) -> None:
@@ -39,6 +40,8 @@ class NodeReports:
             offers: what this node offers for the next round.
             send: sends a report to the master.
             left: is called when nothing of a round is left here.
+            are_ready: whether workers that have succeeded have only made themselves ready, since
+                nodes will be gone; the master is then told that.
             rank0_decides: ``--success-policy rank0``.
         """
         self._claim = claim
@@ -46,6 +49,7 @@ class NodeReports:
         self._offers = offers
         self._send = send
         self._left = left
+        self._are_ready = are_ready
         self._rank0_decides = rank0_decides
         self._told_to_stop = -1
 
@@ -78,7 +82,7 @@ class NodeReports:
 
     def workers_done(self, assignment: Assignment) -> None:
         """Tell the master that all workers here have succeeded, or the one that decides."""
-        if self._claim.state is not ClaimState.DONE:
+        if self._claim.state is not ClaimState.DONE and not self._are_ready(assignment):
             self._claim.done()
             self._send(Done(assignment.round))
 

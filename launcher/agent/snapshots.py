@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.offer import STEP_MAX, Offer, Snapshot, Snapshots
+from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Snapshot, Snapshots
 from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
@@ -23,20 +23,27 @@ from ..saver.saves import Saves, WholeSnapshot
 _CREDENTIALS = struct.Struct("3i")
 _WAITING_MAX = 128
 """Workers that ask at the same moment."""
+_MESSAGE_MAX = max(page.REQUEST.size, page.REPLICA.size, page.SAVE.size)
+_SAYS_NOTHING = -1
+"""In the place of a local rank."""
 
 
 class HeldSnapshots:
     """The memory of the snapshots of this node; ``close`` it."""
 
-    def __init__(self, local_world_size: int, saves: Saves) -> None:
+    def __init__(self, local_world_size: int, saves: Saves, replicas: int = 0) -> None:
         """Hold nothing yet.
 
         Args:
             local_world_size: how many workers there are.
             saves: writes the checkpoints that workers ask for.
+            replicas: of how many other ranks each worker keeps the shares.
         """
         self._local_world_size = local_world_size
         self._saves = saves
+        self._replicas = replicas
+        self._of_others: dict[tuple[int, int], _RankMemory] = {}
+        """By local rank and number, from 1."""
         self._memory: dict[int, _RankMemory] = {}
         """By local rank; only of those that have asked for it."""
         self._assignment: Assignment | None = None
@@ -70,15 +77,16 @@ class HeldSnapshots:
             and (before.round, before.formed_by) == (resumed.round, resumed.formed_by)
         )
         step = resumed.step if is_of_these and resumed is not None else None
-        for memory in self._memory.values():
+        for memory in (*self._memory.values(), *self._of_others.values()):
             memory.keep(step)
 
     def drop(self) -> None:
         """Give the memory back: what it holds will not be resumed from."""
         self._assignment = None
-        for memory in self._memory.values():
+        for memory in (*self._memory.values(), *self._of_others.values()):
             memory.close()
         self._memory.clear()
+        self._of_others.clear()
 
     def held(self) -> Snapshots | None:
         """Return the steps of which each worker here has left its share."""
@@ -88,7 +96,18 @@ class HeldSnapshots:
         shares = [memory.shares(local_rank) for local_rank, memory in self._memory.items()]
         common = set.intersection(*shares)
         newest = tuple(sorted(common, key=lambda one: one.step)[-page.BUFFERS :])
-        return Snapshots(at.round, at.formed_by, newest) if newest else None
+        replicas = self._held_of_others()
+        if not newest and not replicas:
+            return None
+        return Snapshots(at.round, at.formed_by, newest, replicas)
+
+    def _held_of_others(self) -> tuple[Replica, ...]:
+        ranks: dict[tuple[int, int], set[int]] = {}
+        for memory in self._of_others.values():
+            for entry in memory.entries():
+                ranks.setdefault((entry.step, entry.world_size), set()).add(entry.rank)
+        newest = sorted(ranks.items())[-page.BUFFERS :]
+        return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
 
     def newest_whole(self) -> WholeSnapshot | None:
         """Return the newest snapshot that is the state of all ranks; None: there is none."""
@@ -138,10 +157,13 @@ class HeldSnapshots:
     def _answer(self, connection: socket.socket) -> bool:
         """Take one message of a worker, or hang up; return whether there was one."""
         try:
-            data = connection.recv(max(page.REQUEST.size, page.SAVE.size) + 1)
+            data = connection.recv(_MESSAGE_MAX + 1)
             local_rank = self._asking[connection]
             if local_rank is None and len(data) == page.REQUEST.size:
                 self._hand_out(connection, *page.REQUEST.unpack(data))
+                return True
+            if local_rank is None and len(data) == page.REPLICA.size:
+                self._hand_out(connection, *page.REPLICA.unpack(data))
                 return True
             if local_rank is not None and len(data) == page.SAVE.size:
                 self._take_order(connection, local_rank, *page.SAVE.unpack(data))
@@ -153,8 +175,10 @@ class HeldSnapshots:
         self._hang_up(connection)
         return False
 
-    def _hand_out(self, connection: socket.socket, magic: bytes, rank: int) -> None:
-        memory = self._memory_of(rank) if magic == page.MAGIC else None
+    def _hand_out(
+        self, connection: socket.socket, magic: bytes, rank: int, replica: int = 0
+    ) -> None:
+        memory = self._memory_of(rank, replica) if magic == page.MAGIC else None
         if memory is None or self._assignment is None:
             self._hang_up(connection)
             return
@@ -162,7 +186,8 @@ class HeldSnapshots:
         step = -1 if at.resumption is None else at.resumption.step
         reply = page.REPLY.pack(page.MAGIC, step, memory.held, at.round == 0)
         socket.send_fds(connection, [reply], memory.fds)
-        self._asking[connection] = rank - at.rank_offset
+        # Of what is another rank's, nothing is saved.
+        self._asking[connection] = rank - at.rank_offset if not replica else _SAYS_NOTHING
 
     def _take_order(
         self, connection: socket.socket, local_rank: int, magic: bytes, buffer: int, step: int
@@ -187,8 +212,8 @@ class HeldSnapshots:
             del self._asking[connection]
             connection.close()
 
-    def _memory_of(self, rank: int) -> "_RankMemory | None":
-        """Return the memory of a rank; None: it is not of this node.
+    def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
+        """Return the memory of a rank, or that for a replica; None: it is not of this node.
 
         Raises:
             OSError: there is no descriptor, or no memory.
@@ -198,6 +223,12 @@ class HeldSnapshots:
         local_rank = rank - self._assignment.rank_offset
         if not 0 <= local_rank < self._local_world_size:
             return None
+        if replica:
+            if replica > self._replicas:
+                return None
+            if (local_rank, replica) not in self._of_others:
+                self._of_others[local_rank, replica] = _RankMemory()
+            return self._of_others[local_rank, replica]
         if local_rank not in self._memory:
             self._memory[local_rank] = _RankMemory()
         return self._memory[local_rank]
@@ -227,11 +258,10 @@ class _RankMemory:
 
     def shares(self, local_rank: int) -> set[Snapshot]:
         """Return what the worker has left; of which world, its rank and place say."""
-        entries = (page.read(self._page, index) for index in range(page.BUFFERS))
         return {
             Snapshot(one.step, one.world_size, one.rank - local_rank, one.is_replicated)
-            for one in entries
-            if one is not None and one.step <= STEP_MAX and one.rank >= local_rank
+            for one in self.entries()
+            if one.rank >= local_rank
         }
 
     def whole(self, local_rank: int, step: int) -> WholeSnapshot | None:
@@ -244,6 +274,11 @@ class _RankMemory:
             if entry.is_replicated:
                 return WholeSnapshot(local_rank, index, self.fds[1 + index], entry, place)
         return None
+
+    def entries(self) -> list[page.Entry]:
+        """Return what the buffers hold."""
+        entries = (page.read(self._page, index) for index in range(page.BUFFERS))
+        return [one for one in entries if one is not None and one.step <= STEP_MAX]
 
     def keep(self, step: int | None) -> None:
         """Forget all steps but one."""

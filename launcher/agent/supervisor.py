@@ -122,6 +122,8 @@ class Supervisor:
         self._is_hung = False
         """The workers are being stopped because they hang."""
         self._recorders = FlightRecorders({})
+        self._limit_s: float | None = None
+        """How long the workers that are being stopped have at most."""
         self._oom = OomWatch()
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
@@ -175,7 +177,12 @@ class Supervisor:
             self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
     def stop(
-        self, number: int = signal.SIGTERM, *, lets_settle: bool = False, is_hung: bool = False
+        self,
+        number: int = signal.SIGTERM,
+        *,
+        lets_settle: bool = False,
+        is_hung: bool = False,
+        patience_s: float | None = None,
     ) -> None:
         """Signal the workers to end; kill those that are left when their time is over.
 
@@ -184,6 +191,7 @@ class Supervisor:
             lets_settle: first give workers that are ending by themselves a moment.
             is_hung: they hang, and are not given the time to save anything; what NCCL's flight
                 recorder has of them is written first.
+            patience_s: how long they have at most; None: as long as workers have.
         """
         if (group := self.group) is None:
             return
@@ -203,6 +211,7 @@ class Supervisor:
         if group.state is before:
             return  # it is being stopped already, and its time runs
         if group.state is WorkerGroupState.STOPPING:
+            self._limit_s = patience_s
             self._arm(group, self._patience_s)
         else:
             self._arm(group, SURVIVES_KILL_S)
@@ -441,7 +450,10 @@ class Supervisor:
     @property
     def _patience_s(self) -> float:
         """How long workers have to end after SIGTERM."""
-        return min(HUNG_S, self._shutdown_timeout_s) if self._is_hung else self._shutdown_timeout_s
+        limits = [self._shutdown_timeout_s]
+        limits += [HUNG_S] if self._is_hung else []
+        limits += [self._limit_s] if self._limit_s is not None else []
+        return min(limits)
 
     def _arm(self, group: WorkerGroup, seconds: float) -> None:
         """Limit the time that a group spends in its present state."""

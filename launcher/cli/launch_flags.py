@@ -204,6 +204,24 @@ def _failure_flags() -> list[Flag]:
         ),
         *_breakpoint_flags(),
         Flag(
+            "--snapshot-replicas",
+            group=_FAILURE,
+            metavar="R",
+            read=values.whole(0, 16),
+            ours=True,
+            help="Keep sharded snapshots of a Checkpointer on R other nodes too, so that the loss"
+            " of a host costs no state; default 0. It takes 2 x R a rank's state in memory.",
+        ),
+        Flag(
+            "--preemption-notice",
+            group=_FAILURE,
+            metavar="SOURCE",
+            read=values.notice_source,
+            ours=True,
+            help="Ask whether this machine will be gone: gcp, aws, azure, file:PATH, or auto for"
+            " the cloud that the firmware names. All ranks then leave one state first.",
+        ),
+        Flag(
             "--signals-to-handle",
             group=_FAILURE,
             metavar="NAMES",

@@ -153,6 +153,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         logs=_logs(given),
         signals=_signals(given, remarks),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
+        snapshot_replicas=given.get("snapshot_replicas", 0),
+        preemption_notice=given["preemption_notice"],
         policy=policy,
         propagate_exit_code=given["propagate_exit_code"],
         virtual_local_rank=given["virtual_local_rank"],

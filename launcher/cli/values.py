@@ -65,6 +65,15 @@ def string(text: str) -> str:
     return text
 
 
+def notice_source(text: str) -> str:
+    """Return what says that this machine will be gone."""
+    source = text.strip()
+    is_file = source.startswith("file:") and len(source) > len("file:")
+    if not is_file and source not in ("auto", "gcp", "aws", "azure"):
+        raise BadValue("gcp, aws, azure, auto or file:PATH")
+    return source
+
+
 def whole(low: int, high: int = MAX_COUNT) -> Callable[[str], int]:
     """Return a reader of a whole number from ``low`` to ``high``, in ASCII digits."""
     right = f"a whole number from {low} to {high}"

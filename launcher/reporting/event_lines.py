@@ -59,6 +59,10 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.MasterSignalled: logging.WARNING,
     ev.MasterUnreachable: logging.WARNING,
     ev.NodeSignalled: logging.WARNING,
+    ev.NodeGoneSoon: logging.WARNING,
+    ev.DrainOrdered: logging.WARNING,
+    ev.NodeLeaves: logging.WARNING,
+    ev.NoticeUnknown: logging.WARNING,
     ev.WorkersFenced: logging.WARNING,
     ev.KilledOnRequest: logging.WARNING,
     ev.WorkersKilled: logging.WARNING,
@@ -168,6 +172,12 @@ def _signalled(event: ev.NodeSignalled) -> str:
     return f"received {event.signal}: {stopping}leaving the job"
 
 
+def _node_leaves(event: ev.NodeLeaves) -> str:
+    left = f"all ranks have left the state of step {event.step}: " if event.step >= 0 else ""
+    stopping = f"stopping {event.workers} worker(s) and " if event.workers else ""
+    return f"{left}{stopping}leaving the job ({event.reason})"
+
+
 def _unreachable(event: ev.MasterUnreachable) -> str:
     so = "workers run on; trying again" if event.has_workers else "trying again"
     return f"no connection to the master at {event.endpoint} ({event.reason}): {so}"
@@ -217,6 +227,10 @@ _NOTES: Final[Mapping[type, Callable[[Any], str]]] = {
     notes.NodeReconnected: lambda n: f"node {n.node_id} is connected again",
     notes.NodeDisconnected: lambda n: f"node {n.node_id} lost its connection",
     notes.NodeLeaves: lambda n: f"node {n.node_id} leaves: {n.reason}",
+    notes.NodeGivesNotice: lambda n: (
+        f"node {n.node_id} will be gone soon ({n.reason}): all ranks leave the state of one step"
+        f" within {n.limit_s:.0f} s"
+    ),
     notes.NodeLost: lambda n: f"node {n.node_id} is lost: {n.reason}",
     notes.NodeExcluded: lambda n: f"node {n.node_id} is excluded",
     notes.NodeFailedChecks: lambda n: f"node {n.node_id} is sent away: {n.sentence}",
@@ -273,6 +287,17 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ),
     ev.NodeWaits: _waits,
     ev.NodeSignalled: _signalled,
+    ev.NodeGoneSoon: lambda e: (
+        f"this node will be gone in {e.seconds:.0f} s ({e.reason}): all ranks leave the state of"
+        f" one step first, within {e.limit_s:.0f} s"
+    ),
+    ev.DrainOrdered: lambda e: (
+        f"{e.reason}: all ranks leave the state of one step first, within {e.limit_s:.0f} s"
+    ),
+    ev.NodeLeaves: _node_leaves,
+    ev.NoticeUnknown: lambda e: (
+        f"--preemption-notice {e.source}: {e.reason}; the node runs on without notices"
+    ),
     ev.WorkersFenced: lambda e: (
         f"no leader for {e.limit_s:g} s: the workers here are killed, as others may start without"
         " this node"

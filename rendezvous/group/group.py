@@ -14,8 +14,10 @@ told when it is gone.
 
 import math
 
+from ..policy.drain import Draining
 from ..protocol import notes
 from ..protocol.check_messages import CheckResult
+from ..protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ..protocol.messages import (
     Attend,
     Challenge,
@@ -73,6 +75,7 @@ class Group:
             self.state, self._out, self._lobby, self._rounds, examiner, self._gone
         )
         self._silence = Silence(self.settings)
+        self._draining = Draining()
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -224,6 +227,7 @@ class Group:
             self._rounds.takeover.node_removed(name)
         self.roster.remove(node)
         self._rounds.gate.forget(name)
+        self._draining.forget(name)
         self._joining.contest.postpone(node.spec, -math.inf)
 
     # --- events ------------------------------------------------------------------------------
@@ -250,6 +254,13 @@ class Group:
             case Leave(reason):
                 self._joining.rival_leaves(node)
                 self._rounds.leave(node, reason)
+            case Notice(reason, seconds):
+                if self._draining.notice(node.spec.node_id, reason, now + seconds):
+                    self._out.note(notes.NodeGivesNotice(node.spec.node_id, reason, seconds))
+            case Drained(round_number, step):
+                if round_number == self.state.round == node.round:
+                    world = (self.state.round, self.state.formed_by)
+                    self._draining.left(world, node.spec.node_id, step)
             case ChallengeReply():
                 self._joining.answered(node, now)
             case CheckResult():
@@ -323,6 +334,8 @@ class Group:
             self._rounds.finish(Outcome.SUCCEEDED, now)
         if self.state.phase is GroupPhase.STOPPING and not self.roster.count(NodePhase.STOPPING):
             self._rounds.end_round(now)
+        if self._draining and self.state.phase is GroupPhase.RUNNING:
+            self._drain(now)
         if self.state.phase is GroupPhase.CHECKING:
             self._formation.advance_checks(now)
         if self.state.phase is GroupPhase.GATHERING:
@@ -331,6 +344,21 @@ class Group:
             newcomers = self._joining.contest.dissolve()
             self._out.add(self._rounds.ending.tell(newcomer.link for newcomer in newcomers))
             self._out.add(self._rounds.ending.advance(self.roster.detached, now))
+
+    def _drain(self, now: float) -> None:
+        """Nodes will be gone: have all ranks leave one state, then let these nodes leave."""
+        nodes = {node.spec.node_id: node for node in self.roster.in_phase(NodePhase.RUNNING)}
+        if not self._draining.is_any(nodes):
+            return
+        links = {name: node.link for name, node in nodes.items()}
+        order, untold = self._draining.orders((self.state.round, self.state.formed_by), links)
+        left_s = max(0.0, order.until - now)
+        drain = Drain(self.state.round, order.reason, left_s, order.is_whole)
+        for name in untold:
+            self._out.send(nodes[name], drain)
+        step, may_leave = self._draining.dismissals(links)
+        for name in may_leave:
+            self._out.send(nodes[name], MayLeave(self.state.round, step))
 
     def _try_take_over(self, takeover: Takeover, now: float) -> None:
         taken = takeover.decide(now)

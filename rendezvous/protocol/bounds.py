@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ... import defaults
 from .check_messages import CheckResult
+from .drain_messages import Drained, Notice
 from .failure import Failure
 from .lease_messages import LeaseAnswer, LeaseAsk
 from .messages import (
@@ -50,8 +51,8 @@ RULES_MAX = 1_000
 AGES_MAX = 10_000
 """Restarts that are remembered of a node, or of the job within its window."""
 NODES_MAX = 100_000
-SNAPSHOTS_MAX = 2
-"""Of one node: the newest, and the one before."""
+SNAPSHOTS_MAX = 8
+"""Of one node: the newest, the one before, and those that replicas belong to."""
 SECONDS_MAX = 1e9
 """As on the command line."""
 
@@ -81,6 +82,12 @@ def check(message: NodeMessage) -> None:
             _number("round", round_number)
         case Leave(reason):
             _text("reason", reason, NAME_MAX_CHARS)
+        case Notice(reason, seconds):
+            _text("reason", reason, NAME_MAX_CHARS)
+            _span("seconds", seconds, SECONDS_MAX)
+        case Drained(round_number, step):
+            _number("round", round_number)
+            _number("step", step, -1, STEP_MAX)
         case CheckResult(number, report, offer):
             _number("number", number)
             _text("report", report, REPORT_MAX_CHARS)
@@ -196,6 +203,13 @@ def _snapshots(snapshots: Snapshots) -> None:
         _number("step", snapshot.step, 0, STEP_MAX)
         _number("world_size", snapshot.world_size)
         _number("rank_offset", snapshot.rank_offset)
+    _length("replicas", len(snapshots.replicas), SNAPSHOTS_MAX)
+    for replica in snapshots.replicas:
+        _number("step", replica.step, 0, STEP_MAX)
+        _number("world_size", replica.world_size)
+        _length("ranks", len(replica.ranks), LOCAL_WORLD_SIZE_MAX)
+        for rank in replica.ranks:
+            _number("rank", rank)
 
 
 def _claim(claim: Claim) -> None:

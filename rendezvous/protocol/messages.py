@@ -10,6 +10,7 @@ import enum
 from ... import defaults
 from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
+from .drain_messages import Drain, Drained, MayLeave, Notice
 from .failure import Failure
 from .offer import Offer, Resumption
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
@@ -240,6 +241,8 @@ NodeMessage = (
     | StackReport
     | Suspicion
     | StepsReport
+    | Notice
+    | Drained
 )
 
 
@@ -396,4 +399,6 @@ MasterMessage = (
     | StackOrder
     | NoHang
     | StepsOrder
+    | Drain
+    | MayLeave
 )

@@ -40,6 +40,15 @@ class NodeLeaves:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGivesNotice:
+    """A node will be gone soon; all ranks leave one state first, in so many seconds at most."""
+
+    node_id: str
+    reason: str
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """The grace of a node is over, or another process has its identity."""
 
@@ -170,6 +179,7 @@ MasterNote = (
     | NodeReconnected
     | NodeDisconnected
     | NodeLeaves
+    | NodeGivesNotice
     | NodeLost
     | NodeExcluded
     | NodeFailedChecks

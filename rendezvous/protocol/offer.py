@@ -20,6 +20,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """Shares of other nodes' ranks in the state of one step."""
+
+    step: int
+    world_size: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshots:
     """All that a node holds. Those of different rounds do not belong together."""
 
@@ -28,6 +37,8 @@ class Snapshots:
     formed_by: str
     """The master that formed it, as in ``Assignment``."""
     held: tuple[Snapshot, ...]
+    replicas: tuple[Replica, ...] = ()
+    """Of several steps; none where ``--snapshot-replicas`` is 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.group.roster import Node, NodePhase
 from ft_run.rendezvous.group.world import usable_size
 from ft_run.rendezvous.protocol.check_messages import CheckVerdict
+from ft_run.rendezvous.protocol.drain_messages import MayLeave
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Assignment,
@@ -49,7 +50,7 @@ from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
-from ft_run.tests.harness.snapshot_invariants import check_resumption
+from ft_run.tests.harness.snapshot_invariants import check_dismissal, check_resumption
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
 
 
@@ -398,6 +399,8 @@ class Invariants:
                         self._takeover.started(incarnation, identities[incarnation], assignment)
                         self._in_world[incarnation] = _world_of(assignment)
                         self._served.add(incarnation)
+                case MayLeave():
+                    check_dismissal(command.message, self._agents, group.formed_by)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
                 case CheckVerdict(exit_code, report=report):

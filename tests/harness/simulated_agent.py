@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_run.rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
+from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -37,7 +38,7 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 
 
 class Broken:
@@ -107,6 +108,8 @@ class Left:
     is_replicated: bool
     state: tuple[str, int, int]
     """What tells states apart: the master, the round and the step that it was made in."""
+    ranks: int
+    """How many shares it is."""
 
 
 class Agent:
@@ -158,9 +161,17 @@ class Agent:
         """It stays only to tell the next master that it leaves."""
         self.left: dict[int, Left] = {}
         """By step: the snapshots of its workers."""
+        self.replicas: dict[int, dict[int, Left]] = {}
+        """By step and first rank: shares of other nodes."""
         self.steps = 0
         """How many steps its workers have done."""
         self._is_replicated = is_replicated
+        self.notice: float | None = None
+        """It will be gone in so many seconds, and leaves then at the latest."""
+        self.drain: Drain | None = None
+        """What its workers were told in this round."""
+        self.drains_at: int | None = None
+        """The step whose state all ranks leave, as they have agreed."""
         self.offer = self._new_offer()
 
     @property
@@ -190,6 +201,8 @@ class Agent:
         self._send(Attend(PROTOCOL_VERSION, "1", self.job, self.spec, self.offer, claim, leaving))
         if self.is_leaving and self._repeats_leave:
             self._send(Leave("SIGTERM"))
+        if self.notice is not None:
+            self._send(Notice("a notice", self.notice))
         stream = self.stream
         if self._has_to_say_why:
             self._end()
@@ -239,6 +252,11 @@ class Agent:
                 return self._start(assignment)
             case Stop(round_number):
                 self._stop(round_number)
+            case Drain(round_number):
+                self._drain(message)
+            case MayLeave(round_number):
+                if self.notice is not None and self.live == round_number and not self.is_leaving:
+                    self.leave()
             case Challenge():
                 self._send(ChallengeReply())
             case Verdict():
@@ -261,6 +279,7 @@ class Agent:
                 self._is_spare = message.spare and self.live is None and not self.is_done
                 if self._is_spare:
                     self.left.clear()
+                    self.replicas.clear()
         return False
 
     def _end(self) -> None:
@@ -314,17 +333,50 @@ class Agent:
             at.rank_offset,
             self._is_replicated,
             (at.formed_by, at.round, self.steps),
+            self.spec.local_world_size,
         )
         self.left = {step: self.left[step] for step in sorted(self.left)[-2:]}
+        self._say_drained()
+
+    # --- it will be gone ---------------------------------------------------------------------
+
+    def give_notice(self, seconds: float) -> None:
+        """A notice comes, while its workers run."""
+        self.notice = seconds
+        self._send(Notice("a notice", seconds))
+
+    def _drain(self, order: Drain) -> None:
+        if self.live == order.round:
+            self.drain = order
+            self._say_drained()  # once more, where it has
+
+    @property
+    def has_drained(self) -> bool:
+        """Whether its workers have left the state that all ranks have agreed on, and wait."""
+        return self.drains_at is not None and self.steps >= self.drains_at
+
+    def _say_drained(self) -> None:
+        if self.drain is not None and self.has_drained and self.live == self.drain.round:
+            self._send(Drained(self.drain.round, self.steps))
 
     def _held(self) -> Snapshots | None:
-        if self.line is None or not self.left:
+        if self.line is None or not (self.left or self.replicas):
             return None
         held = [
             Snapshot(step, one.world_size, one.rank_offset, one.is_replicated)
             for step, one in sorted(self.left.items())
         ]
-        return Snapshots(*self.line, tuple(held))
+        replicas: list[Replica] = []
+        for step, shares in sorted(self.replicas.items()):
+            ranks = [r for first, one in shares.items() for r in range(first, first + one.ranks)]
+            size = next(iter(shares.values())).world_size
+            replicas.append(Replica(step, size, tuple(ranks)))
+        return Snapshots(*self.line, tuple(held), tuple(replicas))
+
+    def take_replica(self, step: int, share: Left) -> None:
+        """Another node has sent its shares of a step."""
+        self.replicas.setdefault(step, {})[share.rank_offset] = share
+        self.replicas = {n: self.replicas[n] for n in sorted(self.replicas)[-2:]}
 
     def _new_offer(self) -> Offer:
         return Offer(self.spec.address, self._new_port(), self._held())
@@ -353,7 +405,10 @@ class Agent:
         self.steps = resumed.step if resumed is not None else 0
         kept = {n: one for n, one in self.left.items() if n == self.steps}
         self.left = kept if is_of_these else {}
+        replicas = {n: one for n, one in self.replicas.items() if n == self.steps}
+        self.replicas = replicas if is_of_these else {}
         self.live, self.assignment, self._is_spare = assignment.round, assignment, False
+        self.drain, self.drains_at = None, None
         self.progress = Progress()
         self.order = None
         self.starts.append(assignment.round)
@@ -365,6 +420,8 @@ class Agent:
         if self._claim is None or self._claim.round < round_number:
             self._send(Stopped(round_number, self.offer))
         elif self.live is not None:
+            if self.notice is not None and not self.is_leaving:
+                self.leave()
             self.is_stopping = True
         elif self.is_done:
             self._has_stopped()

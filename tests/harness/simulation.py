@@ -388,6 +388,22 @@ class Simulation:
             self._log(f"{agent.name} gets SIGTERM")
             agent.leave()
 
+    def _give_notice(self, choice: int) -> None:
+        """A node learns that it will be gone; its time limit is a SIGTERM of this history."""
+        if agent := _pick([a for a in self._working() if not a.is_leaving], choice):
+            self._log(f"{agent.name} will be gone")
+            agent.give_notice(5.0)
+
+    def _agree_on_drain(self, choice: int) -> None:
+        """The ranks of a round hear of an order to drain, and agree on the next step of all."""
+        told = [a for a in self._working() if a.drain is not None and a.drains_at is None]
+        if agent := _pick(told, choice):
+            peers = [a for a in self._working() if a.line == agent.line]
+            step = 1 + max(a.steps for a in peers)
+            self._log(f"the ranks of {agent.line} leave the state of step {step}")
+            for peer in peers:
+                peer.drains_at = step
+
     # --- checks ------------------------------------------------------------------------------
 
     def _note_meeting(self, link: int, order: CheckOrder) -> None:
@@ -475,10 +491,26 @@ class Simulation:
 
     def _take_snapshots(self, choice: int) -> None:
         """The workers do a step; at times a kill follows before all have done it."""
-        working = sorted(self._working(), key=lambda agent: agent.steps)
+        working = [agent for agent in self._working() if not agent.has_drained]
+        working.sort(key=lambda agent: agent.steps)
         for agent in working if choice & 1 else working[:1]:
             agent.take_snapshot()
             self._log(f"{agent.name} has done step {agent.steps}")
+
+    def _replicate(self, choice: int) -> None:
+        """Nodes of a round send their shares of a step to the next ones; some do not arrive."""
+        if not (agent := _pick(self._working(), choice)):
+            return
+        peers = [a for a in self._working() if a.line == agent.line and a.assignment is not None]
+        peers.sort(key=lambda a: a.assignment.node_rank if a.assignment is not None else 0)
+        steps = sorted({step for peer in peers for step in peer.left})
+        step = _pick(steps, choice // 8)
+        for number, peer in enumerate(peers if step is not None else ()):
+            assert step is not None
+            sender = peers[number - 1]
+            if sender is not peer and step in sender.left and (choice >> number % 3) & 32 == 0:
+                peer.take_replica(step, sender.left[step])
+                self._log(f"{peer.name} has step {step} of {sender.name}")
 
     def _working(self) -> list[Agent]:
         return [a for a in self._there() if a.live is not None and not a.is_stopping]
@@ -507,6 +539,8 @@ class Simulation:
         self._start_master(0)
         for agent in self._there():
             agent.is_frozen = False
+            if agent.notice is not None and not agent.is_leaving:
+                agent.leave()  # its time is over
         self._checks.settling()
         for _ in range(_SETTLE_STEPS):
             self._flush(0)
@@ -554,6 +588,8 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._freeze: 1,
     Simulation._thaw: 2,
     Simulation._terminate: 2,
+    Simulation._give_notice: 2,
+    Simulation._agree_on_drain: 3,
     Simulation._fail: 5,
     Simulation._train: 1,
     Simulation._hang: 1,
@@ -562,6 +598,7 @@ _WEIGHTS: dict[Callable[[Simulation, int], None], int] = {
     Simulation._finish: 5,
     Simulation._finish_rank0: 2,
     Simulation._take_snapshots: 6,
+    Simulation._replicate: 5,
     Simulation._check: 10,
     Simulation._kill_master: 2,
     Simulation._start_master: 4,

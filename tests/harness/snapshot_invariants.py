@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from ft_run.rendezvous.protocol.drain_messages import MayLeave
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.tests.harness.simulated_agent import Agent
 
@@ -37,16 +38,49 @@ def check_resumption(
             for agent, place in zip(members, places, strict=True)
         )
 
+    def is_covered(number: int) -> bool:
+        """Whether the share of each rank is with some member, its own or another's."""
+        size = next(iter(assignments.values())).world_size
+        there: set[int] = set()
+        for agent in members:
+            own = [agent.left[number]] if number in agent.left else []
+            if agent.line == line:
+                for one in [*own, *agent.replicas.get(number, {}).values()]:
+                    is_of_size = one.world_size == size
+                    there.update(range(one.rank_offset, one.rank_offset + one.ranks * is_of_size))
+        return there >= set(range(size))
+
     known = {number for agent in members if agent.line == line for number in agent.left}
+    known |= {number for agent in members if agent.line == line for number in agent.replicas}
     whole = [number for number in known if is_whole(number)]
+    covered = [number for number in known if is_covered(number)]
     if all(agent.line == line for agent in members) and whole and step != max(whole):
         raise SnapshotError(f"I9: the state of step {max(whole)} is there, resumed is {step}")
+    if not whole and covered and (step is None or step < max(covered)):
+        raise SnapshotError(f"I9: all have {max(covered)} together, resumed is {step}")
     if step is None or resumed is None:
         return
     line = (resumed.round, resumed.formed_by)
-    holders = [agent for agent in members if agent.line == line and step in agent.left]
-    if not holders or len({agent.left[step].state for agent in holders}) != 1:
+    holders = [agent for agent in members if agent.line == line]
+    shares = [agent.left[step] for agent in holders if step in agent.left]
+    shares += [one for agent in holders for one in agent.replicas.get(step, {}).values()]
+    if len({share.state for share in shares}) != 1:
         raise SnapshotError(f"I9: there is no one state of step {step}")
-    is_replicated = all(agent.left[step].is_replicated for agent in holders)
-    if not (is_whole(step) or is_replicated):
+    is_replicated = all(share.is_replicated for share in shares)
+    if not (is_whole(step) or is_replicated or is_covered(step)):
         raise SnapshotError(f"I9: the state of step {step} is not whole")
+
+
+def check_dismissal(message: MayLeave, agents: Sequence[Agent], formed_by: str) -> None:
+    """Check that all ranks have left one state when a node is told that it may leave.
+
+    Args:
+        message: what it is told.
+        agents: all that there are.
+        formed_by: the master that formed the round.
+    """
+    line = (message.round, formed_by)
+    alive = [a for a in agents if a.is_there and a.live == message.round and a.line == line]
+    steps = {agent.steps if agent.has_drained else None for agent in alive}
+    if steps - {message.step}:
+        raise SnapshotError(f"I9: a node may leave with {message}, but ranks have left {steps}")

@@ -183,6 +183,11 @@ class Transcript:
         failure = hung(rank, agent.spec.host, "", f"{where} hangs in read() at dataset.py:41")
         self._handle(Hung(group.round, failure, ""))
 
+    def _drain(self, name: str, step: str) -> None:
+        agent = self._agents[name]
+        agent.drains_at, agent.steps = int(step), int(step) - 1
+        agent.take_snapshot()
+
     def _repeat(self, name: str, text: str) -> None:
         number, message = self._said[f"{name} {text}"]
         self._received(number, message)
@@ -268,6 +273,10 @@ _EVENTS: dict[str, Callable[..., None]] = {
     rf"the workers of {_NAME} are dead": lambda self, name: self._agents[name].finish_stop(),
     rf"the workers of {_NAME} exit with 0": lambda self, name: self._agents[name].finish(),
     rf"rank 0 on {_NAME} exits with 0": lambda self, name: self._agents[name].finish_rank0(),
+    rf"{_NAME} will be gone in ([\d.]+) s": lambda self, name, s: self._agents[name].give_notice(
+        float(s)
+    ),
+    rf"the workers of {_NAME} leave the state of step (\d+)": Transcript._drain,
     rf"{_NAME} gets SIGTERM": lambda self, name: self._agents[name].leave(),
     rf"{_NAME} has checked: (.+)": lambda self, name, text: self._agents[name].finish_check(text),
     rf"{_NAME} -> (.+) comes again": Transcript._repeat,

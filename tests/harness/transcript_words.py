@@ -10,6 +10,7 @@ from ft_run.rendezvous.protocol.check_messages import (
     CheckResult,
     CheckVerdict,
 )
+from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Challenge,
@@ -66,6 +67,10 @@ def words(message: NodeMessage | MasterMessage, job: JobSpec) -> str:
             return f"stopped round {number}"
         case Leave(reason):
             return f"leaves: {reason}"
+        case Notice(reason, seconds):
+            return f"will be gone ({reason}); the ranks have {seconds:g} s"
+        case Drained(number, step):
+            return f"round {number}: the state of step {step} is left"
         case ChallengeReply():
             return "is here"
         case Heard():
@@ -121,6 +126,13 @@ def _from_master(message: NodeMessage | MasterMessage) -> str:
             how = " at once" if is_stale else " (ending workers may end)" if lets_settle else ""
             how = " (which hang)" if is_hung else how
             return f"stop round {number}{how}: {reason}"
+        case Drain(number, reason, seconds, is_whole):
+            whole = ", nothing in memory stays" if is_whole else ""
+            return (
+                f"leave the state of one step of round {number} in {seconds:g} s{whole}: {reason}"
+            )
+        case MayLeave(number, step):
+            return f"you may leave round {number}: all have left step {step}"
         case Challenge():
             return "are you there?"
         case Verdict(_, code, sentence):

@@ -19,7 +19,7 @@ FLOORS = (
     ("launcher.main", "launcher.api"),
     ("launcher.commands",),
     ("launcher.agent",),
-    ("launcher.preflight", "launcher.cli"),
+    ("launcher.preflight", "launcher.preemption", "launcher.cli"),
     ("launcher.reporting",),
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     (

@@ -1,22 +1,28 @@
 """The Checkpointer in one process, without ft-run and with the memory that ft-run would hold."""
 
+import mmap
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ft_run.training import Checkpointer, checkpointer
+from ft_run.training import Checkpointer, checkpointer, late_copy
 from ft_run.training import snapshot_page as page
+from ft_run.training.late_copy import Background, LateCopy
+from ft_run.training.ranks import Question, Ranks
 from ft_run.training.snapshot_memory import Memory
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
+
+Given = Callable[[int], memoryview]
 
 
 class Sampler:
@@ -70,15 +76,22 @@ class Script:
         return [str(values), optimizer["param_groups"], str(self.sampler.seen)]
 
 
+@pytest.fixture(autouse=True)
+def _tensors_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy those of this network while training goes on, as large ones."""
+    monkeypatch.setattr(late_copy, "LARGE_BYTES", 1)
+
+
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Call it with the step to resume from: the next Checkpointer is given memory."""
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
+    """Call it with the step to resume from: the next Checkpointer is given memory, with a page."""
     fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
     os.ftruncate(fds[0], page.PAGE_BYTES)
 
-    def given(step: int) -> None:
+    def given(step: int) -> memoryview:
         mine = list(map(os.dup, fds))
         monkeypatch.setattr(checkpointer, "ask", lambda _: Memory(mine[0], tuple(mine[1:]), step))
+        return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 
     yield given
     for fd in fds:
@@ -91,17 +104,102 @@ def undisturbed(tmp_path: Path) -> list[Any]:
     return Script(tmp_path / "undisturbed", checkpoint_every=None).train(10).everything()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
 def test_a_snapshot_costs_one_step(
-    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any]
+    tmp_path: Path, memory: Given, undisturbed: list[Any], overlap: bool
 ) -> None:
-    memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     for step in (6, 5):
-        memory(step)
-        script = Script(tmp_path, checkpoint_every=None).train(10)
-        assert (script.resumed_at, script.everything()) == (step, undisturbed)
         memory(-1)
-        Script(tmp_path, checkpoint_every=None).train(10, until=6)
+        script = Script(tmp_path, checkpoint_every=None, overlap=overlap).train(10, until=6)
+        script.checkpointer.wait()
+        memory(step)
+        script = Script(tmp_path, checkpoint_every=None, overlap=overlap).train(10)
+        assert (script.resumed_at, script.everything()) == (step, undisturbed)
+
+
+def held(given: memoryview) -> set[int]:
+    """Return the steps of which there are snapshots."""
+    return {e.step for i in range(page.BUFFERS) if (e := page.read(given, i)) is not None}
+
+
+def test_the_optimizer_waits_for_the_copy(
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: list[Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    waited, wait, run = threading.Event(), Background.wait, LateCopy.run
+
+    def said_wait(self: Background) -> None:
+        waited.set()
+        wait(self)
+
+    def late_run(self: LateCopy) -> bool:
+        waited.wait()
+        waited.clear()
+        return run(self)
+
+    monkeypatch.setattr(Background, "wait", said_wait)
+    monkeypatch.setattr(LateCopy, "run", late_run)
+    given = memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    assert held(given) == {5, 6}
+    assert capfd.readouterr().err == ""
+    memory(6)
+    assert Script(tmp_path, checkpoint_every=None).train(10).everything() == undisturbed
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_weights_that_something_else_changes(
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_counted: bool,
+) -> None:
+    may_copy, run = threading.Event(), LateCopy.run
+    monkeypatch.setattr(LateCopy, "run", lambda self: (may_copy.wait(), run(self))[1])
+    given = memory(-1)
+    script = Script(tmp_path, checkpoint_every=None)
+    for number in script.checkpointer.steps(8):
+        # The first is of a new layout, and is written at once.
+        expected = {0: set(), 1: {1}, 6: {4, 6}, 7: {6, 7}}
+        assert held(given) == expected.get(number, {number - 1})
+        if number == 5:
+            with torch.no_grad():
+                weight: Any = script.model[0].weight
+                (weight if is_counted else weight.data).mul_(2)
+        may_copy.set()
+        script.optimizer.zero_grad()
+        script.model(torch.randn(5, 4)).square().sum().backward()
+        script.optimizer.step()
+        may_copy.clear()
+    assert capfd.readouterr().err == (
+        "ft-run: no snapshot of step 5 was taken: weights or optimizer state were changed before "
+        "the optimizer's next step; from now on training waits for each copy.\n"
+    )
+    assert held(given) == {7, 8}
+
+
+@pytest.mark.parametrize(("why", "expected"), [(1, {4, 6}), (2, {4})])
+def test_what_another_rank_has_not_is_forgotten(
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    why: int,
+    expected: set[int],
+) -> None:
+    given = memory(-1)
+    script = Script(tmp_path, checkpoint_every=None)
+    script.checkpointer.restore()
+
+    whys = iter((0, 0, 0, 0, why, 0))
+    monkeypatch.setattr(Ranks, "ask", lambda _, *own: Question(None, (*own[:2], next(whys))))
+    for step in range(1, 7):
+        script.checkpointer.step(step)
+    script.checkpointer.wait()
+    assert held(given) == expected
 
 
 def test_a_checkpoint_is_resumed_from_without_ft_run(
@@ -116,7 +214,7 @@ def test_a_checkpoint_is_resumed_from_without_ft_run(
 
 @pytest.mark.parametrize("way", ["snapshot", "checkpoint"])
 def test_gradients_of_before_do_not_matter(
-    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any], way: str
+    tmp_path: Path, memory: Given, undisturbed: list[Any], way: str
 ) -> None:
     memory(-1)
     every = 1 if way == "checkpoint" else None
@@ -131,7 +229,7 @@ def test_gradients_of_before_do_not_matter(
 
 
 def test_the_newer_of_snapshot_and_checkpoint(
-    tmp_path: Path, memory: Callable[[int], None], undisturbed: list[Any]
+    tmp_path: Path, memory: Given, undisturbed: list[Any]
 ) -> None:
     memory(-1)
     Script(tmp_path, checkpoint_every=4).train(10, until=6)
@@ -153,7 +251,7 @@ def test_a_checkpoint_is_one_of_dcp(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["snapshot", "checkpoint"])
 def test_an_optimizer_without_state_is_left_without(
-    tmp_path: Path, memory: Callable[[int], None], way: str
+    tmp_path: Path, memory: Given, way: str
 ) -> None:
     memory(-1)
     for _ in range(2):
@@ -166,7 +264,7 @@ def test_an_optimizer_without_state_is_left_without(
 
 
 def test_another_model_resumes_from_the_checkpoint(
-    tmp_path: Path, memory: Callable[[int], None], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
 ) -> None:
     memory(-1)
     Script(tmp_path / "other", width=4, checkpoint_every=1).train(10, until=2)
@@ -184,7 +282,7 @@ def test_another_model_resumes_from_the_checkpoint(
 
 
 def test_another_model_without_checkpoint_begins_anew(
-    tmp_path: Path, memory: Callable[[int], None], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
 ) -> None:
     memory(-1)
     Script(tmp_path, checkpoint_every=None).train(10, until=6)
@@ -197,7 +295,7 @@ def test_another_model_without_checkpoint_begins_anew(
 
 def test_without_memory_there_are_checkpoints(
     tmp_path: Path,
-    memory: Callable[[int], None],
+    memory: Given,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -63,6 +63,12 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def overwrite(file: SnapshotFile, flat: dict[str, Any]) -> None:
+    values = file.values_of(flat)
+    assert values is not None
+    assert file.write(values) is None
+
+
 def content(file: SnapshotFile) -> dict[str, Any]:
     return {item.key: file.read(index) for index, item in enumerate(file.items)}
 
@@ -93,7 +99,7 @@ def test_dcp_reads_what_was_overwritten(new: New, tmp_path: Path) -> None:
     file.lay_out(odd_state(3))
     for number in (3, 4, 48, 11):
         if number != 3:
-            file.write(flatten(odd_state(number)))
+            overwrite(file, flatten(odd_state(number)))
         expected = flatten(odd_state(number))
         loaded = read_by_dcp(file, odd_state(number), tmp_path)
         assert [key for key, value in expected.items() if not is_same(value, loaded[key])] == []
@@ -104,11 +110,11 @@ def test_dcp_reads_what_was_overwritten(new: New, tmp_path: Path) -> None:
 def test_a_file_that_was_left_is_read_as_it_was(new: New) -> None:
     file = new()
     file.lay_out(odd_state(3))
-    file.write(flatten(odd_state(5)))
+    overwrite(file, flatten(odd_state(5)))
     again = SnapshotFile(file._fd)
     again.open(file.data_bytes, file.layout_bytes)
     assert again.items == file.items
-    assert again.fits(flatten(odd_state(9)))
+    assert again.values_of(flatten(odd_state(9))) is not None
     expected = flatten(odd_state(5))
     assert [k for k, value in content(again).items() if not is_same(value, expected[k])] == []
 
@@ -117,7 +123,7 @@ def test_a_copy_is_overwritten_apart_from_the_first(new: New) -> None:
     first, second = new(), new()
     first.lay_out(odd_state(1))
     second.copy(first)
-    second.write(flatten(odd_state(2)))
+    overwrite(second, flatten(odd_state(2)))
     for file, number in ((first, 1), (second, 2)):
         expected = flatten(odd_state(number))
         assert [k for k, value in content(file).items() if not is_same(value, expected[k])] == []
@@ -126,7 +132,7 @@ def test_a_copy_is_overwritten_apart_from_the_first(new: New) -> None:
 def test_what_fits_a_file(new: New) -> None:
     file = new()
     file.lay_out({"a": torch.ones(2, 3), "b": 1})
-    assert file.fits({"a": torch.zeros(2, 3), "b": "another"})
+    assert file.values_of({"a": torch.zeros(2, 3), "b": "another"}) is not None
     for other in (
         {"a": torch.zeros(3, 2), "b": 1},
         {"a": torch.zeros(2, 3, dtype=torch.float64), "b": 1},
@@ -136,22 +142,22 @@ def test_what_fits_a_file(new: New) -> None:
         {"a": torch.zeros(2, 3), "b": 1, "c": 1},
         {"a": torch.zeros(2, 3), "c": 1},
     ):
-        assert not file.fits(other), other
+        assert file.values_of(other) is None, other
 
 
 def test_a_value_that_has_grown_beyond_its_slot_does_not_fit(new: New) -> None:
     file = new()
     file.lay_out({"a": "x"})
-    file.write({"a": "x" * 100})
+    overwrite(file, {"a": "x" * 100})
     with pytest.raises(MisfitError):
-        file.write({"a": "x" * 10_000})
+        overwrite(file, {"a": "x" * 10_000})
 
 
 def test_ten_thousand_small_tensors(new: New) -> None:
     state = {str(n): torch.tensor([float(n)]) for n in range(10_000)}
     file = new()
     file.lay_out(state)
-    file.write({name: value + 0.5 for name, value in state.items()})
+    overwrite(file, {name: value + 0.5 for name, value in state.items()})
     assert all(value.item() == float(name) + 0.5 for name, value in content(file).items())
 
 

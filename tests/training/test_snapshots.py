@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def state(step, rows=100, value=None):
 
 def take(step, **odd):
     made = state(step, **odd)
-    mine.write(step, made, flatten(made))
+    mine.write(step, lambda: made, flatten(made))
 
 fds = list(map(int, sys.argv[2:]))
 mine = snapshots.Snapshots(Memory(fds[0], tuple(fds[1:]), -1), rank=3, world_size=4)
@@ -42,7 +43,7 @@ for step in (1, 2, 3):
     take(step)
 match sys.argv[1]:
     case "before anything": die()
-    case "when the older one is void": SnapshotFile.fits = die
+    case "when the older one is void": SnapshotFile.values_of = die
     case "in the middle of the copy": take(4, value=Deadly())
     case "in the middle of a new layout": take(4, rows=101, value=Deadly())
     case "before it is said to be complete": snapshots.Snapshots._now_holds = die
@@ -95,7 +96,7 @@ def test_a_worker_that_dies_leaves_the_last_snapshot(fds: tuple[int, ...], phase
     # The next worker goes on with the same memory.
     tensors = {str(n): torch.full((100, 7), 5.0) for n in range(20)}
     state = {"model": tensors, "n": {"step": 5, "value": None}, "z": torch.full((9,), 5)}
-    left.write(5, state, flatten(state))
+    left.write(5, lambda: state, flatten(state))
     assert numbers_in(left, 5) == {5.0}
     assert numbers_in(left, 3) == {3.0}
     left.close()
@@ -105,7 +106,7 @@ def test_the_older_one_is_overwritten(fds: tuple[int, ...]) -> None:
     snapshots = opened(fds)
     for step in range(1, 6):
         state = {"a": torch.full((3,), step), "b": "x" * 300 * step}
-        snapshots.write(step, state, state)
+        snapshots.write(step, partial(dict, state), state)
         found = [n for n in range(6) if snapshots.find(n) is not None]
         assert found == [n for n in (step - 1, step) if n]
     snapshots.clear()
@@ -141,9 +142,47 @@ def test_a_thousand_snapshots_take_no_more_memory_than_ten(fds: tuple[int, ...])
     for step in range(1000):
         # Each tenth has another layout.
         state = {"a": torch.full((1000, 100 + step // 10 % 2), step), "b": "x" * (step % 100)}
-        snapshots.write(step, state, state)
+        snapshots.write(step, partial(dict, state), state)
         before = held() if step == 20 else before
     now = held()
     assert now[1] <= before[1] + 16
     assert now[0] < before[0] + 4096
     snapshots.close()
+
+
+def test_what_a_replica_belongs_to_stays_while_there_are_buffers() -> None:
+    made = tuple(os.memfd_create("test") for _ in range(5))
+    os.ftruncate(made[0], page.PAGE_BYTES)
+    mine = Snapshots(Memory(made[0], made[1:], -1), rank=3, world_size=4)
+
+    def take(step: int, *keep: int) -> set[int]:
+        state = {"model": {"weight": torch.full((8,), float(step))}}
+        mine.write(step, lambda: state, flatten(state), keep=frozenset(keep))
+        return {number for number in range(step + 1) if mine.has(number)}
+
+    assert [take(step) for step in (1, 2, 3)][-1] == {2, 3}
+    assert take(4, 3) == {3, 4}
+    assert take(5, 3) == {3, 4, 5}  # another buffer: the newest one stays as well
+    assert take(6, 3, 4) == {3, 4, 5, 6}
+    assert take(7, 3, 6) == {3, 5, 6, 7}
+    assert take(8) >= {7, 8}
+    mine.close()
+
+
+def test_a_share_of_another_rank_is_not_taken_for_the_own(fds: tuple[int, ...]) -> None:
+    mine = opened(fds)
+    state = {"model": {"weight": torch.ones(8)}}
+    mine.write(1, lambda: state, flatten(state))
+    file = mine.written(1)
+    assert file is not None
+    data = file.all_bytes.clone()
+    other = mine.receive(file.data_bytes, file.layout_bytes, keep=frozenset((1,)))
+    other.all_bytes.copy_(data)
+    mine.received(2, rank=0, is_replicated=False)
+    assert mine.ranks_of(2) == [0]
+    assert mine.find(2) is None
+    assert mine.find(2, 0) is not None
+    mine.forget_others()
+    assert mine.ranks_of(2) == []
+    assert mine.find(1) is not None
+    mine.close()

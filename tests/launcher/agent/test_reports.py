@@ -37,12 +37,14 @@ class Node:
         self.claim.started(PLACE)
         self.end = NodeEnd(LaunchOptions("", RendezvousOptions("job", 2, 2)))
         self.port = PortReservation(lambda: "127.0.0.1", None)
+        self.are_ready = False
         self.reports = NodeReports(
             self.claim,
             self.end,
             NodeOffers(self.port, HeldSnapshots(1, Saves(lambda _: None))),
             self.sent.append,
             self._left,
+            lambda _: self.are_ready,
             rank0_decides=rank0_decides,
         )
 
@@ -85,6 +87,13 @@ def test_success_is_told_once_when_all_have_it(node: Node) -> None:
         node.reports.workers_done(PLACE)
     assert node.sent == [Done(3)]
     assert node.claim.state is ClaimState.DONE
+
+
+def test_workers_that_have_made_themselves_ready_do_not_end_the_job(node: Node) -> None:
+    node.are_ready = True
+    node.reports.workers_done(PLACE)
+    assert node.sent == []
+    assert node.claim.state is ClaimState.RUNNING
 
 
 def test_a_node_that_has_stopped_offers_another_port(node: Node) -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from ft_run.launcher.agent.snapshots import HeldSnapshots
 from ft_run.launcher.saver.saves import Saves
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.rendezvous.protocol.offer import Resumption, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Replica, Resumption, Snapshot, Snapshots
 from ft_run.training import snapshot_page as page
 from ft_run.values import replace
 
@@ -19,24 +19,25 @@ ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
 ASK = """
 import os, struct, sys
 from ft_run.training.snapshot_memory import ask
-rank, step = int(sys.argv[1]), int(sys.argv[2])
-memory = ask(rank)
+rank, step, replica = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+memory = ask(rank, replica=replica)
 if memory is None:
     sys.exit(3)
 if step >= 0:
     import mmap
     from ft_run.training import snapshot_page as page
     view = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
-    entry = page.Entry(step, step, 4, rank, 10, 0, False)
+    whose = (rank + 2) % 4 if replica else rank
+    entry = page.Entry(step, step, 4, whose, 10, 0, False)
     page.write(view, step % 2, entry)
     os.write(memory.buffer_fds[0], b"x")
 print(memory.resume_step)
 """
 
 
-async def ask(rank: int, step: int = -1) -> str | None:
+async def ask(rank: int, step: int = -1, *, replica: int = 0) -> str | None:
     """Return the step that a worker of a rank is told; with a step, it leaves a snapshot."""
-    command = (sys.executable, "-c", ASK, str(rank), str(step))
+    command = (sys.executable, "-c", ASK, str(rank), str(step), str(replica))
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await child.communicate()
     assert child.returncode in (0, 3)
@@ -44,10 +45,10 @@ async def ask(rank: int, step: int = -1) -> str | None:
 
 
 @asynccontextmanager
-async def holding(round_: Assignment = ROUND) -> AsyncIterator[HeldSnapshots]:
+async def holding(round_: Assignment = ROUND, replicas: int = 0) -> AsyncIterator[HeldSnapshots]:
     """A node of two workers, in its round."""
     before = len(os.listdir("/proc/self/fd"))
-    held = HeldSnapshots(2, Saves(lambda _: None))
+    held = HeldSnapshots(2, Saves(lambda _: None), replicas)
     held.listen(asyncio.get_running_loop())
     held.begin(round_)
     yield held
@@ -80,6 +81,39 @@ def test_a_step_is_held_when_all_workers_have_left_it() -> None:
             held_now = held.held()
             assert held_now is not None
             assert [one.step for one in held_now.held] == [7, 8]
+
+    run(test)
+
+
+def test_shares_of_other_ranks_are_held_beside_the_own() -> None:
+    async def test() -> None:
+        async with holding(replicas=1) as held:
+            assert await ask(2, replica=2) is None  # more than was asked for
+            for rank in (2, 3):
+                await ask(rank, 7)
+            await ask(2, 7, replica=1)
+            assert held.held() == Snapshots(
+                3, "m", (Snapshot(7, 4, 2, False),), (Replica(7, 4, (0,)),)
+            )
+            await ask(3, 7, replica=1)
+            await ask(3, 8, replica=1)
+            found = held.held()
+            assert found is not None
+            assert found.replicas == (Replica(7, 4, (0, 1)), Replica(8, 4, (1,)))
+            held.begin(replace(ROUND, round=4, resumption=Resumption(7, 3, "m")))
+            found = held.held()
+            assert found is not None
+            assert found.replicas == (Replica(7, 4, (0, 1)),)
+            held.drop()
+            assert held.held() is None
+
+    run(test)
+
+
+def test_no_replica_is_kept_where_none_is_asked_for() -> None:
+    async def test() -> None:
+        async with holding():
+            assert await ask(2, replica=1) is None
 
     run(test)
 

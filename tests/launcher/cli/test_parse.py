@@ -518,6 +518,17 @@ def test_nonsense_for_nproc_per_node(text: str) -> None:
     )
 
 
+def test_what_says_that_the_machine_will_be_gone() -> None:
+    assert launch("train.py").preemption_notice is None
+    for source in ("gcp", "aws", "azure", "auto", "file:/run/notice"):
+        assert launch("--preemption-notice", source, "train.py").preemption_notice == source
+        assert launch(f"--preemption_notice={source}", "train.py").preemption_notice == source
+        assert launch("train.py", PET_PREEMPTION_NOTICE=source).preemption_notice == source
+    for source in ("gce", "file:", "", "/run/notice"):
+        with pytest.raises(UsageError, match="right would be gcp, aws, azure, auto or file:PATH"):
+            launch(f"--preemption-notice={source}", "train.py")
+
+
 def test_shutdown_timeout_by_flag_variable_and_torchs_variable() -> None:
     torch = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}
     assert launch("train.py").shutdown_timeout_s == 30

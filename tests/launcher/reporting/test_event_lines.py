@@ -75,6 +75,35 @@ CASES: list[tuple[ev.Event, int, str]] = [
         "received SIGINT: stopping 2 worker(s) and leaving the job",
     ),
     (
+        ev.NodeGoneSoon("SIGTERM", 30.0, 15.0),
+        logging.WARNING,
+        "this node will be gone in 30 s (SIGTERM): all ranks leave the state of one step first, "
+        "within 15 s",
+    ),
+    (
+        ev.DrainOrdered("node vm/1 will be gone soon (SIGTERM)", 15.0),
+        logging.WARNING,
+        "node vm/1 will be gone soon (SIGTERM): all ranks leave the state of one step first, "
+        "within 15 s",
+    ),
+    (
+        ev.NodeLeaves("notice of gcp", 2, 7),
+        logging.WARNING,
+        "all ranks have left the state of step 7: stopping 2 worker(s) and leaving the job "
+        "(notice of gcp)",
+    ),
+    (
+        ev.NodeLeaves("SIGTERM", 0, -1),
+        logging.WARNING,
+        "leaving the job (SIGTERM)",
+    ),
+    (
+        ev.NoticeUnknown("gcp", "no answer from 169.254.169.254 within 5 s"),
+        logging.WARNING,
+        "--preemption-notice gcp: no answer from 169.254.169.254 within 5 s; the node runs on "
+        "without notices",
+    ),
+    (
         ev.WorkersStarted(1, 2, 8, (5, 6), 16, 2, "h", 9, None),
         logging.INFO,
         "round=1 node=2 started ranks=8-9 of 16 on 2 node(s) pids=5,6 store=h:9",

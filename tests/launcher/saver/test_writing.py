@@ -110,9 +110,15 @@ def loaded(path: Path) -> str:
     return str(state)
 
 
+def overwrite(snapshot: Snapshot, number: int) -> None:
+    values = snapshot.file.values_of(flatten(state_of(number)))
+    assert values is not None
+    assert snapshot.file.write(values) is None
+
+
 def test_a_snapshot_becomes_a_checkpoint(tmp_path: Path, snapshot: Snapshot) -> None:
     for number in (1, 2, 3):  # overwritten in place: the metadata is that of the first
-        snapshot.file.write(flatten(state_of(number)))
+        overwrite(snapshot, number)
         written = snapshot.save(tmp_path / "new", number)
         assert (written.words, written.path) == ("", str(tmp_path / f"new/step-{number:08}"))
         files = (tmp_path / "new" / f"step-{number:08}").iterdir()
@@ -123,7 +129,7 @@ def test_a_snapshot_becomes_a_checkpoint(tmp_path: Path, snapshot: Snapshot) -> 
 
 
 def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
-    snapshot.file.write(flatten(state_of(2)))
+    overwrite(snapshot, 2)
     snapshot.save(tmp_path, 2)
     data = (tmp_path / "step-00000002/__0_0.distcp").read_bytes()
     for item in snapshot.file.items:

@@ -4,7 +4,7 @@ import pytest
 from ft_run.rendezvous.group.resumption import Line, resumption
 from ft_run.rendezvous.group.world import Candidate, World, form
 from ft_run.rendezvous.protocol.messages import NodeSpec, Waiting
-from ft_run.rendezvous.protocol.offer import Offer, Resumption, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Offer, Replica, Resumption, Snapshot, Snapshots
 from ft_run.tests.harness.scene import Scene
 from ft_run.values import replace
 
@@ -55,9 +55,34 @@ def test_another_world_resumes_from_what_is_replicated(
     assert chosen(world_of(3), *[left(9, is_replicated=is_replicated)] * 3) == step
 
 
-def test_shares_at_another_place_are_not_its_own() -> None:
+def replica(*steps: int, ranks: tuple[int, ...], size: int = 4) -> tuple[Replica, ...]:
+    return tuple(Replica(step, size, ranks) for step in steps)
+
+
+def test_a_lost_nodes_shares_come_from_their_replica() -> None:
+    world = world_of(2)
+    first = replace(left(8, 9, is_replicated=False), replicas=replica(8, ranks=(2, 3)))
+    assert chosen(world, first, None) == 8
+    newer = replace(first, replicas=replica(8, 9, ranks=(2, 3)))
+    assert chosen(world, newer, None) == 9
+    for bad in (replica(9, ranks=(2,)), replica(9, ranks=(2, 3), size=6)):
+        assert chosen(world, replace(first, replicas=bad), None) is None
+
+
+def test_shares_of_nodes_that_have_changed_places_are_there() -> None:
     swapped = [left(9, offset=2, is_replicated=False), left(9, offset=0, is_replicated=False)]
-    assert chosen(world_of(2), *swapped) is None
+    assert chosen(world_of(2), *swapped) == 9
+
+
+def test_a_replica_is_of_no_use_in_a_world_of_another_size() -> None:
+    first = replace(left(9, is_replicated=False), replicas=replica(9, ranks=(2, 3)))
+    assert chosen(world_of(1), first) is None
+    assert chosen(world_of(3), first, None, None) is None
+
+
+def test_what_each_node_has_goes_before_a_newer_replica() -> None:
+    first = replace(left(8, 9, is_replicated=False), replicas=replica(9, ranks=(2, 3)))
+    assert chosen(world_of(2), first, left(7, 8, offset=2, is_replicated=False)) == 8
 
 
 def test_what_another_round_left_is_the_state_of_another_step() -> None:

@@ -14,6 +14,7 @@ from ft_run.rendezvous.group.events import Close, Detached, GroupSettings, Recei
 from ft_run.rendezvous.group.group import Group
 from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
+from ft_run.rendezvous.protocol.drain_messages import Drained, Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
 from ft_run.rendezvous.protocol.messages import (
     Attend,
@@ -33,14 +34,14 @@ from ft_run.rendezvous.protocol.messages import (
     Progress,
     Stopped,
 )
-from ft_run.rendezvous.protocol.offer import Offer, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Offer, Replica, Snapshot, Snapshots
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState, StackReport, Suspicion
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsReport
 from ft_run.rendezvous.transport import codec
 from ft_run.tests.harness.hostile import Hostile
 from google.protobuf.message import DecodeError
 
-OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),)))
+OFFER = Offer("::1", 1, Snapshots(0, "m", (Snapshot(1, 1, 0, True),), (Replica(1, 1, (0,)),)))
 FAILURE = Failure(FailureKind.WORKER, 0, 0, 0, "h", 1, 1, 0)
 IMPATIENT = GroupSettings(last_call_timeout_s=0.0, node_grace_s=0.0, takeover_grace_s=1.0)
 NO_BOUND = {"protocol"}
@@ -72,6 +73,8 @@ MESSAGES: list[NodeMessage] = [
     Suspicion(0, (0,), 1.0),
     StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),)),
     CheckResult(0, "", OFFER),
+    Notice("x", 1.0),
+    Drained(0, 1),
 ]  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""What a node does when it will be gone soon: its workers leave their state first."""

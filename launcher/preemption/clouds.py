@@ -1,0 +1,126 @@
+"""What the metadata services of three clouds say of the end of this machine, as they document it.
+
+Each function returns when the machine will be gone, and raises ``MetadataError`` where that cannot
+be asked. Cadences are those that the clouds recommend.
+
+- Google: ``instance/preempted`` becomes ``TRUE``; 30 s later the machine is off. A request can wait
+  for the change.
+- AWS: ``spot/instance-action`` is not found, until it says what is done and when, 2 min before.
+  Requests carry a token (IMDSv2).
+- Azure: ``scheduledevents`` lists what happens to this machine and its neighbours, 30 s before.
+"""
+
+import asyncio
+import json
+import time
+from calendar import timegm
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote
+
+from .metadata import MetadataError, Reply, Service
+
+GOOGLE_S = AZURE_S = 30.0
+AWS_S = 120.0
+"""How long the machine is there after the notice, where the notice does not say it."""
+_LONGEST_S = 900.0
+_LONG_POLL_S = 60
+_TOKEN_S = 21600
+_AZURE_FIRST_S = 150.0
+"""The first request enables the service, which takes up to 2 minutes."""
+
+_FLAVOR = {"Metadata-Flavor": "Google"}
+_AZURE = {"Metadata": "true"}
+_AZURE_ENDS = ("Preempt", "Terminate")
+
+
+async def google(service: Service) -> float:
+    """Return in how many seconds the machine is gone, when Google says that it will be."""
+    path, answer_s = "/computeMetadata/v1/instance/preempted", 5.0
+    while True:
+        reply = await service.get(path, _FLAVOR, answer_s)
+        if reply.headers.get("metadata-flavor") != "Google":
+            raise MetadataError("what answers is not the metadata service of Google")
+        _expect(reply, 200)
+        if reply.body.strip() == "TRUE":
+            return GOOGLE_S
+        etag = quote(reply.headers.get("etag", "0"), safe="")
+        wait = f"?wait_for_change=true&timeout_sec={_LONG_POLL_S}&last_etag={etag}"
+        path, answer_s = f"/computeMetadata/v1/instance/preempted{wait}", _LONG_POLL_S + 10.0
+
+
+async def aws(service: Service, every_s: float = 5.0) -> float:
+    """Return in how many seconds the machine is gone, when AWS says that it will be."""
+    token = ""
+    while True:
+        if not token:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+            reply = await service.ask("PUT", "/latest/api/token", ttl)
+            _expect(reply, 200)
+            token = reply.body.strip()
+        reply = await service.get(
+            "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}
+        )
+        if reply.status == 401:  # the token is too old
+            token = ""
+            continue
+        if reply.status != 404:
+            _expect(reply, 200)
+            return _until(AWS_S, _aws_time, str(_object(reply).get("time")))
+        await asyncio.sleep(every_s)
+
+
+async def azure(service: Service, every_s: float = 1.0) -> float:
+    """Return in how many seconds the machine is gone, when Azure says that it will be."""
+    path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+    reply = await service.get(path, _AZURE)
+    _expect(reply, 200)
+    name, answer_s = reply.body.strip(), _AZURE_FIRST_S
+    while True:
+        path = "/metadata/scheduledevents?api-version=2020-07-01"
+        reply = await service.get(path, _AZURE, answer_s)
+        answer_s = 5.0
+        _expect(reply, 200)
+        events = _object(reply).get("Events")
+        for event in events if isinstance(events, list) else ():
+            if isinstance(event, dict) and _ends(event, name):
+                return _until(AZURE_S, _azure_time, str(event.get("NotBefore")))
+        await asyncio.sleep(every_s)
+
+
+def _ends(event: Mapping[str, Any], name: str) -> bool:
+    names = event.get("Resources")
+    return event.get("EventType") in _AZURE_ENDS and isinstance(names, list) and name in names
+
+
+def _expect(reply: Reply, status: int) -> None:
+    if reply.status != status:
+        raise MetadataError(f"the answer has status {reply.status}, not {status}")
+
+
+def _object(reply: Reply) -> Mapping[str, Any]:
+    try:
+        found = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise MetadataError("the answer is no JSON object")
+    return found
+
+
+def _aws_time(text: str) -> float:
+    return timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _azure_time(text: str) -> float:
+    return parsedate_to_datetime(text).timestamp()
+
+
+def _until(usual_s: float, read: Callable[[str], float], text: str) -> float:
+    """Return the seconds until a time; as usual where it cannot be read."""
+    try:
+        left_s = read(text) - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return usual_s
+    return min(max(left_s, 1.0), _LONGEST_S)

@@ -1,0 +1,121 @@
+"""``--preemption-notice``: waits until a cloud, or a file, says that this machine will be gone."""
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable, Mapping
+
+from ... import events as ev
+from .clouds import aws, azure, google
+from .departure import GoneSoon
+from .metadata import MetadataError, Service
+
+CLOUDS = ("gcp", "aws", "azure")
+FILE_S = 30.0
+"""How long this machine is there after its file has come, where the file does not say it."""
+_FILE_LONGEST_S = 86400.0
+_FILE_MAX = 4096
+_FILE_EVERY_S = 0.5
+_AGAIN_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""After failures running."""
+_ADDRESS = "169.254.169.254"
+_GOOGLE_NAME = "metadata.google.internal"
+_DMI = "/sys/class/dmi/id"
+_VENDORS = {
+    "gcp": ("sys_vendor", "Google"),
+    "aws": ("sys_vendor", "Amazon EC2"),
+    "azure": ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77"),
+}
+"""The file of the firmware that names the cloud, and its content."""
+
+
+async def watch(
+    source: str,
+    environ: Mapping[str, str],
+    found: Callable[[GoneSoon], None],
+    tell: Callable[[ev.Event], None],
+    dmi: str = _DMI,
+) -> None:
+    """Wait for a notice, for as long as it takes; what goes wrong is told once.
+
+    Args:
+        source: the value of the flag.
+        environ: has the variables that name another address of a service.
+        found: takes the notice.
+        tell: tells the user.
+        dmi: where the firmware's names are.
+    """
+    cloud = source
+    if source == "auto":
+        cloud = cloud_of(dmi)
+        if not cloud:
+            tell(ev.NoticeUnknown(source, f"{dmi} names none of {', '.join(CLOUDS)}"))
+            return
+    if cloud.startswith("file:"):
+        seconds = await _file(cloud.removeprefix("file:"))
+    else:
+        seconds = await _persistently(_asker(cloud, environ), source, tell)
+    found(GoneSoon(f"notice of {cloud}", seconds))
+
+
+def cloud_of(dmi: str) -> str:
+    """Return which cloud this machine is of, as its firmware says; empty: none that is known."""
+    for cloud, (name, word) in _VENDORS.items():
+        if _content(os.path.join(dmi, name)) == word:
+            return cloud
+    return ""
+
+
+def _content(path: str) -> str | None:
+    """Return what a small file holds; None: it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_FILE_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+
+
+def _asker(cloud: str, environ: Mapping[str, str]) -> Callable[[], Awaitable[float]]:
+    if cloud == "gcp":  # the variable is that of Google's libraries, the next that of AWS's
+        host = environ.get("GCE_METADATA_HOST") or _ADDRESS
+        name = _GOOGLE_NAME if host == _ADDRESS else ""
+        service = _service(host, name)
+        return lambda: google(service)
+    if cloud == "aws":
+        where = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").removeprefix("http://")
+        service = _service(where.strip("/") or _ADDRESS)
+        return lambda: aws(service)
+    service = _service(_ADDRESS)
+    return lambda: azure(service)
+
+
+def _service(where: str, name: str = "") -> Service:
+    host, colon, port = where.rpartition(":")
+    if not colon or not port.isdecimal() or not port.isascii() or int(port) > 65535:
+        return Service(where.strip("[]"), 80, name)
+    return Service(host.strip("[]"), int(port), name)
+
+
+async def _persistently(
+    ask: Callable[[], Awaitable[float]], source: str, tell: Callable[[ev.Event], None]
+) -> float:
+    failures = 0
+    while True:
+        try:
+            return await ask()
+        except MetadataError as error:
+            if not failures:
+                tell(ev.NoticeUnknown(source, str(error)))
+        await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+        failures += 1
+
+
+async def _file(path: str) -> float:
+    """Return the seconds that a file says, when it is there."""
+    while (text := _content(path)) is None:  # noqa: ASYNC110 - any file system, also of other hosts
+        await asyncio.sleep(_FILE_EVERY_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        return FILE_S
+    return min(max(seconds, 0.0), _FILE_LONGEST_S) if not math.isnan(seconds) else FILE_S

@@ -1,0 +1,221 @@
+"""A node that will be gone: what workers are told, what the master hears, and when it leaves."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ft_run import events as ev
+from ft_run.launcher.preemption.departure import Departure, GoneSoon, TimeToLeave
+from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, Notice
+
+ORDER = Drain(3, "node b will be gone soon (SIGTERM)", 30.0, is_whole=False)
+WORKER = """
+import sys
+from ft_run.training.preemption import find_notice
+rank = int(sys.argv[1])
+notice = find_notice(rank, keeps=sys.argv[2] == "keep")
+print(notice.code if notice is not None else "none", flush=True)
+for line in sys.stdin:
+    word, _, number = line.strip().partition(" ")
+    if word == "code":
+        print(notice.code, flush=True)
+    elif word == "given":
+        print(notice.is_given, flush=True)
+    elif word == "left":
+        notice.left(int(number))
+        print(notice.code, flush=True)
+    elif word == "wait":
+        print(notice.wait(is_whole=False), flush=True)
+"""
+
+
+class Worker:
+    """A process that asks the agent: this one."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, rank: int, kind: str = "keep") -> "Worker":
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WORKER, str(rank), kind),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"LOCAL_RANK": str(rank)},
+        )
+        worker = cls(process)
+        assert await worker.answer() == "0"
+        return worker
+
+    async def answer(self) -> str:
+        assert self.process.stdout is not None
+        return (await self.process.stdout.readline()).decode().strip()
+
+    async def ask(self, words: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{words}\n".encode())
+        return await self.answer()
+
+    async def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        await self.process.wait()
+
+
+class Node:
+    """A node in a round."""
+
+    def __init__(self, shutdown_timeout_s: float = 10.0) -> None:
+        self.sent: list[Notice | Drained] = []
+        self.posted: asyncio.Queue[TimeToLeave] = asyncio.Queue()
+        self.told: list[ev.Event] = []
+        self.departure = Departure(
+            shutdown_timeout_s, self.sent.append, self.posted.put_nowait, self.told.append
+        )
+        self.departure.listen(asyncio.get_running_loop())
+        self.departure.begin()
+
+
+def run(test: Callable[[Node], Any], shutdown_timeout_s: float = 10.0) -> None:
+    async def prepared() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        node = Node(shutdown_timeout_s)
+        try:
+            await test(node)
+        finally:
+            node.departure.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(asyncio.wait_for(prepared(), 60))
+
+
+def test_the_master_is_told_when_all_ranks_have_left_one_state() -> None:
+    async def test(node: Node) -> None:
+        workers = [await Worker.start(rank) for rank in (0, 1)]
+        assert node.departure.waits_for_workers
+        node.departure.order(ORDER)
+        assert [await worker.ask("code") for worker in workers] == ["1", "1"]
+        assert node.sent == []
+        assert await workers[0].ask("left 7") == "0"  # it has obeyed
+        assert node.sent == []
+        await workers[1].ask("left 7")
+        assert node.sent == [Drained(3, 7)]
+        node.departure.order(ORDER)  # said again, on another stream
+        assert node.sent == [Drained(3, 7)] * 2
+        for worker in workers:
+            await worker.end()
+
+    run(test)
+
+
+def test_different_steps_are_no_one_state() -> None:
+    async def test(node: Node) -> None:
+        workers = [await Worker.start(rank) for rank in (0, 1)]
+        node.departure.order(ORDER)
+        await workers[0].ask("left 7")
+        await workers[1].ask("left 8")
+        assert node.sent == []
+        for worker in workers:
+            await worker.end()
+
+    run(test)
+
+
+def test_a_worker_that_waits_hears_that_nothing_in_memory_stays() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.departure.order(ORDER)
+        await worker.ask("left 7")
+        waiting = asyncio.create_task(worker.ask("wait"))
+        node.departure.order(Drain(3, "all", 1.0, is_whole=True))
+        assert await waiting == "True"
+        await worker.end()
+
+    run(test)
+
+
+def test_a_worker_does_not_wait_beyond_its_time() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.departure.order(Drain(3, "all", 0.05, is_whole=False))
+        await worker.ask("left 7")
+        assert await worker.ask("wait") == "False"
+        await worker.end()
+
+    run(test)
+
+
+def test_workers_that_never_asked_are_not_waited_for() -> None:
+    async def test(node: Node) -> None:
+        assert not node.departure.waits_for_workers
+        node.departure.order(ORDER)
+        assert node.sent == [Drained(3, -1)]
+
+    run(test)
+
+
+def test_a_script_that_was_told_and_ends_has_made_itself_ready() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0, "ask")
+        assert not node.departure.are_ready(3, 1)  # its job is over
+        node.departure.order(ORDER)
+        assert not node.departure.are_ready(3, 1)  # it has not heard of it
+        assert await worker.ask("given") == "True"
+        assert not node.departure.are_ready(2, 1)
+        assert node.sent == []
+        assert node.departure.are_ready(3, 1)
+        assert node.sent == [Drained(3, -1)]
+        await worker.end()
+
+    run(test)
+
+
+def test_a_round_begins_without_a_notice() -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.departure.order(ORDER)
+        node.departure.begin()
+        assert await worker.ask("code") == "0"
+        assert not node.departure.waits_for_workers
+        await worker.end()
+
+    run(test)
+
+
+def test_the_ranks_have_half_of_the_time_at_least() -> None:
+    async def test(node: Node) -> None:
+        node.departure.notice(GoneSoon("SIGTERM", 10.0))
+        node.departure.notice(GoneSoon("notice of gcp", 30.0))  # later than what is known
+        (notice,) = node.sent
+        assert isinstance(notice, Notice)
+        assert notice.reason == "SIGTERM"
+        assert 4 < notice.seconds <= 5
+        assert node.told == [ev.NodeGoneSoon("SIGTERM", 10.0, 5.0)]
+        assert 5 < node.departure.patience_s() <= 10
+
+    run(test)
+
+
+def test_what_workers_need_to_end_is_left_to_them() -> None:
+    async def test(node: Node) -> None:
+        node.departure.notice(GoneSoon("notice of aws", 120.0))
+        assert node.told == [ev.NodeGoneSoon("notice of aws", 120.0, 110.0)]
+        node.departure.notice(GoneSoon("SIGTERM", 10.0))  # sooner than what is known
+        node.departure.repeat()
+        assert len(node.sent) == 3
+        for notice in node.sent[1:]:
+            assert isinstance(notice, Notice)
+            assert (notice.reason, notice.seconds > 5) == ("notice of aws", False)
+
+    run(test)
+
+
+def test_it_leaves_when_the_time_is_over() -> None:
+    async def test(node: Node) -> None:
+        node.departure.notice(GoneSoon("SIGTERM", 0.02))
+        assert isinstance(await node.posted.get(), TimeToLeave)
+        assert node.departure.patience_s() == 1.0
+
+    run(test, 0.02)

@@ -1,0 +1,192 @@
+"""The flat state dict of the objects of a script, at each step: DCP is asked for the names once."""
+
+import pickle
+from collections.abc import Mapping
+from operator import is_not
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+
+from .late_copy import local
+from .state import State, flatten
+
+
+class FlatState:
+    """What ``flatten(state.collect())`` is, and which of it only optimizers change.
+
+    DCP looks up each name in the tree of modules, which takes 10 us for each tensor. Here names are
+    looked up once, and as long as objects, parameters and the keys of their state dicts are the
+    same, they are used again. What DCP says is compared with this when the names are looked up; an
+    object for which it differs is always left to DCP.
+    """
+
+    def __init__(self, state: State) -> None:
+        """Look up nothing yet."""
+        self._state = state
+        self._shortcuts: dict[str, _Module | _Optimizer | None] = {}
+        """By the names of objects; None: it has none."""
+        self._count = -1
+        self.late: frozenset[str] = frozenset()
+        """The keys of parameters of optimizers and of their state."""
+
+    def collect(self) -> dict[str, Any]:
+        """Return the flat state dict, which shares the memory of the objects."""
+        found = self._collect_shortly() if self._shortcuts else None
+        if found is None:
+            found = self._look_up()
+        if len(found) != self._count:
+            self._count, self.late = len(found), self._changed_by_optimizers(found)
+        return found
+
+    def _collect_shortly(self) -> dict[str, Any] | None:
+        found: dict[str, Any] = {}
+        nested: dict[str, Any] = {}
+        for name, shortcut in self._shortcuts.items():
+            if shortcut is None:
+                nested.update(self._state.collect(only=name))
+                continue
+            mine = shortcut.collect()
+            if mine is None:
+                return None
+            found.update(mine[0])
+            nested[name] = mine[1]
+        found.update(flatten(nested))
+        return found
+
+    def _look_up(self) -> dict[str, Any]:
+        nested = self._state.collect()
+        self._shortcuts, self._count = {}, -1
+        for name, value in self._state.objects.items():
+            shortcut: _Module | _Optimizer | None = None
+            owner = self._state.owners.get(name)
+            if isinstance(value, nn.Module) and not _is_fsdp1(value):
+                shortcut = _Module(name, value, nested[name])
+            elif isinstance(value, Optimizer) and owner is not None and not _is_fsdp1(owner):
+                shortcut = _Optimizer(name, value, owner, nested[name])
+            mine = shortcut.collect() if shortcut is not None else None
+            is_right = mine is not None and _is_same(
+                mine[0] | flatten({name: mine[1]}), flatten({name: nested[name]})
+            )
+            self._shortcuts[name] = shortcut if is_right else None
+        return flatten(nested)
+
+    def _changed_by_optimizers(self, flat: Mapping[str, Any]) -> frozenset[str]:
+        objects = self._state.objects
+        optimizers = {name: o for name, o in objects.items() if isinstance(o, Optimizer)}
+        parameters = {_place(p) for o in optimizers.values() for p in _parameters(o)}
+        found = set()
+        for key, value in flat.items():
+            name = key.partition(".")[0]
+            if isinstance(value, torch.Tensor):
+                is_state = name in optimizers and key.startswith(f"{name}.state.")
+                if is_state or _place(value) in parameters:
+                    found.add(key)
+        return frozenset(found)
+
+
+class _Module:
+    """The short way to the state of a module: its own state dict, with DCP's names."""
+
+    def __init__(self, name: str, module: nn.Module, expected: Mapping[str, Any]) -> None:
+        self._name, self._module = name, module
+        self._keys = list(module.state_dict())
+        self._names = [key if key in expected else _without_wrappers(key) for key in self._keys]
+
+    def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return tensors by their flat keys, and what else there is; None: it has changed."""
+        state = self._module.state_dict()
+        if list(state) != self._keys:
+            return None
+        tensors: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, value in zip(self._names, state.values(), strict=True):
+            if isinstance(value, torch.Tensor):
+                tensors[f"{self._name}.{name}"] = value
+            else:
+                others[name] = value
+        return tensors, others
+
+
+class _Optimizer:
+    """The short way to the state of an optimizer: its own state dict, with DCP's names."""
+
+    def __init__(
+        self, name: str, optimizer: Optimizer, owner: nn.Module, expected: Mapping[str, Any]
+    ) -> None:
+        self._name, self._optimizer = name, optimizer
+        self._names = [n for group in expected["param_groups"] for n in group["params"]]
+        self._parameters = _parameters(optimizer)
+        mine = {id(parameter) for parameter in self._parameters}
+        self._places: list[tuple[dict[str, Any], str, object]] = []
+        """Of its parameters, and of the modules that lead to them."""
+        for module in owner.modules():
+            self._places += [(module._modules, *child) for child in module._modules.items()]
+            self._places += [
+                (module._parameters, key, parameter)
+                for key, parameter in module._parameters.items()
+                if id(parameter) in mine
+            ]
+
+    def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return tensors by their flat keys, and what else there is; None: it has changed."""
+        now = _parameters(self._optimizer)
+        if len(now) != len(self._names) or any(map(is_not, now, self._parameters)):
+            return None
+        if any(place.get(key) is not what for place, key, what in self._places):
+            return None
+        saved = self._optimizer.state_dict()
+        tensors: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for number, values in saved["state"].items():
+            name = self._names[number]
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{self._name}.state.{name}.{key}"] = value
+                else:
+                    others.setdefault(name, {})[key] = value
+        groups = saved["param_groups"]
+        for group in groups:
+            group["params"] = [self._names[number] for number in group["params"]]
+        return tensors, {"state": others, "param_groups": groups}
+
+
+def _without_wrappers(key: str) -> str:
+    """Return a name without what DDP and compiled modules put into it."""
+    return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_fsdp1(module: nn.Module) -> bool:
+    """Return whether its state dict is made by all ranks together, as DCP asks for it."""
+    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+
+
+def _place(tensor: Any) -> tuple[int, torch.device]:
+    part = local(tensor)
+    return part.data_ptr(), part.device
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two flat state dicts have the same values, tensors in the same memory."""
+    if one.keys() != other.keys():
+        return False
+    for key, value in one.items():
+        expected = other[key]
+        if type(value) is not type(expected):
+            return False
+        if isinstance(value, torch.Tensor):
+            if (_place(value), value.shape, value.dtype) != (
+                _place(expected),
+                expected.shape,
+                expected.dtype,
+            ):
+                return False
+        elif pickle.dumps(value) != pickle.dumps(expected):
+            return False
+    return True

@@ -1,0 +1,184 @@
+"""Copies of tensors that go on while training does, until an optimizer may change them."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+LARGE_BYTES = 1 << 18
+"""What is smaller is copied at once: that takes less than to look whether it stays the same."""
+_SAMPLE_EVERY_BYTES = 1 << 16
+
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""What is copied to, and the values, which may be sharded: then each rank copies its part."""
+
+
+def local(value: Any) -> Any:
+    """Return this rank's part of a value."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+@torch.no_grad()
+def kept(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
+    """Return what a tensor may be copied from while training goes on; None: it is copied at once.
+
+    Args:
+        value: the tensor, which may be sharded.
+        is_left_alone: whether only optimizers change it.
+    """
+    part = local(value)
+    if is_left_alone and not value.is_inference() and (part.nbytes >= LARGE_BYTES or part.is_cuda):
+        return value
+    # A GPU would be waited for until it has done all that it was given.
+    return part.clone() if part.is_cuda and part.nbytes < LARGE_BYTES else None
+
+
+@torch.no_grad()
+def copy_now(copies: Copies) -> None:
+    """Copy tensors, and return when that is done."""
+    if copies:
+        torch._foreach_copy_([to for to, _ in copies], [local(value) for _, value in copies])
+
+
+class LateCopy:
+    """Tensors that are being copied, and may be changed meanwhile.
+
+    Then the copy is of no use, and this is noticed. Torch counts what is written to a tensor, but
+    not what comes through ``.data``, from NumPy or by a collective. So some values of each large
+    tensor are kept from the beginning, and the copy must have the same: one that is changed as a
+    whole before it was copied has not.
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        """Look at the tensors as they are now; the copy is of this moment.
+
+        Args:
+            copies: to tensors of the same shapes and types, of none that was made in inference
+                mode, where torch counts nothing.
+        """
+        self._targets = [to for to, _ in copies]
+        self._values = [value for _, value in copies]
+        """What torch counts with: that of a part has a count of its own."""
+        self._sources = [local(value) for value in self._values]
+        self._versions = [value._version for value in self._values]
+        self._samples = _sampled(self._sources)
+        self._stream = _stream_of(self._sources)
+
+    @torch.no_grad()
+    def run(self) -> bool:
+        """Copy; return whether no tensor was changed meanwhile."""
+        with torch.cuda.stream(self._stream):  # nothing where there is none
+            torch._foreach_copy_(self._targets, self._sources, non_blocking=True)
+            if self._stream is not None:
+                self._stream.synchronize()
+            samples = [sample.cpu() for sample in self._samples]
+        versions = [value._version for value in self._values]
+        return versions == self._versions and all(map(_is_same, samples, _sampled(self._targets)))
+
+
+class Background:
+    """One thread that does one thing at a time, and that optimizers wait for before they step."""
+
+    def __init__(self) -> None:
+        """Start the thread; it ends with this object, or with the process."""
+        self._pid = os.getpid()
+        self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.error: BaseException | None = None
+        """What the action raised that was done last."""
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        thread = threading.Thread(
+            target=_work, args=(self._actions,), name="ft-run-snapshots", daemon=True
+        )
+        thread.start()
+        weakref.finalize(self, _end, self._actions, thread)
+        weakref.finalize(self, register_optimizer_step_pre_hook(_waiter(self)).remove)
+
+    def begin(self, action: Callable[[], object]) -> None:
+        """Have something done; what was begun before is done."""
+        self.error = None
+        self._is_idle.clear()
+        self._actions.put(partial(self._act, action))
+
+    def _act(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # of the caller, when it waits
+            self.error = error
+        finally:
+            self._is_idle.set()
+
+    def wait(self) -> None:
+        """Return when all is done; in a process that was forked meanwhile, there is nothing."""
+        if not self._is_idle.is_set() and os.getpid() == self._pid:
+            self._is_idle.wait()
+
+
+def _waiter(background: Background) -> Callable[..., None]:
+    found = weakref.ref(background)
+
+    def before_step(*_: object) -> None:
+        awaited = found()
+        if awaited is not None:
+            awaited.wait()
+
+    # A compiled step breaks its graph here (what torch.compiler.disable sets, without its import).
+    before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
+    before_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
+    return before_step
+
+
+def _work(actions: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (action := actions.get()) is not None:
+        action()
+        del action  # it has tensors
+
+
+def _end(actions: "SimpleQueue[Callable[[], None] | None]", thread: threading.Thread) -> None:
+    actions.put(None)
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+@torch.no_grad()
+def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return some values of each large tensor, where it is."""
+    parts = [tensor[_places(tensor)] for tensor in tensors if tensor.nbytes >= LARGE_BYTES]
+    samples = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in parts]
+    if samples:
+        torch._foreach_copy_(samples, parts)
+    return samples
+
+
+def _places(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Return a place for every so many bytes, spread over the first dimensions."""
+    left = max(1, tensor.nbytes // _SAMPLE_EVERY_BYTES)
+    places = []
+    for size in tensor.shape:
+        count = min(size, left)
+        step = -(-size // count)
+        places.append(slice(step // 2, None, step))
+        left = max(1, left // count)
+    return tuple(places)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether the bits are the same: what is not a number equals nothing."""
+    return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
+
+
+def _stream_of(sources: list[torch.Tensor]) -> Any:
+    """Return a stream of its own that begins after what the device has been given; None: no GPU."""
+    if not any(source.is_cuda for source in sources):
+        return None
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream

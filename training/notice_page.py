@@ -1,0 +1,33 @@
+"""The page in which an agent tells its workers that nodes will be gone, and how they ask for it.
+
+The agent holds it as a file without a name. Each number is written by one aligned store of 8 bytes,
+so that no half of one is read.
+"""
+
+import os
+import struct
+
+PAGE_BYTES = 4096
+
+UNTIL_NS, IS_WHOLE, SEEN = 0, 1, 8
+"""Where in the page, in words of 8 bytes: until when the ranks may take their time to leave one
+state (CLOCK_MONOTONIC; 0: no node will be gone); 1 where all nodes of the job will be gone, so that
+nothing in memory stays; from there on, by local rank, 1 where the script was told."""
+RANKS_MAX = PAGE_BYTES // 8 - SEEN
+
+MAGIC = b"ftrnotc1"
+REQUEST = struct.Struct("<8sIIq")
+"""What a worker says: ``MAGIC``, its rank, what it wants, and after ``LEFT`` how many steps. It is
+answered with ``MAGIC`` and the page as a descriptor, after ``LEFT`` with ``MAGIC`` alone."""
+ASK, KEEP, LEFT = range(3)
+"""It asks for the page; it asks, and will leave the state of a step; it has left it."""
+
+
+def address_of(pid: int) -> bytes:
+    """Return the address at which an agent hands out the page: a name that is in no folder.
+
+    Args:
+        pid: the agent's process id, in the namespace of this process.
+    """
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return b"\0ft-run-notices-%d-%d" % (namespace, pid)

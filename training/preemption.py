@@ -1,0 +1,118 @@
+"""Asks the ft-run that started this worker whether nodes of the job will be gone soon."""
+
+import mmap
+import os
+import socket
+import time
+
+from . import notice_page as page
+from .snapshot_memory import _ancestors, _is_trusted
+
+_ANSWER_S = 10.0
+_LOOK_S = 0.02
+
+
+class Notice:
+    """What the agent of this node says of nodes that will be gone."""
+
+    def __init__(self, pid: int, page_fd: int, rank: int) -> None:
+        """Read a page.
+
+        Args:
+            pid: the agent.
+            page_fd: from it; the caller closes it.
+            rank: of this process.
+        """
+        self._pid, self._rank = pid, rank
+        self._page = memoryview(mmap.mmap(page_fd, page.PAGE_BYTES)).cast("Q")
+        self._over_ns = 0
+        """The order that this process has obeyed."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._seen = page.SEEN + local_rank if local_rank < page.RANKS_MAX else None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether nodes will be gone; the agent takes note that this process knows."""
+        is_given = bool(self._page[page.UNTIL_NS])
+        if is_given and self._seen is not None:
+            self._page[self._seen] = 1
+        return is_given
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all nodes of the job will be gone."""
+        return bool(self._page[page.IS_WHOLE])
+
+    @property
+    def code(self) -> int:
+        """Return what is to be done: 0 nothing, 1 leave a state, 2 leave one that lasts."""
+        until = self._page[page.UNTIL_NS]
+        return 0 if until in (0, self._over_ns) else 1 + int(self.is_whole)
+
+    def left(self, step: int) -> None:
+        """Say that this rank has left its share of the state of a step."""
+        self._over_ns = self._page[page.UNTIL_NS]
+        _say(self._pid, self._rank, page.LEFT, step)
+
+    def wait(self, *, is_whole: bool) -> bool:
+        """Wait to be stopped; return whether all nodes will be gone, where not all were before.
+
+        It ends when the time of the order is over: then training goes on.
+        """
+        while time.monotonic_ns() < self._page[page.UNTIL_NS]:
+            if self.is_whole and not is_whole:
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
+
+def find_notice(rank: int, *, keeps: bool) -> Notice | None:
+    """Return what the agent of this process says; None: no ft-run started it.
+
+    Args:
+        rank: of this process.
+        keeps: it will leave the state of a step when it is told to.
+    """
+    for pid in _ancestors():
+        fds = _say(pid, rank, page.KEEP if keeps else page.ASK, 0)
+        if fds:
+            notice = Notice(pid, fds[0], rank)
+            for fd in fds:
+                os.close(fd)
+            return notice
+    return None
+
+
+def _say(pid: int, rank: int, kind: int, step: int) -> list[int]:
+    """Say something to an agent; return the descriptors that it answers with."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+        channel.settimeout(_ANSWER_S)
+        try:
+            channel.connect(page.address_of(pid))
+            if not _is_trusted(channel):
+                return []
+            channel.send(page.REQUEST.pack(page.MAGIC, rank, kind, step))
+            data, fds, _, _ = socket.recv_fds(channel, len(page.MAGIC), 1)
+        except OSError:
+            return []
+    if data != page.MAGIC:
+        for fd in fds:
+            os.close(fd)
+        return []
+    return list(fds)
+
+
+class _Asked:
+    """The answer to ``preempted``, for this process."""
+
+    notice: Notice | None = None
+    pid = 0
+    """The process that has asked."""
+
+
+def preempted() -> bool:
+    """Return whether nodes of this job will be gone; it is described in the package."""
+    if _Asked.pid != os.getpid():
+        _Asked.pid = os.getpid()
+        _Asked.notice = find_notice(int(os.environ.get("RANK", "0")), keeps=False)
+    return _Asked.notice is not None and _Asked.notice.is_given
