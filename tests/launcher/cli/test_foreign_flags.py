@@ -62,7 +62,7 @@ def test_what_means_the_same_is_taken(given: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("--save_at_breakpoint", "--save_at_breakpoint is a flag of another launcher; right would"
+        ("--ucp_device_type", "--ucp_device_type is a flag of another launcher; right would"
          " be ft_run.training.Checkpointer in the script (docs/checkpoints.md)."),
         ("--ft-rank-section-timeouts=setup:60", "right would be --hang-timeout SECONDS or"),
         ("--ft-max-no-progress-cycles 3", "right would be --max-no-progress N, which counts"),
