@@ -151,7 +151,7 @@ def test_the_image_is_built_and_trains(
     base = ft.folder / "base.tar"
     host_base(base)
     podman.run("import", base, "localhost/base:latest")
-    build = ["--network=host", "--format=docker", "--pull=never", "--tag=ft-run"]
+    build = ["--network=host", "--format=docker", "--pull=never", "--layers=false", "--tag=ft-run"]
     build += ["--build-arg=BASE=localhost/base:latest", f"--file={FOLDER}/Dockerfile"]
     podman.run("build", *build, *pip_of_this_machine(ft), ROOT)
     sizes = [int(podman.run("image", "inspect", "--format={{.Size}}", name)) / 1e9

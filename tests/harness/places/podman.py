@@ -171,8 +171,9 @@ def host_base(path: Path) -> None:
         linked = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
         libraries |= set(re.findall(r"(/\S+\.so\S*)", linked))
     known = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
-    for name in ("libstdc++.so.6", "libgcc_s.so.1", "libresolv.so.2", "libgomp.so.1"):
-        libraries |= set(re.findall(rf"{re.escape(name)} .*x86-64.*=> (\S+)", known))
+    of_torch = "libstdc++ libgcc_s libresolv libgomp libpthread libdl librt libutil libm"
+    for name in (f"{word}.so" for word in of_torch.split()):
+        libraries |= set(re.findall(rf"{re.escape(name)}\.\d \(.*x86-64.*=> (\S+)", known))
     files = (
         "/etc/passwd",
         "/etc/group",
