@@ -92,6 +92,9 @@ COMMANDS = [
      f"--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=10.0.0.4:29400 {SKY_ID} --node-rank=0"),
     (skypilot(1, "10.0.0.4", "10.0.0.7", gpus="0"), "",
      f"--nproc-per-node=auto --nnodes=2 --rdzv-endpoint=10.0.0.4:29400 {SKY_ID} --node-rank=1"),
+    (skypilot(3, "10.0.0.4", "10.0.0.7", "fd00::3", "fd00::4"), "",
+     "--nproc-per-node=8 --nnodes=4 '--rdzv-endpoint=10.0.0.4:29400,10.0.0.7:29400,[fd00::3]:29400'"
+     f" {SKY_ID} --node-rank=3"),
     (skypilot(0, "10.0.0.4"), "", f"--nproc-per-node=8 --nnodes=1 {SKY_ID}"),
     (skypilot(1, "10.0.0.4", "10.0.0.7"), "--nproc-per-node=4 --nnodes=1",
      f"--nproc-per-node=4 --nnodes=1 --rdzv-endpoint=10.0.0.4:29400 {SKY_ID}"),  # a spare
@@ -129,6 +132,9 @@ COMMANDS = [
     (sagemaker(2, 2, gpus="0"), "",
      "--nproc-per-node=auto --nnodes=2 --rdzv-endpoint=algo-1:29400 --rdzv-id=digits-2026-11-22"
      " --node-rank=1"),
+    (sagemaker(2, 3), "",
+     "--nproc-per-node=8 --nnodes=3 --rdzv-endpoint=algo-1:29400,algo-2:29400,algo-3:29400"
+     " --rdzv-id=digits-2026-11-22 --node-rank=1"),
     (sagemaker(1, 1), "", "--nproc-per-node=8 --nnodes=1 --rdzv-id=digits-2026-11-22"),
     (sagemaker(1, 2, gpus="0", SM_NUM_NEURONS="2"), "--nproc-per-node=2",
      "--nproc-per-node=2 --nnodes=2 --rdzv-endpoint=algo-1:29400 --rdzv-id=digits-2026-11-22"
