@@ -64,15 +64,15 @@ def _manual() -> str:
     ]
     for line in lines.values():
         usages = re.findall(r"^(?:Usage:|      ) (ft-run.*)$", line.text.before, re.MULTILINE)
-        parts += [f".B {_roff(usage)}\n.br" for usage in usages]
-    parts += [".SH DESCRIPTION", _roff(_description(lines[""])), ".SH OPTIONS"]
+        parts += [f".B {roff(usage)}\n.br" for usage in usages]
+    parts += [".SH DESCRIPTION", roff(_description(lines[""])), ".SH OPTIONS"]
     for name, line in lines.items():
-        parts += [".SH " + line.name.upper(), _roff(_description(line))] if name else []
+        parts += [".SH " + line.name.upper(), roff(_description(line))] if name else []
         for group in _groups(line):
             parts += [f".SS {group}"] if not name else []
             for flag in line.flags:
                 if flag.group == group:
-                    parts += [".TP", f".B {_roff(_spelling(flag))}", _roff(flag.help)]
+                    parts += [".TP", f".B {roff(_spelling(flag))}", roff(flag.help)]
     parts += [
         ".SH ENVIRONMENT",
         "Every option of ft\\-run can be set by a variable, such as PET_NNODES=2 or"
@@ -80,7 +80,7 @@ def _manual() -> str:
         ".SH EXIT STATUS",
     ]
     for status, meaning in re.findall(r"^  (\S+) +(.*)$", lines[""].text.after, re.MULTILINE):
-        parts += [".TP", f".B {_roff(status)}", _roff(meaning)]
+        parts += [".TP", f".B {roff(status)}", roff(meaning)]
     return "\n".join(parts) + "\n"
 
 
@@ -90,7 +90,8 @@ def _description(line: CommandLine) -> str:
     return text
 
 
-def _roff(text: str) -> str:
+def roff(text: str) -> str:
+    """Return text for the formatter of manual pages: no dash breaks, nothing is a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", escaped, flags=re.MULTILINE)
 

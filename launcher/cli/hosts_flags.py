@@ -13,6 +13,7 @@ from ...rendezvous.trust.source import TOKEN_VARIABLE
 from ...rendezvous.trust.token import checked, read_token
 from ..options import HostsOptions, NodeCommand
 from ..places.hostfile import HostLine, read_hostfile, read_list, select
+from ..places.place import LISTED
 from . import values
 from .command_line import CommandLine, Flag, Given, HelpText
 from .launch_flags import launch_command
@@ -211,7 +212,7 @@ def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
 
 def _endpoints(addresses: Sequence[str]) -> str:
     """Return where the nodes meet: three hosts that may lead where there are three."""
-    leaders = addresses[: 3 if len(addresses) >= 3 else 1]
+    leaders = addresses[: LISTED if len(addresses) >= LISTED else 1]
     return ",".join(str(Endpoint(name, defaults.ENDPOINT_PORT)) for name in leaders)
 
 

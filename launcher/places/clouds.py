@@ -3,7 +3,18 @@
 import json
 
 from ...errors import UsageError
-from .place import PORT, Place, Taken, Variables, attempt, gpus, known, refuse_count, refuse_rank
+from .place import (
+    PORT,
+    Place,
+    Taken,
+    Variables,
+    attempt,
+    endpoints,
+    gpus,
+    known,
+    refuse_count,
+    refuse_rank,
+)
 
 
 def skypilot(variables: Variables) -> Place | None:
@@ -26,7 +37,7 @@ def skypilot(variables: Variables) -> Place | None:
         known(
             nnodes=nodes,
             node_rank=rank,
-            rdzv_endpoint=Taken(f"{_bracketed(hosts[0])}:{PORT}", addresses.source),
+            rdzv_endpoint=Taken(endpoints([*map(_bracketed, hosts)], PORT), addresses.source),
             rdzv_id=variables.text("SKYPILOT_TASK_ID"),
             nproc_per_node=gpus(variables.whole("SKYPILOT_NUM_GPUS_PER_NODE")),
         ),
@@ -61,7 +72,7 @@ def sagemaker(variables: Variables) -> Place | None:
         known(
             nnodes=Taken(str(len(hosts)), listed.source),
             node_rank=Taken(str(hosts.index(own.text)), f"{listed.source}, {own.source}"),
-            rdzv_endpoint=Taken(f"{hosts[0]}:{PORT}", listed.source),
+            rdzv_endpoint=Taken(endpoints(hosts, PORT), listed.source),
             rdzv_id=variables.text("TRAINING_JOB_NAME"),
             nproc_per_node=gpus(variables.whole("SM_NUM_GPUS")),
         ),

@@ -30,4 +30,5 @@ def test_both_have_every_flag_and_every_command() -> None:
 def test_no_line_of_text_is_taken_for_a_request_of_the_formatter() -> None:
     requests = {line.split()[0] for line in generate.files()["ft-run.1"].splitlines()
                 if line.startswith((".", "'"))}  # fmt: skip
+    assert generate.roff("a-b\n.TH\n'x \\n") == "a\\-b\n\\&.TH\n\\&'x \\en"
     assert requests == {'.\\"', ".TH", ".SH", ".SS", ".TP", ".B", ".br"}

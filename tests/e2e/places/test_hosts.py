@@ -15,7 +15,7 @@ from ft_run.rendezvous.trust.token import new_token, write_token
 from ft_run.tests.e2e.conftest import FT_RUN, Command, Launcher
 from ft_run.tests.harness.hosts import Host, Network
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = pytest.mark.root
 
 WORKER = """\
 import os, pathlib, sys, threading
@@ -157,6 +157,7 @@ def test_a_job_on_the_hosts_of_a_file(ft: Launcher, ssh: Ssh) -> None:
     assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_job_in_order(ft: Launcher, ssh: Ssh) -> None:
     job = ssh.job("--hosts", "a,b")
     job.expect(r"\[.\] rank \d 2 0 ", 2)
@@ -165,6 +166,7 @@ def test_ctrl_c_ends_the_job_in_order(ft: Launcher, ssh: Ssh) -> None:
     job.expect(r"\[.\] .*ft-run received SIGINT", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["Ctrl-C", "gone"])
 def test_the_terminal_ends_the_job(ft: Launcher, ssh: Ssh, way: str) -> None:
     terminal = ft.script(TERMINAL, "terminal.py")
@@ -179,6 +181,7 @@ def test_the_terminal_ends_the_job(ft: Launcher, ssh: Ssh, way: str) -> None:
     ssh.none_is_left()
 
 
+@pytest.mark.slow
 def test_the_token_travels_by_ssh_and_is_in_no_list_of_processes(ft: Launcher, ssh: Ssh) -> None:
     secret = new_token()
     write_token(str(ft.folder / "job.token"), secret)
@@ -197,6 +200,7 @@ def test_the_token_travels_by_ssh_and_is_in_no_list_of_processes(ft: Launcher, s
     assert job.wait() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["killed", "no ssh", "no network"])
 def test_nothing_stays_when_the_launcher_is_gone(ft: Launcher, ssh: Ssh, way: str) -> None:
     job = ssh.job("--hosts", "a,b")
@@ -213,6 +217,7 @@ def test_nothing_stays_when_the_launcher_is_gone(ft: Launcher, ssh: Ssh, way: st
     assert job.wait() == (-signal.SIGKILL if way == "killed" else exit_codes.RENDEZVOUS_FAILED)
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_reached_ends_the_job(ft: Launcher, ssh: Ssh) -> None:
     ssh.daemons["b"].kill()
     ssh.daemons["b"].wait()
@@ -230,6 +235,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job(ft: Launcher, ssh: Ssh) -> N
     job.expect(r"ft-run: error: \d of 4 hosts are not in the job .*, and it needs 4; right would")
 
 
+@pytest.mark.slow
 def test_a_lost_host_is_survived_where_the_job_can(ft: Launcher, ssh: Ssh) -> None:
     job = ssh.job("--hosts", "a,b,c", "--nnodes", "2", "--max-restarts", "1")
     (worker,) = job.expect(r"\[b\] rank \d 2 0 |\[c\] rank \d 2 0 ")
@@ -241,6 +247,7 @@ def test_a_lost_host_is_survived_where_the_job_can(ft: Launcher, ssh: Ssh) -> No
     assert job.wait() == 0
 
 
+@pytest.mark.slow
 def test_100_mb_of_output_arrive(ft: Launcher, ssh: Ssh) -> None:
     script = ft.script(
         "import sys\nfor _ in range(100): sys.stdout.write(('x' * 1023 + '\\n') * 1024)\n"
@@ -252,6 +259,7 @@ def test_100_mb_of_output_arrive(ft: Launcher, ssh: Ssh) -> None:
     assert {len(line) for line in lines} == {len("[a] ") + 1023}
 
 
+@pytest.mark.slow
 def test_this_host_can_be_a_node(ft: Launcher, ssh: Ssh) -> None:
     job = ssh.job("--launcher-as-node", "--hosts", "a")
     job.expect(r"\[here\] rank 0 2 0 ")
