@@ -28,14 +28,17 @@ MODE, FOLDER, STEPS, PARAMETERS, STEP_S = (
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model and an Adam that has done a step: 12 bytes for each parameter."""
-    layer = nn.Linear(1000, 1000, bias=False)
+    """Return a model and an Adam: 12 bytes for each parameter when it has done a step."""
     model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS // 10**6)])
-    optimizer = torch.optim.Adam(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(layer.weight)
+    return model, torch.optim.Adam(model.parameters())
+
+
+def give_state(optimizer: torch.optim.Optimizer) -> None:
+    """Do the first step."""
+    parameters = optimizer.param_groups[0]["params"]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameters[0])
     optimizer.step()
-    return model, optimizer
 
 
 def note(**values: object) -> None:
@@ -73,6 +76,8 @@ def train() -> None:
         if is_first_life and step == DIES_AT and dist.get_rank() == 0:
             note(death=time.time())
             os.kill(os.getpid(), signal.SIGKILL)
+        if not optimizer.state:
+            give_state(optimizer)
         time.sleep(STEP_S)
         dist.barrier()  # the gradients of a real step
         note(step=step, time=time.time())
@@ -92,6 +97,7 @@ def stall() -> None:
     A step is a pause, or computation of one thread, and a step of the optimizer.
     """
     model, optimizer = make()
+    give_state(optimizer)
     state = {"model": model, "optimizer": optimizer}
     checkpointer = Checkpointer(FOLDER / "c", state, checkpoint_every=None)
     checkpointer.restore()

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.optim import Optimizer
 
 from .late_copy import local
-from .snapshot_file import MisfitError, SnapshotFile
+from .snapshot_file import Item, MisfitError, SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
 """An optimizer has no state for a parameter that never had a gradient."""
@@ -119,6 +119,32 @@ class State:
         state = self.collect(initialised=self.with_optimizer_state(keys))
         return {name: value for name, value in state.items() if self._is_of_torch(name)}
 
+    def _make_room(self, name: str, saved: Mapping[str, Item]) -> None:
+        """Give an optimizer that has no state what a snapshot has, to load into.
+
+        DCP makes an optimizer step for that, which takes longer than all the rest. It is left to
+        DCP where parameters are sharded, and where the snapshot's optimizer is another one.
+        """
+        optimizer = self.objects[name]
+        with _as_it_is(optimizer):
+            found: Any = dcp.get_optimizer_state_dict(self.owners[name], optimizer)
+        groups = found["param_groups"]
+        mine = flatten({name: {"param_groups": groups}}).keys()
+        if mine != {key for key in saved if key.startswith(f"{name}.param_groups.")}:
+            return
+        names = [key for group in groups for key in group["params"]]
+        parameters = dict(zip(names, _parameters(optimizer), strict=True))
+        items = [item for item in saved.values() if item.path[:2] == (name, "state")]
+        if any(
+            len(item.path) != 4 or type(parameters.get(item.path[2])) is not nn.Parameter
+            for item in items
+        ):
+            return
+        for item in items:
+            if item.dtype:
+                state = optimizer.state[parameters[item.path[2]]]
+                state[item.path[3]] = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
+
     def _is_of_torch(self, name: str) -> bool:
         return name in self.owners or isinstance(self.objects[name], nn.Module)
 
@@ -134,6 +160,10 @@ class State:
             MisfitError: it is the state of other objects.
         """
         saved = {item.key: item for item in file.items}
+        for name in self.with_optimizer_state(saved):
+            if not self.objects[name].state:
+                self._initialised.append(self.objects[name])
+                self._make_room(name, saved)
         mine = flatten(self.prepare(saved))
         for key, value in mine.items():
             item = saved.get(key)
@@ -199,13 +229,17 @@ def put(nested: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None
         place = present
 
 
+def _parameters(optimizer: Optimizer) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 @contextmanager
 def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
     """Keep DCP from stepping an optimizer that has no state, to give it some.
 
     A step without gradients is not nothing: Adam counts it.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = _parameters(optimizer)
     if optimizer.state or any(p.grad is not None for p in parameters):
         yield
         return
@@ -222,7 +256,7 @@ def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
 @contextmanager
 def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
     """Have DCP give an optimizer state: it takes gradients for a sign that there is some."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = _parameters(optimizer)
     gradients = [p.grad for p in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -263,6 +263,33 @@ def test_an_optimizer_without_state_is_left_without(
         memory(1 if way == "snapshot" else -1)
 
 
+def test_no_optimizer_steps_to_be_restored(
+    tmp_path: Path, memory: Given, undisturbed: list[Any]
+) -> None:
+    memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    memory(6)
+    script, stepped = Script(tmp_path, checkpoint_every=None), []
+    hook = script.optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
+    assert (script.checkpointer.restore(), stepped) == (6, [])
+    hook.remove()
+    assert script.train(10).everything() == undisturbed
+
+
+def test_another_optimizer_resumes_from_the_checkpoint(
+    tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    memory(6)
+    script = Script(tmp_path, momentum=0.9, checkpoint_every=None)
+    assert script.checkpointer.restore() == 0
+    assert capfd.readouterr().err.startswith(
+        "ft-run: the snapshot of step 6 does not fit: optimizer."
+    )
+    assert script.optimizer.state_dict()["state"] == {}
+
+
 def test_another_model_resumes_from_the_checkpoint(
     tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
 ) -> None:

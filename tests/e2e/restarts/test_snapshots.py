@@ -54,8 +54,9 @@ dist.destroy_process_group()
 """
 
 
-def states(command: "Command") -> set[str]:
+def states(ft: "Launcher", command: "Command") -> set[str]:
     """Return the digests that the ranks ended with."""
+    ft.wait_until(lambda: command.process.poll() is not None, "the job has ended", 1800)
     assert command.wait() == 0, command.stderr
     return {match[1] for match in command.expect(r"state of rank \d: (\w+)", 2)}
 
@@ -69,11 +70,26 @@ def train(ft: "Launcher", folder: Path, steps: int, kills: int, every: int = 50)
         *(script, folder, steps, every),
     )
     chance = random.Random(random.randrange(1 << 32))
+    held: list[tuple[int, int, int]] = []
     for life in range(kills):
         found = command.expect(rf"life {life} of rank (\d) is (\d+)", 2)
+        held.append(held_by(command.pid))
         threading.Event().wait(chance.random() * 0.4)
         os.kill(int(chance.choice(found)[2]), signal.SIGKILL)
-    return states(command)
+    if kills > 20:
+        print(json.dumps({"descriptors, memory and snapshots": [held[10], held[-1]]}))
+        assert held[-1][0] == held[10][0]
+        assert held[-1][1] < held[10][1] + (8 << 20)
+        assert held[-1][2] == held[10][2]
+    return states(ft, command)
+
+
+def held_by(agent: int) -> tuple[int, int, int]:
+    """Return how many descriptors an agent has, its memory, and that of the snapshots, in bytes."""
+    fds = [Path(f"/proc/{agent}/fd/{name}") for name in os.listdir(f"/proc/{agent}/fd")]
+    snapshots = [fd for fd in fds if "ft-run-snapshot" in os.readlink(fd)]
+    pages = int(Path(f"/proc/{agent}/statm").read_text().split()[1])
+    return len(fds), pages * 4096, sum(fd.stat().st_blocks * 512 for fd in snapshots)
 
 
 def lost_steps(folder: Path, lives: int) -> list[int]:
