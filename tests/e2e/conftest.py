@@ -269,8 +269,11 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def memory_limit() -> Iterator[tuple[str, ...]]:
-    """The beginning of a command that is to run in a memory cgroup (v1, v2) of 256 MiB."""
+def memory_limit(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    """The beginning of a command that is to run in a memory cgroup (v1, v2).
+
+    It has 256 MiB, or as many as the parameter says.
+    """
     if os.geteuid() != 0:
         pytest.skip("memory cgroups need root")
     root = Path("/sys/fs/cgroup")
@@ -281,7 +284,7 @@ def memory_limit() -> Iterator[tuple[str, ...]]:
     limits = [path / "memory.limit_in_bytes", path / "memory.max", path / "memory.swap.max"]
     found = [limit for limit in limits if limit.exists()]
     for limit in found:
-        limit.write_text(str(256 << 20))
+        limit.write_text(str(getattr(request, "param", 256) << 20))
     if found:
         yield ("sh", "-c", f'echo $$ > {path}/cgroup.procs && exec "$@"', "sh")
     path.rmdir()

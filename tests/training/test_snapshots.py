@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 from ft_run.training import snapshot_page as page
-from ft_run.training.snapshot_memory import Memory
+from ft_run.training.snapshot_memory import Memory, SaverLink
 from ft_run.training.snapshots import Snapshots
 from ft_run.training.state import flatten
 
@@ -19,7 +20,7 @@ import os, sys
 import torch
 from ft_run.training import snapshot_page, snapshots
 from ft_run.training.snapshot_file import SnapshotFile
-from ft_run.training.snapshot_memory import Memory
+from ft_run.training.snapshot_memory import Memory, SaverLink
 from ft_run.training.state import flatten
 
 def die(*_, **__):
@@ -127,6 +128,106 @@ def test_an_entry_that_is_torn_is_void(fds: tuple[int, ...]) -> None:
         assert page.read(memoryview(torn), 1) is None
     page.write(view, 1, None)
     assert not any(data)
+
+
+class Agent:
+    """What a worker speaks to about its checkpoints."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.link = SaverLink(theirs)
+
+    def asked(self) -> tuple[int, int]:
+        """Return the buffer and the step that are to be saved."""
+        magic, buffer, step = page.SAVE.unpack(self.channel.recv(100))
+        assert magic == page.MAGIC
+        return buffer, step
+
+    def saved(self, buffer: int, step: int) -> None:
+        self.channel.send(page.SAVED.pack(page.MAGIC, buffer, step, True))
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+def take(snapshots: Snapshots, step: int) -> None:
+    state = {"a": torch.full((5000,), float(step))}
+    snapshots.write(step, state, state)
+
+
+def held_steps(snapshots: Snapshots) -> dict[int, float]:
+    """Return by step what the snapshots that are there hold."""
+    found = {}
+    for step in range(100):
+        file = snapshots.find(step)
+        if file is not None:
+            (value,) = set(file.read(0).tolist())
+            found[step] = value
+    return found
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_the_saver_reads_is_left_alone(
+    fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    agent = Agent()
+    mine = [*map(os.dup, fds)]
+    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    for step in (1, 2, 3):
+        take(snapshots, step)
+    sizes = {os.fstat(fd).st_size for fd in fds[1:]}
+    assert len(sizes) == 2  # the third one is empty
+    assert 0 in sizes
+    if not has_room:
+        monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 0)
+    assert snapshots.save(3)
+    buffer, step = agent.asked()
+    assert step == 3
+    with open(f"/proc/self/fd/{fds[1 + buffer]}", "rb") as file:
+        whole = file.read()
+        for number in range(4, 9):
+            take(snapshots, number)
+            found = held_steps(snapshots)
+            assert found[number] == number  # the newest one
+            assert (number - 1 in found) == (has_room or number == 4)  # and the one before
+            file.seek(0)
+            assert file.read() == whole
+    agent.saved(buffer, 3)
+    for number in (9, 10, 11):
+        take(snapshots, number)
+        assert held_steps(snapshots) == {n: float(n) for n in (number - 1, number)}
+    assert sum(os.fstat(fd).st_size > 0 for fd in fds[1:]) == 2
+    assert agent.link.saved == 3
+    snapshots.close()
+    agent.close()
+
+
+def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...]) -> None:
+    agent = Agent()
+    mine = [*map(os.dup, fds)]
+    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    take(snapshots, 1)
+    assert snapshots.save(1)
+    assert agent.link.is_busy
+    agent.close()
+    agent.link.wait()
+    assert not agent.link.is_busy
+    assert not snapshots.save(1)
+    snapshots.close()
+
+
+def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> None:
+    agent = Agent()
+    mine = [*map(os.dup, fds)]
+    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    with open(f"/proc/self/fd/{fds[0]}", "rb") as file:
+        for folder, fits in (("/kept", True), ("/" + "x" * 2400, True), ("/" + "x" * 4000, False)):
+            place = page.Place(folder, 3, at_breakpoint=True)
+            assert snapshots.save_to(place) is fits
+            file.seek(0)
+            assert page.read_place(memoryview(file.read())) == (place if fits else None)
+    snapshots.close()
+    agent.close()
 
 
 @pytest.mark.slow

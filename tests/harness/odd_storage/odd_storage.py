@@ -11,7 +11,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 CONTROL = "control"
 """A file beside the checkpoints: ``fail N`` (so many writes fail), ``hang`` (writes wait until it
-is gone), ``read-only`` (no write is allowed)."""
+is gone), ``read-only`` (no write is
+allowed; it then says how many there were)."""
 
 
 class OddFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -37,6 +38,7 @@ class OddFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no typ
             return
         word, _, number = control.read_text().partition(" ")
         if word == "read-only":
+            control.write_text(f"read-only {int(number or 0) + 1}")
             raise PermissionError(13, "Permission denied", str(path))
         if word == "fail" and int(number):
             control.write_text(f"fail {int(number) - 1}")

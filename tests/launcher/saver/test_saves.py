@@ -190,6 +190,7 @@ def test_what_is_not_allowed_is_not_tried_again(node: Node) -> None:
         (event,) = node.told
         assert isinstance(event, ev.CheckpointFailed)
         assert event.reason.startswith("[Errno 13] Permission denied")
+        assert (node.root / "odd/kept/control").read_text() == "read-only 1"
         node.saves.close()
 
     run(test)

@@ -139,6 +139,38 @@ def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
         subprocess.run(["unzip", "-qt", tmp_path / "one.zip"], check=True)
 
 
+def test_nothing_gets_its_name_before_it_is_durable(
+    tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the machine loses its power: the order of the system calls, as they are made."""
+    durable: set[str] = set()
+    named: list[str] = []
+
+    def fsync(fd: int, real: Any = os.fsync) -> None:
+        real(fd)
+        durable.add(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def rename(old: Any, new: Any, real: Any = os.rename) -> None:
+        assert str(old) in durable, f"{old} becomes {new}"
+        folder = str(Path(new).parent)
+        durable.discard(folder)  # its entries have changed
+        named.append(str(new))
+        real(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "replace", rename)
+    assert snapshot.save(tmp_path, 1).words == ""
+    draft = tmp_path / ".step-00000001.0-1.writing"
+    assert named == [
+        str(draft / "__0_0.distcp"),
+        str(draft / ".metadata"),
+        str(tmp_path / "step-00000001"),
+        str(tmp_path / "latest"),
+    ]
+    assert str(tmp_path) in durable
+
+
 def test_what_is_as_new_stays(tmp_path: Path, snapshot: Snapshot) -> None:
     assert snapshot.save(tmp_path, 5).bytes
     before = (tmp_path / "step-00000005").stat().st_ino

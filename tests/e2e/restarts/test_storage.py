@@ -1,0 +1,225 @@
+"""Storages that are full, closed, slow or gone, and helpers that die: what is there afterwards.
+
+Training goes on each time, and each checkpoint that is visible is whole and the state of its step.
+"""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from ft_run.tests.e2e.restarts.test_breakpoints import kept, names, start
+
+if TYPE_CHECKING:
+    from ft_run.tests.e2e.conftest import Command, Launcher
+
+pytestmark = pytest.mark.slow
+ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"
+FOREVER = 10**6
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+    subprocess.run(command, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+class Odd:
+    """A storage that does what it is told to."""
+
+    def __init__(self, ft: "Launcher") -> None:
+        self.ft, self.folder = ft, ft.folder / "odd/kept"
+        self.folder.mkdir(parents=True)
+        (self.folder / ".odd").touch()
+        self.url = f"odd://{self.folder}"
+
+    def is_to(self, word: str) -> None:
+        (self.folder / "control.new").write_text(word)
+        (self.folder / "control.new").rename(self.folder / "control")
+
+    def start(self, *arguments: object, options: tuple[object, ...] = ()) -> "Command":
+        env = {"PYTHONPATH": str(ODD)}
+        return start(self.ft, *arguments, options=options, folder=self.url, env=env)
+
+    def saver(self, step: int) -> int:
+        """Return the saver's process id, once it waits to write the checkpoint of a step."""
+        path = self.folder / f"step-{step:08}"
+        self.ft.wait_until(path.exists, "the saver has begun")
+        (pid,) = (p for p, words in self.ft.processes().items() if "saver.process" in words)
+        return pid
+
+    def until_complete(self, step: int) -> None:
+        path = self.folder / f"step-{step:08}/.metadata"
+        self.ft.wait_until(path.exists, f"checkpoint {step} is complete")
+
+
+@pytest.fixture
+def odd(ft: "Launcher") -> Odd:
+    return Odd(ft)
+
+
+def leave(command: "Command") -> None:
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+
+
+def pid_of(command: "Command", life: int = 0) -> int:
+    return int(command.expect(r"begins at \d+ as (\d+)", life + 1)[life][1])
+
+
+@pytest.mark.root
+def test_a_full_disk(ft: "Launcher") -> None:
+    with mounted(ft.folder / "kept", "size=1m"):
+        command = start(ft, 90, -1, 20)
+        assert command.wait() == 0
+        failed = re.findall(
+            r"The checkpoint of step (\d+) was not written: \[Errno 28\] No space left on device"
+            r".*; training goes on\.",
+            command.stderr,
+        )
+        steps = kept(ft)
+        assert steps
+        assert failed[-1] == "90"
+        assert not {*steps} & {*map(int, failed)}
+        assert names(ft.folder / "kept") == {"latest"}
+
+
+@pytest.mark.root
+def test_a_folder_to_read_from_only(ft: "Launcher") -> None:
+    with mounted(ft.folder / "kept", "ro"):
+        command = start(ft, 30, -1, 20)
+        assert command.wait() == 0
+        found = re.findall(r"step (\d+) was not written: \[Errno 30\] Read-only", command.stderr)
+        assert found == ["20", "30"]
+        command = start(ft, 30, 25)
+        assert command.wait() == 1
+        command.expect(
+            r"The snapshot of step 25 is lost, no checkpoint of it was written: \[Errno 30\] Read"
+        )
+
+
+@pytest.mark.root
+def test_a_container_with_a_small_shared_memory(ft: "Launcher") -> None:
+    """The state has 100 MB, thus two copies more than three times what /dev/shm has."""
+    mount = "mount -t tmpfs -o size=64m none /dev/shm"
+    program = ("unshare", "-m", "sh", "-c", f'{mount} && exec "$0" "$@"', *ft.program)
+    options = ("--max-restarts", 1)
+    command = start(ft, 12, 5, 4, options=options, program=program, env={"WIDTH": "5000"})
+    assert command.wait() == 1
+    command.expect("begins at 0 ")
+    command.expect("begins at 5 ")
+    assert kept(ft) == [4, 5]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("memory_limit", [512], indirect=True)
+def test_a_container_with_little_memory(ft: "Launcher", memory_limit: tuple[str, ...]) -> None:
+    """Two copies of the state do not fit; checkpoints are written by the worker itself."""
+    program = (*memory_limit, *ft.program)
+    command = start(ft, 4, -1, 2, program=program, env={"WIDTH": "5000"})
+    assert command.wait() == 0, command.stderr
+    (said,) = command.expect(
+        r"no snapshot of step 1 was taken: two copies of the state of 1 rank\(s\) here take "
+        r"(\S+) GB more, and (\S+) GB of memory are available; from now on there are checkpoints "
+        "only"
+    )
+    assert float(said[1]) > float(said[2])
+    assert kept(ft) == [2, 4]
+
+
+def test_a_storage_that_hangs_holds_nothing_up(odd: Odd) -> None:
+    odd.is_to("hang")
+    command = odd.start(FOREVER, -1, 20)
+    odd.saver(20)
+    command.expect("step 100$")  # and snapshots are taken all the time
+    os.kill(pid_of(command), signal.SIGKILL)
+    assert command.wait() == 1
+    (lost,) = command.expect(r"The snapshot of step (\d+) is lost, .*: it took longer than --shut")
+    assert int(lost[1]) >= 100
+
+
+def test_a_worker_that_dies_while_its_checkpoint_is_written(odd: Odd) -> None:
+    odd.is_to("hang")
+    command = odd.start(FOREVER, -1, 20, options=("--max-restarts", 2))
+    saver = odd.saver(20)
+    command.expect("step 50$")
+    os.kill(pid_of(command), signal.SIGKILL)
+    begun = command.expect(r"begins at (\d+) as", 2)
+    assert int(begun[1][1]) >= 49
+    command.expect(f"step {int(begun[1][1]) + 20}$")
+    assert odd.saver(20) == saver
+    odd.is_to("fail 0")
+    odd.until_complete(20)
+    leave(command)
+    steps = kept(odd.ft, odd.folder)
+    assert steps[0] == 20
+    assert steps[-1] >= int(begun[1][1]) + 19
+
+
+def test_a_saver_that_dies_is_replaced(odd: Odd) -> None:
+    odd.is_to("hang")
+    command = odd.start(FOREVER, -1, 20)
+    first = odd.saver(20)
+    os.kill(first, signal.SIGKILL)
+    odd.ft.wait_until(lambda: first not in odd.ft.processes(), "the saver is dead")
+    odd.is_to("fail 0")
+    odd.until_complete(20)
+    leave(command)
+    assert 20 in kept(odd.ft, odd.folder)
+
+
+def test_a_storage_that_comes_and_goes(odd: Odd) -> None:
+    odd.is_to("fail 5")  # one checkpoint fails: it is tried five times
+    command = odd.start(FOREVER, -1, 20)
+    command.expect(r"The checkpoint of step 20 was not written: .*the storage is gone")
+    odd.ft.wait_until(lambda: list(odd.folder.glob("step-*/.metadata")) != [], "one is complete")
+    leave(command)
+    steps = kept(odd.ft, odd.folder)
+    assert 20 not in steps
+    assert steps[0] % 20 == 0
+
+
+def test_an_agent_that_dies_while_a_checkpoint_is_written(odd: Odd) -> None:
+    command = odd.start(FOREVER, -1, 20)
+    odd.until_complete(20)
+    odd.is_to("hang")
+    last = max(int(path.parent.name[5:]) for path in odd.folder.glob("step-*/.metadata"))
+    odd.ft.wait_until(
+        lambda: (
+            any(int(p.name[5:]) > last + 20 for p in odd.folder.glob("step-*"))
+            or [*odd.folder.glob("step-*")][-1:] != [*odd.folder.glob("step-*/.metadata")][-1:]
+        ),
+        "another one has begun",
+    )
+    command.send(signal.SIGKILL)
+    command.wait()
+    odd.ft.wait_until(lambda: not odd.ft.processes(), "nothing is left")
+    before = kept(odd.ft, odd.folder)
+    assert before
+    odd.is_to("fail 0")
+    command = odd.start(FOREVER, -1)
+    (begun,) = command.expect(r"begins at (\d+) as")
+    assert int(begun[1]) == before[-1]
+    assert all((path / ".metadata").exists() for path in odd.folder.glob("step-*"))
+    command.expect(f"step {before[-1] + 10}$")
+    leave(command)
+    assert kept(odd.ft, odd.folder)[-1] >= before[-1] + 9
+
+
+def test_leaving_does_not_wait_for_a_storage_that_hangs(odd: Odd) -> None:
+    command = odd.start(FOREVER, -1, options=("--shutdown-timeout", 3))
+    command.expect("step 20$")
+    odd.is_to("hang")
+    leave(command)
+    command.expect(r"The snapshot of step \d+ is lost, .*: it took longer than --shutdown-timeout")
+    assert kept(odd.ft, odd.folder) == []
