@@ -89,7 +89,7 @@ async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
     if length is not None:
         return await reader.readexactly(min(int(length), BODY_MAX))
     body = b""
-    while len(body) < BODY_MAX and (more := await reader.read(BODY_MAX)):
+    while len(body) < BODY_MAX and (more := await reader.read(BODY_MAX - len(body))):
         body += more
     return body
 
@@ -108,5 +108,5 @@ def _parsed(data: bytes) -> Reply:
     received: Any = _Received(data)
     response = http.client.HTTPResponse(received)
     response.begin()
-    body = response.read(BODY_MAX).decode("utf-8", "replace")
+    body = response.read(len(data)).decode("utf-8", "replace")
     return Reply(response.status, body, {k.lower(): v for k, v in response.getheaders()})
