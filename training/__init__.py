@@ -47,9 +47,9 @@ def preempted() -> bool:
     """Return whether nodes of this job will be gone soon: save what must not be lost.
 
     It is true on all ranks, though not at the same moment: where ranks act together, have them
-    agree (an all-reduce of the answers). A script with a ``Checkpointer`` need not ask. A worker
-    that has been told, and exits with 0, does not end the job: it has made itself ready. It takes
-    a microsecond; the first call asks the agent of this node.
+    agree (an all-reduce of the answers). A script with a ``Checkpointer`` need not ask. Workers
+    that ask, and exit with 0 once nodes will be gone, do not end the job: they have made themselves
+    ready. It takes a microsecond; the first call asks the agent of this node.
     """
     from .preemption import preempted as is_preempted
 

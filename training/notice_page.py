@@ -9,12 +9,10 @@ import struct
 
 PAGE_BYTES = 4096
 
-UNTIL_NS, IS_WHOLE, SEEN = 0, 1, 8
+UNTIL_NS, IS_WHOLE = range(2)
 """Where in the page, in words of 8 bytes: until when the ranks may take their time to leave one
 state (CLOCK_MONOTONIC; 0: no node will be gone); 1 where all nodes of the job will be gone, so that
-nothing in memory stays; from there on, by local rank, 1 where the script was told."""
-RANKS_MAX = PAGE_BYTES // 8 - SEEN
-
+nothing in memory stays."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
 """What a worker says: ``MAGIC``, its rank, what it wants, and after ``LEFT`` how many steps. It is

@@ -27,16 +27,11 @@ class Notice:
         self._page = memoryview(mmap.mmap(page_fd, page.PAGE_BYTES)).cast("Q")
         self._over_ns = 0
         """The order that this process has obeyed."""
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._seen = page.SEEN + local_rank if local_rank < page.RANKS_MAX else None
 
     @property
     def is_given(self) -> bool:
-        """Whether nodes will be gone; the agent takes note that this process knows."""
-        is_given = bool(self._page[page.UNTIL_NS])
-        if is_given and self._seen is not None:
-            self._page[self._seen] = 1
-        return is_given
+        """Whether nodes will be gone."""
+        return bool(self._page[page.UNTIL_NS])
 
     @property
     def is_whole(self) -> bool:

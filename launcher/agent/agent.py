@@ -132,7 +132,7 @@ class Agent:
             self._offers,
             self._send,
             self._farewell.left,
-            lambda at: self._departure.are_ready(at.round, self._node.local_world_size),
+            lambda at: self._departure.are_ready(at.round),
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
         self._workers = Supervisor(

@@ -55,7 +55,7 @@ class Departure:
         self._watching: asyncio.Task[None] | None = None
         self._order: Drain | None = None
         self._is_ready = False
-        """The workers have all exited with 0, since they were told."""
+        """The workers have all exited with 0, since nodes go."""
         self.reason = ""
         """Why this node will be gone; empty: it will not."""
         self.sources: set[str] = set()
@@ -118,13 +118,13 @@ class Departure:
         """Return how long workers have to end, now that they get SIGTERM."""
         return max(PATIENCE_MIN_S, self._gone_at - time.monotonic())
 
-    def are_ready(self, round_number: int, workers: int) -> bool:
+    def are_ready(self, round_number: int) -> bool:
         """Return whether workers that have all exited with 0 have done so because nodes go.
 
         Then the job is not over; the master is told instead that they are ready.
         """
         order = self._order
-        if order is None or order.round != round_number or not self._page.all_know(workers):
+        if order is None or order.round != round_number or not self._page.only_ask:
             return False
         self._is_ready = True
         self._drained()

@@ -73,11 +73,10 @@ class NoticePage:
         (step, *others) = steps
         return None if others else step
 
-    def all_know(self, local_ranks: int) -> bool:
-        """Return whether the scripts of all workers here were told, and have heard it."""
-        ranks = range(min(local_ranks, page.RANKS_MAX))
-        words = self._words
-        return words is not None and all(words[page.SEEN + rank] for rank in ranks)
+    @property
+    def only_ask(self) -> bool:
+        """Whether workers have asked, and none will say that it has left a state."""
+        return bool(self._asked) and not self._steps
 
     def tell(self, seconds: float, *, is_whole: bool) -> None:
         """Tell the workers that nodes will be gone.

@@ -38,15 +38,14 @@ class Worker:
         self.process = process
 
     @classmethod
-    async def start(cls, rank: int, kind: str = "keep") -> "Worker":
+    async def start(cls, rank: int, kind: str = "keep", *, is_late: bool = False) -> "Worker":
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", WORKER, str(rank), kind),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"LOCAL_RANK": str(rank)},
         )
         worker = cls(process)
-        assert await worker.answer() == "0"
+        assert await worker.answer() == ("1" if is_late else "0")
         return worker
 
     async def answer(self) -> str:
@@ -156,17 +155,27 @@ def test_workers_that_never_asked_are_not_waited_for() -> None:
     run(test)
 
 
-def test_a_script_that_was_told_and_ends_has_made_itself_ready() -> None:
+def test_a_script_that_asks_and_ends_has_made_itself_ready() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0, "ask")
-        assert not node.departure.are_ready(3, 1)  # its job is over
+        assert not node.departure.are_ready(3)  # its job is over
         node.departure.order(ORDER)
-        assert not node.departure.are_ready(3, 1)  # it has not heard of it
         assert await worker.ask("given") == "True"
-        assert not node.departure.are_ready(2, 1)
+        assert not node.departure.are_ready(2)
         assert node.sent == []
-        assert node.departure.are_ready(3, 1)
+        assert node.departure.are_ready(3)
         assert node.sent == [Drained(3, -1)]
+        await worker.end()
+
+    run(test)
+
+
+def test_one_that_does_not_ask_or_has_a_checkpointer_is_done_when_it_ends() -> None:
+    async def test(node: Node) -> None:
+        node.departure.order(ORDER)
+        assert not node.departure.are_ready(3)
+        worker = await Worker.start(0, is_late=True)
+        assert not node.departure.are_ready(3)
         await worker.end()
 
     run(test)
