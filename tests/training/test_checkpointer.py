@@ -195,7 +195,7 @@ def test_what_another_rank_has_not_is_forgotten(
     script.checkpointer.restore()
 
     whys = iter((0, 0, 0, 0, why, 0))
-    monkeypatch.setattr(Ranks, "ask", lambda _, *own: Question(None, (*own[:2], next(whys))))
+    monkeypatch.setattr(Ranks, "ask", lambda _, *own: Question(None, (*own[:-1], next(whys))))
     for step in range(1, 7):
         script.checkpointer.step(step)
     script.checkpointer.wait()
