@@ -73,8 +73,8 @@ BREAKS = (
     Break(
         "the ranks resume from the newest step",
         "group/resumption",
-        "for step in of_node}, reverse=True)",
-        "for step in of_node})",
+        "steps = sorted(known, reverse=True)",
+        "steps = sorted(known)",
     ),
     Break(
         "what another round has left is not resumed from",
@@ -1132,8 +1132,8 @@ BREAKS = (
     Break(
         "a job that was suspended does not hang",
         "policy/suspicion",
-        "if len(after) > 1 and all(_is_stopped(stack)",
-        "if False and all(_is_stopped(stack)",
+        "if len(after) > 1 and all(map(_is_stopped, after)):",
+        "if False and all(map(_is_stopped, after)):",
     ),
     Break(
         "a debugger is left alone",

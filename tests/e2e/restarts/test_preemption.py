@@ -48,7 +48,7 @@ for number in checkpointer.steps(int(sys.argv[2])):
 
 def job_of_two(ft: "Launcher", port: int, *more: object) -> tuple["Command", "Command"]:
     where = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", ft.mark)
-    return ft.start_two(*where, "--rdzv-conf", "last_call_timeout=60", *more)
+    return ft.start_two(*where, "--rdzv-conf", "last_call_timeout=600", *more)
 
 
 def test_a_script_that_asks_may_end_and_the_others_go_on(ft: "Launcher", free_port: int) -> None:
