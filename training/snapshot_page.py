@@ -32,7 +32,7 @@ SAVED = struct.Struct("<8sBq?")
 
 _ENTRY = struct.Struct("<8sQQIIQQ?")
 _CHECKSUM = struct.Struct("<I")
-_ENTRY_BYTES = 512
+_ENTRY_BYTES = 128
 _VOID = bytes(_ENTRY.size + _CHECKSUM.size)
 _PLACE_START = BUFFERS * _ENTRY_BYTES
 _LENGTH = struct.Struct("<II")

@@ -152,7 +152,7 @@ class Agent:
 
 def take(snapshots: Snapshots, step: int) -> None:
     state = {"a": torch.full((5000,), float(step))}
-    snapshots.write(step, state, state)
+    assert snapshots.write(step, lambda: state, state) is None
 
 
 def held_steps(snapshots: Snapshots) -> dict[int, float]:
