@@ -27,6 +27,7 @@ from ft_run.rendezvous.protocol.messages import (
     Refused,
     Start,
     Stop,
+    Stopped,
     Verdict,
     Waiting,
 )
@@ -730,6 +731,31 @@ def test_without_a_limit_or_a_word_of_all_nodes_the_budget_ends_it(limit: int) -
     for _ in range(3):
         fail_after(scene, *told)
     assert scene.last("a", Verdict).outcome is Outcome.WORKERS_FAILED
+
+
+def test_a_round_that_ends_without_a_failure_is_not_counted() -> None:
+    scene = running(2, names="abc", restarts=9, policy=PolicySpec(max_no_progress=1))
+    fail_after(scene, Progress(), Progress())
+    scene.say("b", Leave("SIGTERM"))  # c takes its place
+    scene.stopped("a", "b", progress=Progress())
+    assert scene.rounds("c") == [2]
+    past = scene.assignment("c").past
+    assert past is not None
+    assert past.progress == PastProgress(-1, 0)
+
+
+def test_what_workers_of_a_round_long_over_have_done_does_not_count() -> None:
+    scene = running(2, names="abc", restarts=9, policy=PolicySpec(max_no_progress=1))
+    scene.detach("b")
+    scene.wait(1)
+    scene.stopped("a", progress=Progress())
+    scene.fail("a", worker_failure(0))
+    scene.stopped("a", "c", progress=Progress())
+    scene.attend("b", claim=claim_of(0, 1))
+    scene.say("b", Stopped(0, scene.offer("b"), STEPPED))
+    scene.fail("a", worker_failure(0))
+    scene.stopped("a", "c", progress=Progress())
+    assert "1 restart without a step" in scene.last("a", Verdict).sentence
 
 
 def test_a_later_master_goes_on_with_the_count() -> None:
