@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 
 from ... import defaults
@@ -9,6 +10,70 @@ from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
 from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_file
+from ..machine.oom import OomWatch
+from ..spawner.client import Exited
+from .worker_group import WorkerGroup
+
+STDERR_WAIT_S = 0.2
+"""How long the report of a failure waits for the end of the worker's stderr."""
+
+SHORTAGE = os.EX_TEMPFAIL
+"""The kernel had no process or file for it; this may pass."""
+
+
+class FailureRecords:
+    """Makes the records of one node's failures."""
+
+    def __init__(self, host: str, role: str) -> None:
+        """Of the node with this name, whose workers have this role."""
+        self._host, self._role = host, role
+        self._oom = OomWatch()
+
+    def begin(self) -> None:
+        """A round begins: what the OOM killer did before is not of this round."""
+        self._oom.has_struck()
+
+    async def of_worker(self, group: WorkerGroup, event: Exited, *, after_stop: bool) -> Failure:
+        """Return that of a worker that exited non-zero, with the last of what it wrote."""
+        tail = await group.stderr_tail(
+            event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
+        )
+        return worker_failure(
+            group.assignment,
+            event.local_rank,
+            host=self._host,
+            role=self._role,
+            pid=group.pids[event.local_rank],
+            exit_code=event.exit_code,
+            error_file=group.logs.workers[event.local_rank].error_file,
+            stderr_tail=tail,
+            out_of_memory=self._is_out_of_memory(event.exit_code),
+            after_stop=after_stop,
+        )
+
+    def of_start(self, at: Assignment, local_rank: int, exit_code: int, why: str) -> Failure:
+        """Return that of a worker that could not be started; the arguments: ``start_failure``."""
+        host, role = self._host, self._role
+        return start_failure(at, local_rank, host=host, role=role, exit_code=exit_code, why=why)
+
+    def of_store(self, group: WorkerGroup, exit_code: int, log: str) -> Failure:
+        """Return that of a store process, of which ``log`` is the last that it wrote."""
+        return store_failure(
+            group.assignment,
+            host=self._host,
+            role=self._role,
+            pid=group.store_pid or 0,
+            exit_code=exit_code,
+            log=log,
+            out_of_memory=self._is_out_of_memory(exit_code),
+        )
+
+    def of_stuck(self, at: Assignment, pids: list[int]) -> Failure:
+        """Return that of processes that survive SIGKILL."""
+        return stuck_failure(at, host=self._host, role=self._role, pids=pids)
+
+    def _is_out_of_memory(self, exit_code: int) -> bool:
+        return exit_code == -signal.SIGKILL and self._oom.has_struck()
 
 
 def worker_failure(
@@ -50,10 +115,6 @@ def ended_by_timer(failure: Failure, scope: str) -> Failure:
     """Return the record of a worker that was killed because a timer of its own ran out."""
     why = f"its timer {scope!r} expired (torch.distributed.elastic.timer)"
     return replace(failure, message=why, error_json=json.dumps({"message": {"message": why}}))
-
-
-SHORTAGE = os.EX_TEMPFAIL
-"""The kernel had no process or file for it; this may pass."""
 
 
 def start_failure(

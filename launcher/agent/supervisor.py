@@ -19,7 +19,6 @@ from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
-from ..machine.oom import OomWatch
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting.event_log import EventLog
@@ -27,19 +26,9 @@ from ..spawner.client import Exited, Spawned
 from ..stacks.collect import AskedWorker
 from ..stacks.flight_recorder import LOOK_S, FlightRecorders
 from . import told
-from .failure_record import (
-    SHORTAGE,
-    ended_by_timer,
-    start_failure,
-    store_failure,
-    stuck_failure,
-    worker_failure,
-)
+from .failure_record import SHORTAGE, FailureRecords, ended_by_timer
 from .parts import NodeParts
 from .worker_group import WorkerGroup, WorkerGroupState
-
-STDERR_WAIT_S = 0.2
-"""How long the report of a failure waits for the end of the worker's stderr."""
 
 SURVIVES_KILL_S = 10.0
 """A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
@@ -124,7 +113,7 @@ class Supervisor:
         self._recorders = FlightRecorders({})
         self._limit_s: float | None = None
         """How long the workers that are being stopped have at most."""
-        self._oom = OomWatch()
+        self._records = FailureRecords(node.host, node.role)
         self._timers = parts.timers
         self._timed_out: dict[int, str] = {}
         """Process id → name of the timer for which the worker was killed."""
@@ -160,7 +149,7 @@ class Supervisor:
         logs = self._log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
             self._note(ev.Remark(logs.warning, ev.Severity.WARNING))
-        self._oom.has_struck()  # what happened before this round is not of this round
+        self._records.begin()
         self._not_started.clear()
         self._timed_out.clear()
         if self._timers is not None:
@@ -268,10 +257,10 @@ class Supervisor:
         self._not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
-                self._store_failed(group, NOT_EXECUTED, why)
+                self._failed(group, self._records.of_store(group, NOT_EXECUTED, why))
                 continue
             code = SHORTAGE if event.is_shortage(local_rank) else NOT_EXECUTED
-            self._failed(group, self._start_failure(group, local_rank, code, why))
+            self._failed(group, self._records.of_start(group.assignment, local_rank, code, why))
 
     async def exited(self, event: Exited) -> None:
         """Record a worker's exit and act on it."""
@@ -326,18 +315,13 @@ class Supervisor:
             if not pids:  # all were killed, and the spawner does not say so: it is of no use
                 self._spawner.give_up()
                 return
-            failure = stuck_failure(
-                group.assignment, host=self._node.host, role=self._node.role, pids=pids
-            )
+            failure = self._records.of_stuck(group.assignment, pids)
             self._failed(group, failure)
             self.empty()
             return
         if event.state is WorkerGroupState.STOPPING:
-            at, alive = group.assignment, group.alive
-            killed = ev.WorkersKilled(
-                at.round, at.node_rank, alive, self._patience_s, is_hung=self._is_hung
-            )
-            self._note(killed)
+            at, left, patience_s = group.assignment, group.alive, self._patience_s
+            self._note(ev.WorkersKilled(at.round, at.node_rank, left, patience_s, self._is_hung))
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
 
@@ -373,22 +357,7 @@ class Supervisor:
         after_stop = state in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING)
         if after_stop and event.exit_code < 0:
             return  # ended by our own signal, or by what that signal led to
-        tail = await group.stderr_tail(
-            event.local_rank, defaults.STDERR_TAIL_MAX_BYTES, 0.0 if after_stop else STDERR_WAIT_S
-        )
-        killed = event.exit_code == -signal.SIGKILL
-        failure = worker_failure(
-            group.assignment,
-            event.local_rank,
-            host=self._node.host,
-            role=self._node.role,
-            pid=group.pids[event.local_rank],
-            exit_code=event.exit_code,
-            error_file=group.logs.workers[event.local_rank].error_file,
-            stderr_tail=tail,
-            out_of_memory=killed and self._oom.has_struck(),
-            after_stop=after_stop,
-        )
+        failure = await self._records.of_worker(group, event, after_stop=after_stop)
         timer = self._timed_out.get(failure.pid)
         self._failed(group, failure if timer is None else ended_by_timer(failure, timer))
 
@@ -410,33 +379,12 @@ class Supervisor:
         why = f"its output cannot be opened: {shortage.explained(error)}"
         group.kill()  # the spawner has nothing to stop, and says so
         self._arm(group, SURVIVES_KILL_S)
-        self._failed(group, self._start_failure(group, 0, SHORTAGE, why))
-
-    def _start_failure(
-        self, group: WorkerGroup, local_rank: int, exit_code: int, why: str
-    ) -> Failure:
-        host, role = self._node.host, self._node.role
-        return start_failure(
-            group.assignment, local_rank, host=host, role=role, exit_code=exit_code, why=why
-        )
+        self._failed(group, self._records.of_start(group.assignment, 0, SHORTAGE, why))
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
         if not group.state.is_ending:
-            log = group.store_log_tail(defaults.STDERR_TAIL_MAX_BYTES)
-            self._store_failed(group, exit_code, log.decode(errors="replace"))
-
-    def _store_failed(self, group: WorkerGroup, exit_code: int, log: str) -> None:
-        killed = exit_code == -signal.SIGKILL
-        failure = store_failure(
-            group.assignment,
-            host=self._node.host,
-            role=self._node.role,
-            pid=group.store_pid or 0,
-            exit_code=exit_code,
-            log=log,
-            out_of_memory=killed and self._oom.has_struck(),
-        )
-        self._failed(group, failure)
+            log = group.store_log_tail(defaults.STDERR_TAIL_MAX_BYTES).decode(errors="replace")
+            self._failed(group, self._records.of_store(group, exit_code, log))
 
     def _failed(self, group: WorkerGroup, failure: Failure) -> None:
         if not failure.after_stop:
