@@ -144,6 +144,10 @@ class Group:
             self._rounds.hung(event)
         self._timers(now)
         self._advance(now)
+        while won := self._joining.contest.won(now):  # what they waited for has gone just now
+            for newcomer in won:
+                self._joining.displace(newcomer, now)
+            self._advance(now)
         if self.state.phase is not GroupPhase.CHECKING:
             self._lobby.tell_newcomers(now)
         self._forget_job()

@@ -13,13 +13,13 @@ import time
 
 import pytest
 from ft_run.tests.e2e.cluster import PORT
-from ft_run.tests.e2e.listed import QUICK, Listed, without
+from ft_run.tests.e2e.listed import CALM, QUICK, Listed, without
 
 pytestmark = pytest.mark.root
 
 
 def test_the_process_that_leads_dies(ft, network):
-    job = Listed(ft, network, "abcd", "--nnodes", "2:4")
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4", conf=QUICK)
     job.start("abcd")
     leader = job.leader()
     since = time.monotonic()
@@ -49,7 +49,7 @@ def start_masters(job, names="abc"):
 
 def test_the_leader_of_three_lone_masters_dies(ft, network):
     """No worker is touched; the masters that are left end with the job, and with its status."""
-    job = Listed(ft, network, "abcde", "--nnodes", 2)
+    job = Listed(ft, network, "abcde", "--nnodes", 2, conf=QUICK)
     masters = start_masters(job)
     started = job.start("de")
     leader = job.leader()
@@ -108,7 +108,7 @@ MOMENTS = {"start": 8.0, "checks": 15.0, "stop": 1.0, "regroup": 2.0, "verdict":
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_process_that_leads_dies_at_any_moment(ft, network, moment):
     checks = ("--network-check",) if moment == "checks" else ()
-    conf = f"{QUICK},join_timeout=60,master_timeout=60"
+    conf = f"{CALM},join_timeout=60,master_timeout=60"
     job = Listed(ft, network, "abcd", "--nnodes", "2:4", *checks, conf=conf)
     for name in "abcd":
         job.agent(name)
@@ -243,7 +243,9 @@ def test_two_of_three_hosts_are_lost_and_one_comes_back(ft, network):
 @pytest.mark.slow
 def test_two_of_three_lone_masters_are_lost_and_one_comes_back(ft, network):
     """Without a fence the workers run on, and nothing is decided until then."""
-    job = Listed(ft, network, "abcde", "--nnodes", 2, conf=f"{QUICK},fence=never")
+    job = Listed(
+        ft, network, "abcde", "--nnodes", 2, conf="lease=5,fence=never,last_call_timeout=2"
+    )
     start_masters(job)
     started = job.start("de")
     leader = job.leader()

@@ -319,7 +319,7 @@ class World:
         self.tell(f"{process.name} ends")
         self.kill(process.host)
 
-    # --- who leads ---------------------------------------------------------------------------
+    # --- which host leads --------------------------------------------------------------------
 
     def _elect(self, process: Process, elector: Elector) -> None:
         now = process.clock()

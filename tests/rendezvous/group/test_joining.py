@@ -17,6 +17,7 @@ from ft_run.rendezvous.protocol.messages import (
     PolicySpec,
     Refused,
     Renamed,
+    Stopped,
     Verdict,
     Waiting,
 )
@@ -249,6 +250,20 @@ def test_a_challenge_that_was_lost_with_its_stream_is_repeated():
     scene.say("b", ChallengeReply())
     assert scene.all_told("twin", Refused)
     assert scene.stops("a") == []
+
+
+def test_a_newcomer_takes_the_place_in_the_moment_in_which_it_becomes_free():
+    scene = Scene(3)
+    scene.attend("a", claim=claim_of(0, 0, nodes=3))
+    scene.attend("b", claim=claim_of(0, 1, nodes=3))
+    scene.attend("twin", node_id="b")
+    scene.say("b", Leave("SIGTERM"))
+    scene.say("b", Stopped(0, scene.offer("b")))
+    scene.now += 10  # no more is waited for the third, and this is heard before the next tick
+    scene.say("a", Leave("SIGTERM"))
+    assert scene.closed == ["b"]
+    (holder,) = (node for node in scene.group.roster if node.spec.node_id == "b")
+    assert holder.spec.incarnation == "twin"
 
 
 def test_of_two_newcomers_for_one_identity_the_second_must_ask_the_first():

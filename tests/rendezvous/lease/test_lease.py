@@ -132,6 +132,24 @@ def test_a_renewal_that_fails_gives_nothing_back() -> None:
         hosts.run(0.05)
 
 
+def test_a_late_answer_to_a_renewal_does_not_count_for_the_next_one() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    elector = hosts.electors[first]
+    renewals: list[LeaseAsk] = []
+    while len(renewals) < 2:
+        hosts.now += 0.05
+        renewals += [ask for ask in [elector.due(hosts.now)] if ask is not None]
+    assert renewals[0] == renewals[1]
+    left_s = elector.lease_left_s(hosts.now)
+    assert left_s > 0
+    elector.heard((first + 1) % 3, renewals[0], LeaseAnswer(True, 0), hosts.now)
+    assert elector.lease_left_s(hosts.now) == left_s
+    elector.heard((first + 1) % 3, renewals[1], LeaseAnswer(True, 0), hosts.now)
+    assert elector.lease_left_s(hosts.now) > left_s
+
+
 def test_a_job_that_is_over_is_told_also_without_a_lease() -> None:
     hosts = Hosts()
     hosts.run(6)
