@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ft_run import exit_codes
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.options import LaunchOptions
@@ -101,7 +102,6 @@ def test_the_unit_stops_in_order(ft: Launcher) -> None:
 
 def workflow() -> list[dict[str, Any]]:
     """Return the steps of the workflow."""
-    yaml = pytest.importorskip("yaml")
     jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
     (job,) = jobs.values()
     return list(job["steps"])
