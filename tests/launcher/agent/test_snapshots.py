@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from ft_run.launcher.agent.snapshots import HeldSnapshots
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Resumption, Snapshot, Snapshots
@@ -138,5 +139,35 @@ def test_strangers_do_not_disturb() -> None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
                 silent.connect(path)
                 assert await ask(2) == "-1"
+
+    run(test)
+
+
+@pytest.mark.root
+def test_another_user_of_the_host_is_given_no_memory() -> None:
+    """The name of the socket is in no folder, so no mode of a file keeps anyone from it."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+
+    async def ask_as(user: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+            os.seteuid(user)  # what the kernel tells of this end is as of now
+            try:
+                channel.connect(page.address_of(os.getpid()))
+            finally:
+                os.seteuid(0)
+            channel.setblocking(False)
+            await asyncio.sleep(0)
+            try:
+                await loop.sock_sendall(channel, page.REQUEST.pack(page.MAGIC, 2))
+                return await loop.sock_recv(channel, page.REPLY.size)
+            except ConnectionError:
+                return b""
+
+    async def test() -> None:
+        async with holding():
+            assert await ask_as(65534) == b""
+            assert await ask_as(0) == page.REPLY.pack(page.MAGIC, -1)
 
     run(test)
