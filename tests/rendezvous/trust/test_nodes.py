@@ -1,6 +1,7 @@
 """A node at a master with a token: what it is told, and that it says nothing in plain text."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from ft_run.rendezvous.group.events import GroupSettings
@@ -14,6 +15,8 @@ from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.doubt import Doubt
+from ft_run.rendezvous.trust.source import TrustOptions, read_trust
+from ft_run.rendezvous.trust.token import write_token
 from ft_run.rendezvous.trust.wire import Trust
 from ft_run.tests.harness.closed_wire import (
     OTHER,
@@ -126,5 +129,27 @@ def test_a_node_with_a_token_says_nothing_in_plain_text() -> None:
         handshakes_and_alerts = {0x16, 0x15}
         assert {data[0] for data in said if data} <= handshakes_and_alerts
         assert not any(b"PRI * HTTP/2.0" in data for data in said)
+
+    run(test)
+
+
+def test_another_token_in_the_file_is_that_of_the_next_job(tmp_path: Path) -> None:
+    """What runs keeps its own, also for new connections; what is started now has the new one."""
+
+    def trust_of_file() -> Trust | None:
+        return read_trust(TrustOptions(token_file=str(tmp_path / "token")))
+
+    async def test() -> None:
+        write_token(str(tmp_path / "token"), TOKEN)
+        masters, nodes = trust_of_file(), trust_of_file()
+        (tmp_path / "token").unlink()
+        write_token(str(tmp_path / "token"), OTHER)
+        async with door(masters) as there:
+            node = Node(there.endpoint, nodes)
+            await node.next(Waiting)
+            late = Node(there.endpoint, trust_of_file())
+            assert await late.events.get() == LinkDown(Doubt.OTHER_TOKEN.value)
+            await late.link.close()
+            await node.link.close()
 
     run(test)
