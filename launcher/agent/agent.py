@@ -406,7 +406,8 @@ class Agent:
         has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
         snapshot = None
         # What all nodes have, one writes.
-        if self._options.save_at_breakpoint and self._claim.is_first_node and not has_succeeded:
+        is_writer = self._claim.is_first_but(verdict.failures if verdict is not None else ())
+        if self._options.save_at_breakpoint and is_writer and not has_succeeded:
             snapshot = self._snapshots.newest_whole()
         left_s = self._end.time_left_s()
         if self._departure.reason:

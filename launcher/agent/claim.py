@@ -1,6 +1,7 @@
 """What this node reports of its last round, so that a new master can take the round over."""
 
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ... import defaults
@@ -40,10 +41,17 @@ class OwnClaim:
         claim = self._claim
         return claim.rank_offset if claim is not None and claim.nodes else None
 
-    @property
-    def is_first_node(self) -> bool:
-        """Whether this node had rank 0 in the last round."""
-        return self._claim is not None and self._claim.nodes > 0 and not self._claim.node_rank
+    def is_first_but(self, failures: Iterable[Failure]) -> bool:
+        """Return whether this node had the least rank of the last round, less those that were lost.
+
+        Args:
+            failures: in which a lost node has its rank.
+        """
+        claim = self._claim
+        if claim is None or not claim.nodes:
+            return False
+        lost = {one.node_rank for one in failures if one.kind is FailureKind.NODE_LOST}
+        return all(rank in lost for rank in range(claim.node_rank))
 
     @property
     def has_peers(self) -> bool:

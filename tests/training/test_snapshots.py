@@ -209,6 +209,7 @@ def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...]) -> None:
     take(snapshots, 1)
     assert snapshots.save(1)
     assert agent.link.is_busy
+    agent.asked()
     agent.close()
     agent.link.wait()
     assert not agent.link.is_busy

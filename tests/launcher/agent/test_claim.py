@@ -63,3 +63,30 @@ def test_whatever_130_workers_say_the_claim_fits_a_message(changes: dict[str, st
     attend = Attend(1, "1", job, node, Offer("127.0.0.1", 1), claim.present())
     bounds.check(attend)
     assert len(encode_node(attend)) <= MAX_FROM_NODE_BYTES
+
+
+def lost(rank: int) -> Failure:
+    return failure(rank, kind=FailureKind.NODE_LOST, node_rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "failures", "expected"),
+    [
+        (0, [], True),
+        (1, [], False),
+        (1, [lost(0)], True),
+        (2, [lost(0)], False),
+        (2, [lost(1), lost(0)], True),
+        (1, [failure(0)], False),
+        (0, [lost(1)], True),
+    ],
+)
+def test_one_node_is_the_first_of_those_that_are_left(
+    node_rank: int, failures: list[Failure], expected: bool
+) -> None:
+    claim = OwnClaim()
+    assert not claim.is_first_but(failures)  # it was in no round
+    claim.started(dataclasses.replace(ASSIGNMENT, node_rank=node_rank, nodes=3))
+    assert claim.is_first_but(failures) is expected
+    claim.became_spare()
+    assert not claim.is_first_but(failures)
