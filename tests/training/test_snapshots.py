@@ -146,6 +146,10 @@ class Agent:
     def saved(self, buffer: int, step: int) -> None:
         self.channel.send(page.SAVED.pack(page.MAGIC, buffer, step, True))
 
+    def is_waited_for(self) -> bool:
+        """Return whether it has an order that is not answered."""
+        return self.link.is_busy
+
     def close(self) -> None:
         self.channel.close()
 
