@@ -212,11 +212,11 @@ def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...]) -> None:
     snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
     take(snapshots, 1)
     assert snapshots.save(1)
-    assert agent.link.is_busy
+    assert agent.is_waited_for()
     agent.asked()
     agent.close()
     agent.link.wait()
-    assert not agent.link.is_busy
+    assert not agent.is_waited_for()
     assert not snapshots.save(1)
     snapshots.close()
 
