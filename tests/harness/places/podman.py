@@ -124,7 +124,9 @@ class Podman:
             self.run("rm", "--force", "--time=0", "--volumes", name, check=False)
         self.run("network", "rm", "--force", self._mark)
         self.run("system", "reset", "--force", check=False)
-        shutil.rmtree(self._folder)
+        # Below what is left of a container may be this machine's own files.
+        if str(self._folder) not in Path("/proc/mounts").read_text():
+            shutil.rmtree(self._folder)
         self._lock.close()
 
 
