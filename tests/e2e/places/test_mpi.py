@@ -41,7 +41,17 @@ class Mpi:
         self.hostfile = ft.folder / "hostfile"
         self.hostfile.write_text("".join(f"{host.name} slots=1\n" for host in self.hosts))
         cases = [f'{host.name}) exec {shlex.join(host.enter)} sh -c "$*";;' for host in self.hosts]
-        agent = ft.script("\n".join(["#!/bin/sh", "host=$1; shift; case $host in", *cases, "esac"]))
+        agent = ft.script(
+            "\n".join(
+                [
+                    "#!/bin/sh",
+                    "unset FT_RUN_TOKEN  # as by ssh",
+                    "host=$1; shift; case $host in",
+                    *cases,
+                    "esac",
+                ]
+            )
+        )
         agent = agent.rename(agent.with_name("agent"))
         agent.chmod(0o755)
         temporary = ft.folder / "of-nodes"  # a node that loses its power leaves files
