@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from ft_run.rendezvous.trust.certificates import (
-    Papers,
+    BEGIN,
+    END,
+    WIRE_NAME,
     authority_key,
-    certificate_of,
     issue,
     papers,
 )
@@ -18,15 +21,19 @@ from ft_run.rendezvous.trust.token import Token, new_token
 TOKEN, OTHER = new_token(), new_token()
 
 
-def verified(folder: Path, root: bytes, certificate: bytes, time_s: float) -> str:
+def verified(
+    folder: Path, root: bytes, certificate: bytes, time_s: float, chain: bytes = b""
+) -> str:
     """Return what openssl says of a certificate on a host whose clock is at ``time_s``."""
     (folder / "root").write_bytes(root)
     (folder / "leaf").write_bytes(certificate)
+    (folder / "chain").write_bytes(chain or certificate)
     for purpose in ("sslserver", "sslclient"):
         answer = subprocess.run(
             [
                 *("openssl", "verify", "-x509_strict", "-attime", str(int(time_s))),
-                *("-purpose", purpose, "-CAfile", str(folder / "root"), str(folder / "leaf")),
+                *("-purpose", purpose, "-CAfile", str(folder / "root")),
+                *("-untrusted", str(folder / "chain"), str(folder / "leaf")),
             ],
             capture_output=True,
             text=True,
@@ -56,17 +63,18 @@ def test_another_tokens_certificate_is_none(tmp_path: Path) -> None:
 
 def test_a_member_is_no_authority(tmp_path: Path) -> None:
     """What a node shows cannot be used to let others in."""
-    authority = authority_key(TOKEN)
-    root = certificate_of(authority)
-    member = issue(authority, root)
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+    member = papers(TOKEN)
     key = load_pem_private_key(member.key, None)
-    forged: Papers = issue(key, x509.load_pem_x509_certificate(member.certificate))  # type: ignore[arg-type]  # a P-256 key
-    chain = forged.certificate + member.certificate
-    assert "verification failed" in verified(
-        tmp_path, root.public_bytes(x509_pem()), chain, year(2026)
+    forged = issue(key, x509.load_pem_x509_certificate(member.certificate))  # type: ignore[arg-type]  # a P-256 key
+    believed = x509.load_pem_x509_certificate(forged.certificate)
+    stranger = (
+        x509.CertificateBuilder(believed.issuer, x509.Name([]), key.public_key(), 1, BEGIN, END)  # type: ignore[arg-type]  # as above
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(WIRE_NAME)]), critical=True)
+        .sign(key, hashes.SHA256())  # type: ignore[arg-type]  # as above
+        .public_bytes(x509_pem())
     )
+    said = verified(tmp_path, papers(TOKEN).authority, stranger, year(2026), member.certificate)
+    assert "invalid CA certificate" in said
 
 
 def x509_pem():

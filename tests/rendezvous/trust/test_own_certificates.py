@@ -66,8 +66,12 @@ def test_certificates_of_ones_own_and_changed_ones_count_for_the_next_connection
             async with open_channel(there.endpoint, (), files.trust()) as channel:
                 ask: Any = channel.unary_unary(f"/{SERVICE}/Status")
                 await ask(b"")
+            last = files.trust()
             (files.path / "cert").unlink()  # for a moment: the last ones go on
             await status(there.endpoint, shown(papers(OTHER)))
+            async with open_channel(there.endpoint, (), last) as channel:
+                ask = channel.unary_unary(f"/{SERVICE}/Status")
+                await ask(b"")
             while not node.events.empty():  # a connection that is there stays
                 assert not isinstance(node.events.get_nowait(), LinkDown)
             await node.link.close()
