@@ -26,7 +26,6 @@ def local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-@torch.no_grad()
 def kept(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
     """Return what a tensor may be copied from while training goes on; None: it is copied at once.
 
@@ -38,7 +37,7 @@ def kept(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
     if is_left_alone and not value.is_inference() and (part.nbytes >= LARGE_BYTES or part.is_cuda):
         return value
     # A GPU would be waited for until it has done all that it was given.
-    return part.clone() if part.is_cuda and part.nbytes < LARGE_BYTES else None
+    return part.detach().clone() if part.is_cuda and part.nbytes < LARGE_BYTES else None
 
 
 @torch.no_grad()

@@ -155,7 +155,12 @@ def moves(model: Any, optimizer: Optimizer) -> None:
     model[0].weight.data = torch.ones(6, 4)
 
 
-@pytest.mark.parametrize("change", [grows, is_exchanged, swaps, loses, moves])
+@torch.no_grad()
+def reorders(model: Any, optimizer: Optimizer) -> None:
+    optimizer.param_groups[0]["params"].reverse()
+
+
+@pytest.mark.parametrize("change", [grows, is_exchanged, swaps, loses, moves, reorders])
 def test_what_has_changed_is_looked_up_anew(change: Callable[[Any, Optimizer], None]) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Identity(), nn.Linear(6, 4))
     if change is swaps:

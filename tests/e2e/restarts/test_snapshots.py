@@ -125,7 +125,8 @@ def killed_again_and_again(ft: "Launcher", kills: int) -> None:
     assert train(ft, folder, steps, kills) == undisturbed
     lost = lost_steps(folder, kills + 1)
     print(json.dumps({"kills": kills, "steps": steps, "lost": lost}))
-    assert all(0 <= number <= 1 for number in lost), lost
+    # -1: killed after the snapshot was complete, and before a rank had said that the step is done.
+    assert all(-1 <= number <= 1 for number in lost), lost
     assert set(os.listdir("/dev/shm")) <= before
     for name in os.listdir(folder / "checkpoints"):
         assert name == "latest" or name.startswith("step-")
