@@ -226,7 +226,7 @@ def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> N
     mine = [*map(os.dup, fds)]
     snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
     with open(f"/proc/self/fd/{fds[0]}", "rb") as file:
-        for folder, fits in (("/kept", True), ("/" + "x" * 2400, True), ("/" + "x" * 4000, False)):
+        for folder, fits in (("/kept", True), ("/" + "x" * 3000, True), ("/" + "x" * 4000, False)):
             place = page.Place(folder, 3, at_breakpoint=True)
             assert snapshots.save_to(place) is fits
             file.seek(0)

@@ -203,6 +203,6 @@ def test_another_user_of_the_host_is_given_no_memory() -> None:
     async def test() -> None:
         async with holding():
             assert await ask_as(65534) == b""
-            assert await ask_as(0) == page.REPLY.pack(page.MAGIC, -1)
+            assert await ask_as(0) == page.REPLY.pack(page.MAGIC, -1, 0, False)
 
     run(test)
