@@ -138,8 +138,8 @@ def test_all_nodes_are_preempted_at_once(ft: "Launcher", free_port: int) -> None
 
 
 STALLS = """
-import ft_run.training.checkpoint_folder as folders
-folders.CheckpointFolder.save = lambda *_: threading.Event().wait()
+from ft_run.training.checkpointer import Checkpointer
+Checkpointer.save = lambda *_: threading.Event().wait()
 """
 
 
