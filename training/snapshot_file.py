@@ -29,6 +29,8 @@ ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""
 _COMMENT_MAX = 65535
 _LOCAL_HEADER = struct.Struct("<26xHH")
+_CUDA: Any = torch.cuda
+"""Without types: torch's builds differ in them."""
 _NOTHING = object()
 _POPULATE_WRITE = 23
 """``MADV_POPULATE_WRITE`` of Linux 5.14."""
@@ -266,15 +268,15 @@ class SnapshotFile:
 
         The copies from it then go at its full speed; where that is refused they are slower.
         """
-        if torch.cuda.is_initialized():
+        if _CUDA.is_initialized():
             whole = self.all_bytes
             address = whole.data_ptr()
-            if int(torch.cuda.cudart().cudaHostRegister(address, whole.nbytes, 0)) == 0:
+            if int(_CUDA.cudart().cudaHostRegister(address, whole.nbytes, 0)) == 0:
                 self._pinned = address
 
     def _unpin(self) -> None:
         if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)
+            _CUDA.cudart().cudaHostUnregister(self._pinned)
             self._pinned = None
 
     def _use(self, items: "list[Item] | tuple[Item, ...]") -> None:
