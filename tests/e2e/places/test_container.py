@@ -163,8 +163,8 @@ def test_the_image_is_built_and_trains(
     assert done.count("of 2: all-reduce ok") == 2
     job = Composed(ft, podman)
     job.start(["ft-run"], [], "checkpoints")
-    job.until(lambda: "epoch 1/10" in podman.log("node0"), "it trains", 300)
-    assert podman.run("healthcheck", "run", "node0") == ""
+    # From its start on: a training that is over has no master to ask.
+    job.until(lambda: podman.is_healthy("node0"), "the image's own health check answers", 300)
     assert job.end() == {"node0": 0, "node1": 0}
     assert "test accuracy: 0.9" in podman.log("node0")
 

@@ -110,6 +110,14 @@ class Podman:
         (found,) = json.loads(self.run("inspect", "--type=container", name))
         return dict(found["State"])
 
+    def is_healthy(self, name: str) -> bool:
+        """Run the health check of a container's image once."""
+        try:
+            self.run("healthcheck", "run", name)
+        except RuntimeError:
+            return False
+        return True
+
     def log(self, name: str) -> str:
         """Return what a container has printed on both of its outputs."""
         done = subprocess.run(
