@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ import torch
 from . import progress
 from .checkpoint_folder import CheckpointFolder
 from .flat_state import FlatState
+from .intervals import Interval
 from .late_copy import Background
 from .preemption import find_notice
 from .ranks import Question, Ranks
@@ -25,7 +25,6 @@ from .state import State
 
 _CHANGED, _NO_MORE = 1, 2
 """Why a rank has no share of a snapshot: its tensors were changed meanwhile, or no memory."""
-_UNITS_S = {"s": 1, "min": 60, "h": 3600}
 
 
 class Checkpointer:
@@ -70,8 +69,8 @@ class Checkpointer:
         """
         if keep < 1:
             raise ValueError(f"Checkpointer was given keep={keep}; right would be 1 or more.")
-        self._snapshot_every = _Interval("snapshot_every", snapshot_every)
-        self._checkpoint_every = _Interval("checkpoint_every", checkpoint_every)
+        self._snapshot_every = Interval("snapshot_every", snapshot_every)
+        self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
         self._state = State(state)
         self._flat_state = FlatState(self._state)
         self._ranks = Ranks()
@@ -410,51 +409,6 @@ class Checkpointer:
             file.open(lengths[0], lengths[1])
             snapshots.received(step, rank=self._ranks.rank, is_replicated=True)
         return file
-
-
-class _Interval:
-    """How often something is done: a number of steps, a time, or never."""
-
-    def __init__(self, name: str, value: int | str | None) -> None:
-        """Read a value.
-
-        Raises:
-            ValueError: it is none of these.
-        """
-        self._steps: int | None = None
-        self._time_s: float | None = None
-        match = re.fullmatch(r"(\d+) ?(s|min|h)", value) if isinstance(value, str) else None
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            self._steps = value
-        elif match is not None and int(match[1]):
-            self._time_s = int(match[1]) * _UNITS_S[match[2]]
-        elif value is not None:
-            raise ValueError(
-                f"Checkpointer was given {name}={value!r}; right would be a number of steps, a "
-                "time such as '30s', '10min' or '2h', or None."
-            )
-        self._since, self._since_s = 0, time.monotonic()
-
-    def __bool__(self) -> bool:
-        return self._steps is not None or self._time_s is not None
-
-    def begin(self, number: int, now: float) -> None:
-        """It has been done at a step."""
-        self._since, self._since_s = number, now
-
-    def skip(self, number: int) -> None:
-        """It is not possible at a step; where it is a time, it is done as soon as it is."""
-        self._since = number
-
-    def is_due(self, number: int, is_over: int) -> bool:
-        """Return whether it is to be done at a step, given whether the time is over on a rank."""
-        if self._steps is not None:
-            return number // self._steps > self._since // self._steps
-        return bool(is_over)
-
-    def is_over(self, now: float) -> bool:
-        """Return whether the time is over on this rank."""
-        return self._time_s is not None and now - self._since_s >= self._time_s
 
 
 def _say(sentence: str) -> None:

@@ -56,7 +56,7 @@ from ..stacks.steps import rank_steps
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
-from .ending import Farewell, FarewellOver, NodeEnd, Signalled, show_verdict
+from .ending import Farewell, FarewellOver, JobOver, NodeEnd, Signalled, show_verdict
 from .hangs import Hangs
 from .identity import NodeIdentity
 from .orphans import adopt_orphans, kill_orphans
@@ -72,7 +72,7 @@ _DRAIN_S = 10.0
 
 
 _OfTime = FarewellOver | TimeOver | FenceTick | TimeToLeave
-_Event = LinkEvent | SpawnerEvent | Signalled | GoneSoon | _OfTime
+_Event = LinkEvent | SpawnerEvent | Signalled | GoneSoon | JobOver | _OfTime
 
 
 class Agent:
@@ -245,6 +245,9 @@ class Agent:
                 await self._waiting(event)
             case Verdict():
                 self._take_verdict(event)
+            case JobOver():
+                if self.verdict is None:
+                    self._take_verdict(event.verdict())
             case Refused(sentence, is_displaced):
                 if is_displaced:
                     self._workers.kill()

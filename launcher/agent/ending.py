@@ -109,6 +109,27 @@ class Signalled:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The host that led has told those that may lead, this one among them, that the job is over."""
+
+    exit_code: int
+
+    def verdict(self) -> Verdict:
+        """Return the verdict for a node that was not there to hear it."""
+        has_succeeded = self.exit_code == exit_codes.SUCCESS
+        return Verdict(
+            outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,
+            exit_code=self.exit_code,
+            sentence="it ended while this node was not connected; the other nodes say how",
+            restarts=0,
+            rounds=0,
+            cause=None,
+            failures=(),
+            failure_count=0,
+        )
+
+
 class FarewellOver:
     """The time in which a leaving node waits for an absent master is over."""
 

@@ -25,6 +25,7 @@ from ...rendezvous.transport.master import ALONE, Master, Office
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
+from .ending import JobOver
 
 if TYPE_CHECKING:
     from ...checks.results import Known
@@ -98,6 +99,9 @@ class Hosting:
 
     def connect(self, agent: "Agent") -> MasterLink:
         """Return the agent's link to the master."""
+        if self._succession is not None:
+            # A node that is not connected when the job ends would look for a leader, in vain.
+            self._succession.over.add_done_callback(lambda over: agent.post(JobOver(over.result())))
         if self.master is not None:
             # Without a socket: it cannot break, and needs no pings.
             return LocalLink(self.master, agent.attend, agent.post)

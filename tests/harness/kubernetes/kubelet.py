@@ -273,7 +273,8 @@ def _readable(has_tmp: bool) -> list[str]:
     They may lie under ``/tmp``, which is a volume, or in a folder of root's.
     """
     steps = []
-    for path in dict.fromkeys((sys.prefix, sys.base_prefix, str(ROOT))):
+    # The shortest first: one may lie in another, and what lies in it is there with it.
+    for path in sorted({sys.prefix, sys.base_prefix, str(ROOT)}, key=len):
         at = f'"$root"{shlex.quote(path)}'
         steps.append(f"[ -e {at} ] || {{ mkdir -p {at}; mount --rbind {shlex.quote(path)} {at}; }}")
         closed = [parent for parent in Path(path).parents if not parent.stat().st_mode & 0o005]
