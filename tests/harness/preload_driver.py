@@ -1,11 +1,12 @@
 """Starts the same workers the ordinary way and from a fork server, by real spawners.
 
     preload_driver.py FOLDER < {"modules": […], "workers": [{"argv": […], "env": {…}}, …],
-                              "watched": bool}
+                              "watched": bool, "cold": count}
 
-Writes {"cold": […], "warm": […], "fork_servers": […]} to standard output: exit code, output and
-errors of each worker in order, and its progress if it is watched. It is a program of its own
-because a spawner is forked from it.
+The ordinary way it starts only the first ``cold`` workers, where that is given. Writes
+{"cold": […], "warm": […], "fork_servers": […]} to standard output: exit code, output and errors of
+each worker in order, and its progress if it is watched. It is a program of its own because a
+spawner is forked from it.
 """
 
 import asyncio
@@ -84,7 +85,8 @@ def run(order: dict[str, Any], folder: Path, *, warm: bool) -> dict[str, Any]:
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     base = Path(sys.argv[1])
-    cold = run(given, base / "cold", warm=False)
+    first = given["workers"][: given.get("cold")]
+    cold = run(given | {"workers": first}, base / "cold", warm=False)
     warm = run(given, base / "warm", warm=True)
     json.dump(
         {"cold": cold["results"], "warm": warm["results"], "fork_servers": warm["fork_servers"]},

@@ -210,8 +210,8 @@ def digest(*commands) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param(Soak, (), id="cold"),
-        pytest.param(Soak, ("--preload", "torch,sklearn"), id="warm", marks=pytest.mark.slow),
+        pytest.param(Soak, (), id="cold", marks=pytest.mark.slow),
+        pytest.param(Soak, ("--preload", "torch,sklearn"), id="warm"),
         pytest.param(ListedSoak, (), id="listed", marks=pytest.mark.slow),
     ],
 )
