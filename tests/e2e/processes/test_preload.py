@@ -233,6 +233,11 @@ def test_a_store_of_its_own_is_started_beside_workers_that_are_forked(ft):
     assert command.stderr.count("preload:") == 1
 
 
+def sleeps(pid: int) -> bool:
+    """Return whether a process waits for something."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft):
     gate = ft.folder / "gate"
     os.mkfifo(gate)
@@ -241,6 +246,8 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
     command.expect("^importing")
     command.expect("waits for the preload")
     command.send(signal.SIGUSR1)
+    # All sleep again, the agent first: it has been handed on before there is a worker to end.
+    ft.wait_until(lambda: all(map(sleeps, sorted(ft.processes()))), "the signal is handled")
     gate.write_text("")
     assert command.wait() == 0
     assert command.stdout.endswith("ran\n")
