@@ -4,10 +4,14 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .. import exit_codes
 from ..errors import FtRunError
 from .startup import forget_token, import_asyncio, loading, open_standard_streams, quiet_grpc
+
+if TYPE_CHECKING:
+    from .options import Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,18 +51,24 @@ def _main(argv: Sequence[str]) -> int:
         return run_hosts_node()
     with loading():
         from .cli.parse import parse
-        from .options import (
-            CheckOptions,
-            HostsOptions,
-            LaunchOptions,
-            MasterOptions,
-            PolicyOptions,
-            StacksOptions,
-            TokenOptions,
-        )
 
         options = parse(argv, os.environ)
     forget_token()
+    return _run(options)
+
+
+def _run(options: "Options") -> int:
+    """Run the command that the options are of; each loads what it needs and no more."""
+    from .options import (
+        CheckOptions,
+        HostsOptions,
+        LaunchOptions,
+        MasterOptions,
+        PolicyOptions,
+        StacksOptions,
+        TokenOptions,
+    )
+
     if isinstance(options, PolicyOptions):
         from .commands.policy import explain_policy
 

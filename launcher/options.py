@@ -300,3 +300,16 @@ class TokenOptions:
 
     file: str | None = None
     """The new file for the token; None: it is printed."""
+
+
+Options = (
+    LaunchOptions
+    | HostsOptions
+    | MasterOptions
+    | StatusOptions
+    | StacksOptions
+    | CheckOptions
+    | PolicyOptions
+    | TokenOptions
+)
+"""Of any command."""

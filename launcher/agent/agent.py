@@ -23,7 +23,6 @@ from ...rendezvous.protocol.messages import (
     Excluded,
     Heard,
     NodeMessage,
-    NodeSpec,
     Outcome,
     Refused,
     Renamed,
@@ -71,8 +70,8 @@ _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
 
 
-_OfTime = FarewellOver | TimeOver | FenceTick | TimeToLeave
-_Event = LinkEvent | SpawnerEvent | Signalled | GoneSoon | JobOver | _OfTime
+_OfLeaving = Drain | MayLeave | GoneSoon | TimeToLeave | Signalled | FarewellOver
+_Event = LinkEvent | SpawnerEvent | TimeOver | FenceTick | JobOver | _OfLeaving
 
 
 class Agent:
@@ -101,16 +100,7 @@ class Agent:
         self._saves = Saves(self._event)
         self._snapshots = HeldSnapshots(parts.count.count, self._saves, options.snapshot_replicas)
         self._offers = NodeOffers(port, self._snapshots)
-        self._node = NodeSpec(
-            node_id=identity.node_id,
-            incarnation=identity.incarnation,
-            host=identity.host,
-            address=port.offer.address,
-            role=options.role,
-            local_world_size=parts.count.count,
-            wanted_rank=options.rendezvous.node_rank,
-            is_watched=parts.commands.are_watched,
-        )
+        self._node = parts.node_spec(identity, port.offer.address)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
         program = parts.commands.argv(0)[0]
@@ -119,12 +109,7 @@ class Agent:
         self._end = NodeEnd(options)
         self._departure = Departure(options.shutdown_timeout_s, self._send, self.post, self._event)
         self._farewell = Farewell(
-            self._end,
-            parts,
-            self._departure,
-            lambda: self._claim.has_peers and not self.status.connected,
-            self._send,
-            self.post,
+            self._end, parts, self._departure, self._is_missed, self._send, self.post
         )
         self._reports = NodeReports(
             self._claim,
@@ -194,8 +179,7 @@ class Agent:
             from ..preemption.watch import watch
 
             self._departure.watch(watch(source, os.environ, self.post, self._event))
-        relay = self._parts.relay
-        if relay is not None:
+        if (relay := self._parts.relay) is not None:
             relay.attach(loop)
         self._link = connect(self)
         self._fencing.arm()
@@ -261,14 +245,6 @@ class Agent:
                 self._send(ChallengeReply())
             case StackOrder(number):
                 self._hangs.report(number, self._workers.group)
-            case Drain() if self._runs(event.round):
-                self._departure.order(event)
-            case MayLeave(number, step) if self._runs(number):
-                self._farewell.leave(self._departure.reason, self._workers, step)
-            case GoneSoon():
-                self._farewell.gone_soon(event, self._workers)
-            case TimeToLeave():
-                self._farewell.leave(self._departure.reason, self._workers)
             case NoHang():
                 self._hangs.answered(event)
             case StepsOrder(number):
@@ -279,28 +255,10 @@ class Agent:
                 self._link_down(reason)
             case LinkLost(sentence):
                 self._give_up(RendezvousError(sentence))
-            case Spawned():
-                await self._workers.spawned(event)
-                self._hangs.begin(self._workers.group)
-            case Exited():
-                await self._workers.exited(event)
-            case Empty():
-                self._workers.empty()
-            case TimeOver():
-                await self._workers.time_over(event)
-            case ForkServerEvent():
-                self._event(told.preload(event, self._options.preload))
-            case SpawnerGone():
-                await self._spawner_gone()
-            case Signalled():
-                self._farewell.signalled(event, self._workers)
-            case FarewellOver():
-                self._end.left()
-
-    def _runs(self, round_number: int) -> bool:
-        """Return whether workers of a round are here, or have just succeeded."""
-        group = self._workers.group
-        return group is not None and group.assignment.round == round_number
+            case Spawned() | Exited() | Empty() | ForkServerEvent() | SpawnerGone() | TimeOver():
+                await self._handle_workers(event)
+            case Drain() | MayLeave() | GoneSoon() | TimeToLeave() | Signalled() | FarewellOver():
+                self._handle_leaving(event)
 
     def _renamed(self, node_id: str) -> None:
         """Another host has this one's name: what is said from now on is said as another node."""
@@ -378,9 +336,8 @@ class Agent:
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
         self._reports.told_to_stop(stop.round)
-        self._farewell.leave(
-            self._departure.reason, self._workers
-        )  # the next round does without this node
+        # The next round does without a node that will be gone.
+        self._farewell.leave(self._departure.reason, self._workers)
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
@@ -403,21 +360,23 @@ class Agent:
         self._end.failed(error)
         self._workers.end(gently=False)
 
-    async def _conclude(self) -> None:
-        """Save what the workers have left, before it is gone with this node."""
-        verdict = self._end.verdict
-        has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
-        snapshot = None
-        # What all nodes have, one writes.
-        is_writer = self._claim.is_first_but(verdict.failures if verdict is not None else ())
-        if self._options.save_at_breakpoint and is_writer and not has_succeeded:
-            snapshot = self._snapshots.newest_whole()
-        left_s = self._end.time_left_s()
-        if self._departure.reason:
-            left_s = min(left_s, self._departure.patience_s())
-        await self._saves.conclude(left_s, snapshot)
+    # --- the workers -------------------------------------------------------------------------
 
-    # --- the spawner -------------------------------------------------------------------------
+    async def _handle_workers(self, event: SpawnerEvent | TimeOver) -> None:
+        match event:
+            case Spawned():
+                await self._workers.spawned(event)
+                self._hangs.begin(self._workers.group)
+            case Exited():
+                await self._workers.exited(event)
+            case Empty():
+                self._workers.empty()
+            case TimeOver():
+                await self._workers.time_over(event)
+            case ForkServerEvent():
+                self._event(told.preload(event, self._options.preload))
+            case SpawnerGone():
+                await self._spawner_gone()
 
     async def _spawner_gone(self) -> None:
         """End what workers had started: the spawner is dead, the kernel has killed the workers."""
@@ -432,7 +391,41 @@ class Agent:
             )
         )
 
-    # --- the end -----------------------------------------------------------------------------
+    # --- leaving and the end -----------------------------------------------------------------
+
+    def _handle_leaving(self, event: _OfLeaving) -> None:
+        match event:
+            case Drain() if self._runs(event.round):
+                self._departure.order(event)
+            case MayLeave(number, step) if self._runs(number):
+                self._farewell.leave(self._departure.reason, self._workers, step)
+            case GoneSoon():
+                self._farewell.gone_soon(event, self._workers)
+            case TimeToLeave():
+                self._farewell.leave(self._departure.reason, self._workers)
+            case Signalled():
+                self._farewell.signalled(event, self._workers)
+            case FarewellOver():
+                self._end.left()
+
+    def _runs(self, round_number: int) -> bool:
+        """Return whether workers of a round are here, or have just succeeded."""
+        group = self._workers.group
+        return group is not None and group.assignment.round == round_number
+
+    async def _conclude(self) -> None:
+        """Save what the workers have left, before it is gone with this node."""
+        verdict = self._end.verdict
+        has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
+        # What all nodes have, one writes.
+        is_writer = self._claim.is_first_but(verdict.failures if verdict is not None else ())
+        is_saved = self._options.save_at_breakpoint and is_writer and not has_succeeded
+        snapshot = self._snapshots.newest_whole() if is_saved else None
+        await self._saves.conclude(self._departure.within(self._end.time_left_s()), snapshot)
+
+    def _is_missed(self) -> bool:
+        """Return whether the master would take this node for lost, if it left now."""
+        return self._claim.has_peers and not self.status.connected
 
     def last_word(self) -> None:
         """Print how the job ended, once, after everything else."""

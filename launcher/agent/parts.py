@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...rendezvous.protocol.messages import NodeSpec
 from ...values import dataclass, field
 from ..logs.log_dir import LogDir
 from ..logs.relay_client import RelayClient
@@ -10,6 +11,7 @@ from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions
 from ..reporting.display import Display
 from ..spawner.client import SpawnerClient
+from .identity import NodeIdentity
 from .worker_command import WorkerCommands
 
 if TYPE_CHECKING:
@@ -41,3 +43,21 @@ class NodeParts:
     """With checks: the kinds of GPUs that the machine shows, and how they were counted."""
     trust: "Trust | None" = None
     """What closes the wire; None: plain text, or a node by itself."""
+
+    def node_spec(self, identity: NodeIdentity, address: str) -> NodeSpec:
+        """Return what the master is told of this node.
+
+        Args:
+            identity: which node it is.
+            address: where other nodes reach it.
+        """
+        return NodeSpec(
+            node_id=identity.node_id,
+            incarnation=identity.incarnation,
+            host=identity.host,
+            address=address,
+            role=self.options.role,
+            local_world_size=self.count.count,
+            wanted_rank=self.options.rendezvous.node_rank,
+            is_watched=self.commands.are_watched,
+        )

@@ -15,18 +15,15 @@ from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..options import (
-    CheckOptions,
-    HostsOptions,
     LaunchOptions,
     LogOptions,
     MasterOptions,
-    PolicyOptions,
+    Options,
     RendezvousOptions,
     ScriptMode,
     StacksOptions,
     StatusOptions,
     StreamSelection,
-    TokenOptions,
 )
 from . import launch_flags, master_flags
 from .command_line import CommandLine, Given
@@ -43,18 +40,7 @@ _STATUS_TIMEOUT_S = 5.0
 _STACKS_TIMEOUT_S = 10.0
 
 
-def parse(
-    argv: Sequence[str], environ: Mapping[str, str]
-) -> (
-    LaunchOptions
-    | HostsOptions
-    | MasterOptions
-    | StatusOptions
-    | StacksOptions
-    | CheckOptions
-    | PolicyOptions
-    | TokenOptions
-):
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Return the options that ``argv`` (without the program's name) and ``environ`` mean.
 
     Raises:

@@ -118,6 +118,10 @@ class Departure:
         """Return how long workers have to end, now that they get SIGTERM."""
         return max(PATIENCE_MIN_S, self._gone_at - time.monotonic())
 
+    def within(self, limit_s: float) -> float:
+        """Return how many of some seconds this node has, which may be gone before."""
+        return min(limit_s, self.patience_s()) if self.reason else limit_s
+
     def are_ready(self, round_number: int) -> bool:
         """Return whether workers that have all exited with 0 have done so because nodes go.
 
