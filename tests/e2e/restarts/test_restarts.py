@@ -141,15 +141,11 @@ def test_a_program_that_cannot_be_started_is_a_failure_with_a_sentence(ft):
     assert "Traceback" not in command.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow  # the soak shows it too
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "preload",
-    [
-        # The soak shows it too, with a rank killed among its faults.
-        pytest.param((), id="cold", marks=pytest.mark.slow),
-        pytest.param(("--preload", "torch,sklearn"), id="warm"),
-    ],
+    [pytest.param((), id="cold"), pytest.param(("--preload", "torch,sklearn"), id="warm")],
 )
 def test_digits_survive_a_killed_rank_bit_for_bit(ft, preload):
     """Workers that import torch each for itself, and workers forked from a process that has."""
