@@ -107,15 +107,26 @@ class Consoles:
 def open_descriptors() -> set[tuple[int, str]]:
     """Return number and kind of this process's descriptors, but for those of event loops.
 
-    gRPC, once another test of this process has loaded it, makes its own anew at every fork.
+    gRPC, once another test of this process has loaded it, makes its own anew at every fork, and
+    sockets in threads of its own whenever it likes; those of relays are of another type.
     """
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that the folder was read through
             target = os.readlink(f"/proc/self/fd/{name}")
-            if not target.startswith("anon_inode:[event"):
+            is_foreign = target.startswith("socket:") and not is_packet_socket(int(name))
+            if not target.startswith("anon_inode:[event") and not is_foreign:
                 found.add((int(name), target))
     return found
+
+
+def is_packet_socket(fd: int) -> bool:
+    try:
+        copy = socket.socket(fileno=os.dup(fd))
+    except OSError:  # closed meanwhile
+        return False
+    with copy:
+        return copy.type is socket.SOCK_SEQPACKET
 
 
 @pytest.fixture
