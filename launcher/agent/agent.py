@@ -229,9 +229,9 @@ class Agent:
                 await self._waiting(event)
             case Verdict():
                 self._take_verdict(event)
-            case JobOver():
+            case JobOver(verdict):
                 if self.verdict is None:
-                    self._take_verdict(event.verdict())
+                    self._take_verdict(verdict)
             case Refused(sentence, is_displaced):
                 if is_displaced:
                     self._workers.kill()

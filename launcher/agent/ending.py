@@ -111,23 +111,24 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The host that led has told those that may lead, this one among them, that the job is over."""
+    """The job is over, says this host, which may lead it: its agent may not have been connected."""
 
-    exit_code: int
+    verdict: Verdict
 
-    def verdict(self) -> Verdict:
-        """Return the verdict for a node that was not there to hear it."""
-        has_succeeded = self.exit_code == exit_codes.SUCCESS
-        return Verdict(
-            outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,
-            exit_code=self.exit_code,
-            sentence="it ended while this node was not connected; the other nodes say how",
-            restarts=0,
-            rounds=0,
-            cause=None,
-            failures=(),
-            failure_count=0,
-        )
+
+def unheard(exit_code: int) -> Verdict:
+    """Return the verdict for a node of which only the exit status has been told."""
+    has_succeeded = exit_code == exit_codes.SUCCESS
+    return Verdict(
+        outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,
+        exit_code=exit_code,
+        sentence="it ended while this node was not connected; the other nodes say how",
+        restarts=0,
+        rounds=0,
+        cause=None,
+        failures=(),
+        failure_count=0,
+    )
 
 
 class FarewellOver:

@@ -12,6 +12,7 @@ from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.lease.times import LeaseTimes
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.protocol.messages import Verdict
 from ...rendezvous.protocol.timeouts import Timeouts
 from ...rendezvous.transport.link import (
     LinkDown,
@@ -25,7 +26,7 @@ from ...rendezvous.transport.master import ALONE, Master, Office
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
-from .ending import JobOver
+from .ending import JobOver, unheard
 
 if TYPE_CHECKING:
     from ...checks.results import Known
@@ -53,6 +54,8 @@ class Hosting:
         self._server: MasterServer | None = None
         self._succession: Succession | None = None
         self._master: Master | None = None
+        self._over: asyncio.Future[Verdict] | None = None
+        """The verdict, when this host has led the job to its end, as one of several that may."""
         self.where = "standalone"
         """A sentence about the master that this node attends."""
 
@@ -82,6 +85,7 @@ class Hosting:
                 self._trust,
             )
             if listed is not None:
+                self._over = asyncio.get_running_loop().create_future()
                 self._succession, self._server = listed
                 self.where += f"; this host may lead, at {endpoints[self._succession.own]}"
             return
@@ -101,7 +105,12 @@ class Hosting:
         """Return the agent's link to the master."""
         if self._succession is not None:
             # A node that is not connected when the job ends would look for a leader, in vain.
-            self._succession.over.add_done_callback(lambda over: agent.post(JobOver(over.result())))
+            self._succession.over.add_done_callback(
+                lambda over: agent.post(JobOver(unheard(over.result())))
+            )
+        if self._over is not None:
+            # Also if it leads: this host's own master ends with the agent.
+            self._over.add_done_callback(lambda over: agent.post(JobOver(over.result())))
         if self.master is not None:
             # Without a socket: it cannot break, and needs no pings.
             return LocalLink(self.master, agent.attend, agent.post)
@@ -220,7 +229,12 @@ class Hosting:
             lambda note: self._note(ev.MasterNoted(note, is_apart=False)),
             examiner=new_examiner(),
             office=office,
+            ended=self._ended,
         )
+
+    def _ended(self, verdict: Verdict) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(verdict)
 
 
 def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:

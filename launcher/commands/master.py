@@ -45,7 +45,6 @@ class _LoneMaster:
         self._options, self._trust, self._display = options, trust, display
         self._outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
         """The verdict that this master has given, or the exit status otherwise."""
-        self._finished: set[asyncio.Task[Verdict]] = set()
         self._master: Master | None = None
         """The last one."""
 
@@ -67,8 +66,6 @@ class _LoneMaster:
             display.event(ev.JobEnded(verdict))
             return verdict.exit_code
         finally:
-            for finished in self._finished:
-                finished.cancel()
             if succession is not None:
                 await succession.stop(verdict)
             await server.stop()
@@ -107,15 +104,9 @@ class _LoneMaster:
             lambda note: self._display.event(ev.MasterNoted(note, is_apart=True)),
             examiner=new_examiner(),
             office=office,
+            ended=self._outcome.put_nowait,
         )
-        finished = asyncio.create_task(master.finished())
-        finished.add_done_callback(self._ended)
-        self._finished.add(finished)
         return master
-
-    def _ended(self, finished: "asyncio.Task[Verdict]") -> None:
-        if not finished.cancelled():
-            self._outcome.put_nowait(finished.result())
 
     def _over(self, over: "asyncio.Future[int]") -> None:
         """Another host has led the job to its end."""

@@ -68,6 +68,7 @@ class Master:
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
         office: Office = ALONE,
+        ended: Callable[[Verdict], None] = lambda _: None,
     ) -> None:
         """Create a master on the running event loop.
 
@@ -77,6 +78,7 @@ class Master:
             clock: seconds that never go back.
             examiner: begins the examinations of a job with checks.
             office: the lease by which this master leads, where several hosts may.
+            ended: called when every node that is there has heard the verdict.
         """
         self._office = office
         self._held: list[Command] = []
@@ -85,6 +87,7 @@ class Master:
         self.started_at = clock()
         self.round_started_at = self.started_at
         self._note = note
+        self._ended = ended
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
@@ -241,6 +244,7 @@ class Master:
             case Finish(verdict):
                 if not self._finished.done():
                     self._finished.set_result(verdict)
+                    self._ended(verdict)
 
     def _say(self, link: int, message: MasterMessage) -> None:
         deliver = self._streams.get(link)

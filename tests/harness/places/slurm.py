@@ -163,13 +163,19 @@ class Slurm:
                 )
             )
 
+    def _logs(self) -> str:
+        """Return the ends of what the jobs have printed, and of all logs."""
+        jobs = [
+            word[7:] for word in self.ask("scontrol", "show", "job").split() if "StdOut=" in word
+        ]
+        paths = [path for path in map(Path, jobs) if path.exists()]
+        paths += sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{path.name}: {path.read_text()[-3000:]}" for path in paths)
+
     def _until(self, condition: object, what: str) -> None:
         assert callable(condition)
         deadline = time.monotonic() + _WAIT_S
         while not condition():
             if time.monotonic() > deadline:
-                logs = [
-                    f"{path.name}: {path.read_text()[-1500:]}" for path in self.folder.glob("*.log")
-                ]
-                raise RuntimeError(f"not within {_WAIT_S} s: {what}\n" + "\n".join(logs))
+                raise RuntimeError(f"not within {_WAIT_S} s: {what}\n{self._logs()}")
             threading.Event().wait(0.1)

@@ -14,7 +14,7 @@ import pytest
 from ft_run.errors import UsageError
 from ft_run.events import Event, HostLeads, MasterNoted, WireOpen
 from ft_run.launcher.agent.agent import Agent
-from ft_run.launcher.agent.ending import JobOver
+from ft_run.launcher.agent.ending import JobOver, unheard
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.launcher.reporting.event_lines import level
@@ -207,14 +207,46 @@ def test_a_host_that_was_not_connected_is_told_that_the_job_is_over(port: int) -
         late = away.connect(cast(Agent, agent))
         while not isinstance(over := await events.get(), JobOver):
             pass
-        assert over.verdict().exit_code == 0
-        assert over.verdict().outcome is Outcome.SUCCEEDED
-        assert JobOver(3).verdict().outcome is Outcome.RENDEZVOUS_FAILED
+        assert over.verdict.exit_code == 0
+        assert over.verdict.outcome is Outcome.SUCCEEDED
+        assert unheard(3).outcome is Outcome.RENDEZVOUS_FAILED
         for one in (link, late):
             await one.close()
         for host in hosts:
             if host is not leads:
                 await host.stop(wait=False)
+
+    run(test)
+
+
+def test_a_host_that_leads_tells_its_own_agent_that_comes_after_the_end(port: int) -> None:
+    """Its master lets such a node wait for the next master, and it ends with the agent."""
+
+    async def test() -> None:
+        endpoints = tuple(Endpoint(f"127.0.0.{n}", port) for n in (1, 2, 3))
+        options = RendezvousOptions(job_id="j", endpoint=endpoints[0], endpoints=endpoints)
+        hosts = [Hosting(options, lambda _: None) for _ in endpoints]
+        for host in hosts:
+            await host.start()
+        heard, events = asyncio.Queue[LinkEvent](), asyncio.Queue[Any]()
+        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=heard.put_nowait)
+        link = hosts[0].connect(cast(Agent, agent))
+        await next_of(heard, Start)
+        leads = next(host for host in hosts if host.master is not None)
+        link.send(Done(0))
+        verdict = await next_of(heard, Verdict)
+        link.send(Heard())
+        assert leads.master is not None
+        await leads.master.finished()
+        agent = SimpleNamespace(attend=lambda: first_word("i1"), post=events.put_nowait)
+        late = leads.connect(cast(Agent, agent))
+        while not isinstance(over := await events.get(), JobOver):
+            pass
+        assert over.verdict == verdict
+        for one in (link, late):
+            await one.close()
+        for host in hosts:
+            await host.stop(wait=False)
 
     run(test)
 
