@@ -20,6 +20,18 @@ LEASE_BREAKS = (
         "if False:",
     ),
     (
+        "a number far above all that are known is not believed",
+        "lease/acceptor",
+        "return number <= self.highest + _JUMP_MAX",
+        "return True",
+    ),
+    (
+        "a leader knows the newest round of the one before",
+        "lease/elector",
+        "self.acceptor.formed = max(self.acceptor.formed, (answer.round_term, answer.round))",
+        "pass",
+    ),
+    (
         "what was promised to a higher number is kept",
         "lease/acceptor",
         "if ask.number < self._promised:",
@@ -114,12 +126,6 @@ LEASE_BREAKS = (
         "lease/elector",
         "if not own.accepted:",
         "if False:",
-    ),
-    (
-        "a leader knows the newest round of the one before",
-        "lease/elector",
-        "self._newest = max(self._newest, (answer.round_term, answer.round))",
-        "pass",
     ),
     (
         "an older round than the newest is not taken over as it is",
