@@ -154,7 +154,7 @@ LEASE_BREAKS = (
     (
         "the wait is as long as workers may outlive their leader",
         "lease/times",
-        "return self.renew_s + self.silence_s + self.fence_s + _KILL_S",
+        "return self.renew_s + self.silence_s + self.fence_s + KILL_S",
         "return self.fence_s",
     ),
     (

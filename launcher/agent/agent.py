@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ... import events as ev
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
+from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
 from ...rendezvous.protocol.drain_messages import Drain, MayLeave
 from ...rendezvous.protocol.failure import signal_name
@@ -47,6 +48,7 @@ from ..saver.saves import Saves
 from ..spawner.client import (
     Empty,
     Exited,
+    Fenced,
     ForkServerEvent,
     Spawned,
     SpawnerEvent,
@@ -145,6 +147,7 @@ class Agent:
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
+            parts.spawner.fence,
             may_change=bool(options.rendezvous.endpoints),
         )
         self._started = -1
@@ -290,6 +293,10 @@ class Agent:
                 await self._workers.time_over(event)
             case ForkServerEvent():
                 self._event(told.preload(event, self._options.preload))
+            case Fenced(late_s):
+                self._fence()
+                if late_s > KILL_S:
+                    self._event(ev.FenceLate(late_s))
             case SpawnerGone():
                 await self._spawner_gone()
             case Signalled():

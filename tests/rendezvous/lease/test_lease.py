@@ -379,6 +379,18 @@ def test_a_silence_that_began_before_a_short_freeze_counts_from_before() -> None
     assert fence.tick(7.0)
 
 
+def test_a_process_that_is_held_up_has_said_when_its_workers_must_be_dead() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    assert fence.latest() == 6.0
+    fence.found(1.0)
+    assert fence.latest() == 11.0
+    fence.tick(2.0)
+    assert fence.latest() == 12.0
+    fence.lost(3.0)
+    fence.tick(4.0)
+    assert fence.latest() == fence.deadline() == 9.0
+
+
 def test_without_a_fence_workers_are_left() -> None:
     fence = Fence(math.inf, 4.0, now=0.0)
     fence.found(0.0)
