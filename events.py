@@ -203,6 +203,13 @@ class WorkersFenced:
 
 
 @dataclass(frozen=True, slots=True)
+class FenceLate:
+    """The workers of this node were killed later than a leader elsewhere has waited for."""
+
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class HostLeads:
     """With several endpoints: this host leads from now on, or no longer (term 0)."""
 
@@ -530,6 +537,7 @@ Event = (
     | NoticeUnknown
     | KilledOnRequest
     | WorkersFenced
+    | FenceLate
     | HostLeads
     | JobOver
     | WorkersStarted

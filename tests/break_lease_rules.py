@@ -20,6 +20,18 @@ LEASE_BREAKS = (
         "if False:",
     ),
     (
+        "a number far above all that are known is not believed",
+        "lease/acceptor",
+        "return number <= self.highest + _JUMP_MAX",
+        "return True",
+    ),
+    (
+        "a leader knows the newest round of the one before",
+        "lease/elector",
+        "self.acceptor.formed = max(self.acceptor.formed, (answer.round_term, answer.round))",
+        "pass",
+    ),
+    (
         "what was promised to a higher number is kept",
         "lease/acceptor",
         "if ask.number < self._promised:",
@@ -116,12 +128,6 @@ LEASE_BREAKS = (
         "if False:",
     ),
     (
-        "a leader knows the newest round of the one before",
-        "lease/elector",
-        "self._newest = max(self._newest, (answer.round_term, answer.round))",
-        "pass",
-    ),
-    (
         "an older round than the newest is not taken over as it is",
         "group/takeover",
         "if self._newest < self._known:",
@@ -148,7 +154,7 @@ LEASE_BREAKS = (
     (
         "the wait is as long as workers may outlive their leader",
         "lease/times",
-        "return self.renew_s + self.silence_s + self.fence_s + _KILL_S",
+        "return self.renew_s + self.silence_s + self.fence_s + KILL_S",
         "return self.fence_s",
     ),
     (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ... import events as ev
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
+from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
 from ...rendezvous.protocol.drain_messages import Drain, MayLeave
 from ...rendezvous.protocol.failure import signal_name
@@ -46,6 +47,7 @@ from ..saver.saves import Saves
 from ..spawner.client import (
     Empty,
     Exited,
+    Fenced,
     ForkServerEvent,
     Spawned,
     SpawnerEvent,
@@ -130,6 +132,7 @@ class Agent:
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
+            parts.spawner.fence,
             may_change=bool(options.rendezvous.endpoints),
         )
         self._started = -1
@@ -255,8 +258,10 @@ class Agent:
                 self._link_down(reason)
             case LinkLost(sentence):
                 self._give_up(RendezvousError(sentence))
-            case Spawned() | Exited() | Empty() | ForkServerEvent() | SpawnerGone() | TimeOver():
+            case Spawned() | Exited() | Empty() | Fenced() | TimeOver() | SpawnerGone():
                 await self._handle_workers(event)
+            case ForkServerEvent():
+                self._event(told.preload(event, self._options.preload))
             case Drain() | MayLeave() | GoneSoon() | TimeToLeave() | Signalled() | FarewellOver():
                 self._handle_leaving(event)
 
@@ -373,8 +378,10 @@ class Agent:
                 self._workers.empty()
             case TimeOver():
                 await self._workers.time_over(event)
-            case ForkServerEvent():
-                self._event(told.preload(event, self._options.preload))
+            case Fenced(late_s):
+                self._fence()
+                if late_s > KILL_S:
+                    self._event(ev.FenceLate(late_s))
             case SpawnerGone():
                 await self._spawner_gone()
 

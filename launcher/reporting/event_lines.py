@@ -64,6 +64,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.NodeLeaves: logging.WARNING,
     ev.NoticeUnknown: logging.WARNING,
     ev.WorkersFenced: logging.WARNING,
+    ev.FenceLate: logging.WARNING,
     ev.KilledOnRequest: logging.WARNING,
     ev.WorkersKilled: logging.WARNING,
     ev.HangDismissed: logging.WARNING,
@@ -301,6 +302,10 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.WorkersFenced: lambda e: (
         f"no leader for {e.limit_s:g} s: the workers here are killed, as others may start without"
         " this node"
+    ),
+    ev.FenceLate: lambda e: (
+        f"the workers here were killed {e.late_s:.1f} s too late, as this host is too busy: workers"
+        " without this node may have run meanwhile"
     ),
     ev.HostLeads: lambda e: (
         f"master: this host leads, term {e.term}" if e.term else "master: this host no longer leads"

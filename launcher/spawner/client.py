@@ -110,7 +110,15 @@ class ForkServerEvent:
     """READY: how long it took. STALE: the file that changed. FAILED: why."""
 
 
-SpawnerEvent = Spawned | Exited | Empty | ForkServerEvent | SpawnerGone
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The workers were killed, or not started, as the time of ``fence`` was over."""
+
+    late_s: float
+    """How much later the spawner came to that, in seconds."""
+
+
+SpawnerEvent = Spawned | Exited | Empty | Fenced | ForkServerEvent | SpawnerGone
 
 
 class SpawnerClient:
@@ -241,6 +249,15 @@ class SpawnerClient:
         self._send({"do": "kill", "number": self._next_clearing()})
         kill_all(self.left())  # whatever the spawner is doing
 
+    def fence(self, at: float) -> None:
+        """Have workers killed, and none started, from a time on, unless a later one is said.
+
+        Args:
+            at: in seconds of CLOCK_BOOTTIME.
+        """
+        self._thaw()
+        self._send({"do": "fence", "at": at})
+
     def give_up(self) -> None:
         """Give up a spawner that does not answer; ``SpawnerGone`` follows."""
         with suppress(OSError):
@@ -326,6 +343,8 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
             return Exited(number, index, status)
         case {"event": "empty"}:
             return Empty()
+        case {"event": "fenced", "late_s": float(late_s)}:
+            return Fenced(late_s)
         case {"event": "fork-server", "state": str(state), "pid": int(pid), "text": str(text)}:
             return ForkServerEvent(ForkServerState(state), pid, text)
     raise AssertionError(f"unknown event of the spawner: {event}")

@@ -15,17 +15,23 @@ Agent and spawner speak ``processes.ipc`` over a socket pair (``client``).
     {"do": "stop", "signal"}
     {"do": "terminate", "number"}                {"event": "empty", "number"}
     {"do": "kill", "number"}                     {"event": "empty", "number"}
+    {"do": "fence", "at"}                        {"event": "fenced", "late_s"}
     {"do": "last-words", "text"}
     {"do": "preload", …}                         {"event": "fork-server", "pid", "state", …}
 
 ``preload`` starts a fork server (``forkserver_host``), from which later workers are forked.
+
+``fence`` says until when workers may live (seconds of CLOCK_BOOTTIME) if the agent says no more: it
+may be stopped, or get no processor. From then on workers are killed, and none is started.
 """
 
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -82,6 +88,7 @@ class Spawner:
         self._clearing = 0
         """The number of the request that asked last whether anything is left."""
         self._last_words = b""
+        self._fence_at = math.inf
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
@@ -100,6 +107,7 @@ class Spawner:
             self._reap()
             if self._channel.fileno() in ready and not self._receive():
                 break
+            self._fence()
             if self._watching:
                 self._clear()
         self._fork_server = None
@@ -117,6 +125,9 @@ class Spawner:
             if self._fork_server.is_awaited:
                 self._fork_server.thaw()
                 timeout_ms = timeout_ms or _THAW_AGAIN_MS
+        if self._fence_at < math.inf and self._has_workers and not self._killing:
+            left_ms = max(1, 1 - math.ceil(self._late_s() * 1000))
+            timeout_ms = min(timeout_ms or left_ms, left_ms)
         return {fd for fd, _ in poll.poll(timeout_ms)}
 
     # --- the agent ---------------------------------------------------------------------------
@@ -124,6 +135,10 @@ class Spawner:
     def _receive(self) -> bool:
         """Take what the agent sent; return False at end-of-file."""
         requests = self._incoming.receive()
+        for request in requests or ():
+            if request["do"] == "fence":  # what was said last holds, also for what came before
+                self._fence_at = request["at"]
+        self._fence()
         for request in requests or ():
             self._do(request)
         return requests is not None
@@ -152,6 +167,26 @@ class Spawner:
             case "last-words":
                 self._last_words = request["text"].encode()
 
+    # --- the fence ---------------------------------------------------------------------------
+
+    def _late_s(self) -> float:
+        """Return for how long no worker may live here; negative: they may, for so long."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self._fence_at
+
+    @property
+    def _has_workers(self) -> bool:
+        return bool(self._workers) or (
+            self._fork_server is not None and self._fork_server.is_awaited
+        )
+
+    def _fence(self) -> None:
+        """Kill the workers if the agent has not said that they may live."""
+        if (late_s := self._late_s()) >= 0 and self._has_workers and not self._killing:
+            self.send({"event": "fenced", "late_s": late_s})
+            self._cancel(signal.SIGKILL)
+            self._killing = self._watching = True
+            self._clear()
+
     def send(self, event: dict[str, Any]) -> None:
         """Tell the agent."""
         with suppress(ConnectionError):
@@ -166,6 +201,11 @@ class Spawner:
             fds = self._incoming.take_fds(sum(worker["fds"] for worker in all_workers))
         except OSError as error:
             self._tell_spawned(number, Started.none(all_workers, error))
+            return
+        if self._late_s() >= 0:
+            _close(fds)
+            self._starting = None
+            self.send({"event": "fenced", "late_s": 0.0})
             return
         workers = [worker for worker in all_workers if not worker["service"]]
         services = all_workers[len(workers) :]

@@ -10,6 +10,11 @@ import math
 
 from ..protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
 
+_JUMP_MAX = 1_000_000
+"""A number that is asked with may be so far above what this host knows: one message, which any
+stranger may send where there is no token, must not use up the numbers. A host that was started
+again, and knows of none, asks the others by itself, and believes what they answer."""
+
 
 class Acceptor:
     """The vote of one host. All times are of its own clock, in seconds."""
@@ -26,7 +31,8 @@ class Acceptor:
         self.highest = 0
         """The highest number that was seen."""
         self._promised = 0
-        self._process, self._number = "", 0
+        self._process: str | None = None
+        self._number = 0
         """Of the proposal that was accepted last."""
         self._host = NO_HOST
         self._term = 0
@@ -41,6 +47,10 @@ class Acceptor:
         """Return host and term of the lease that runs here."""
         return (self._host, self._term) if now < self.until else None
 
+    def believes(self, number: int) -> bool:
+        """Return whether a number that was not asked for can be that of a listed host."""
+        return number <= self.highest + _JUMP_MAX
+
     def learn(self, number: int, term: int = 0) -> None:
         """Take note of a number, and of the term of a lease, that were seen elsewhere."""
         self.highest = max(self.highest, number, term)
@@ -50,8 +60,11 @@ class Acceptor:
     def ask(self, ask: LeaseAsk, now: float) -> LeaseAnswer:
         """Answer a proposer."""
         knows_earlier = bool(ask.term) and 0 < self._first_term < ask.term
-        self.learn(ask.number)
-        return LeaseAnswer(self._take(ask, now), self.highest, knows_earlier, *self.formed)
+        is_taken = False
+        if self.believes(ask.number) and ask.round <= self.formed[1] + _JUMP_MAX:
+            self.learn(ask.number)
+            is_taken = self._take(ask, now)
+        return LeaseAnswer(is_taken, self.highest, knows_earlier, *self.formed)
 
     def _take(self, ask: LeaseAsk, now: float) -> bool:
         is_own = ask.process == self._process

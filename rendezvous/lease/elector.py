@@ -57,7 +57,6 @@ class Elector:
         self.term = 0
         """Of the lease that this process has or had last."""
         self._number = 0
-        self._newest = (0, -1)
         self._held_until = -math.inf
         self._is_outbid = False
         self._attempt: _Attempt | None = None
@@ -115,6 +114,8 @@ class Elector:
         Returns:
             What is to be asked of all others.
         """
+        if not self.acceptor.believes(term):
+            return None
         self.acceptor.learn(term, term)
         return self.give_back(now) if self.leads(now) and term > self.term else None
 
@@ -161,6 +162,7 @@ class Elector:
     def heard(self, host: int, ask: LeaseAsk, answer: LeaseAnswer, now: float) -> LeaseAsk | None:
         """Take the answer of a host; return what is to be asked of all others."""
         self.acceptor.learn(answer.highest)
+        self.acceptor.formed = max(self.acceptor.formed, (answer.round_term, answer.round))
         if ask.step is LeaseStep.PROPOSE and not answer.knows_earlier:
             self._vouch(host, ask.term)
         attempt = self._attempt
@@ -175,7 +177,6 @@ class Elector:
             is_over = len(attempt.refused) > self._hosts // 2
             return self._give_up_attempt(now) if is_over else None
         attempt.accepted.add(host)
-        self._newest = max(self._newest, (answer.round_term, answer.round))
         if len(attempt.accepted) <= self._hosts // 2:
             return None
         if ask.step is LeaseStep.PREPARE:
@@ -203,7 +204,6 @@ class Elector:
             self._attempt, self._next_at = None, now + self._pause_s()
             return None
         self._attempt.accepted.add(self._own)
-        self._newest = max(self._newest, self.acceptor.formed)
         if ask.step is LeaseStep.PROPOSE and not own.knows_earlier:
             self._vouch(self._own, ask.term)
         return ask
@@ -225,7 +225,7 @@ class Elector:
 
     def _win(self, attempt: _Attempt, now: float) -> LeaseAsk | None:
         if not self.leads(now):
-            self.term, self.known = attempt.ask.term, self._newest
+            self.term, self.known = attempt.ask.term, self.acceptor.formed
         self._number, self._is_outbid = attempt.ask.number, False
         self._held_until = attempt.since + self._times.held_s
         self._next_at = attempt.since + self._times.renew_s

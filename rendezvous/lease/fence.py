@@ -55,6 +55,11 @@ class Fence:
         """A leader has taken this node in."""
         self._since, self._awake, self._pause = None, now, (-math.inf, -math.inf)
 
+    def latest(self) -> float:
+        """Return when the workers must be killed, should this process not run again before."""
+        since = self._awake + self._silence_s if self._since is None else self._since
+        return since + self._fence_s
+
     def deadline(self) -> float:
         """Return when the workers must be killed; infinity while there is a leader."""
         return math.inf if self._since is None else self._since + self._fence_s

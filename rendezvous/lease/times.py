@@ -12,7 +12,7 @@ HELD = 0.9
 """Share of a lease for which its holder counts on it: clocks are up to 5 % fast or slow."""
 _NOTICED_LATE_S = 1.5
 """From the break of its stream until a node has found the new leader."""
-_KILL_S = 1.0
+KILL_S = 1.0
 """What a kill may take."""
 
 
@@ -41,7 +41,7 @@ class LeaseTimes:
         """How long a new leader starts no worker: what an earlier one started is dead by then."""
         if self.fence_s == math.inf:
             return 0.0
-        return self.renew_s + self.silence_s + self.fence_s + _KILL_S
+        return self.renew_s + self.silence_s + self.fence_s + KILL_S
 
     @property
     def takeover_grace_s(self) -> float:

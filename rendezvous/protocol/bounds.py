@@ -32,6 +32,8 @@ from .steps import RATE_MAX, STEPS_MAX, StepsReport
 
 COUNT_MAX = 999_999_999
 """As on the command line. A few steps more still fit any field of a message."""
+BALLOT_MAX = 2**62
+"""Of numbers and terms of leases: in steps of ``acceptor._JUMP_MAX`` they are never used up."""
 AGE_MAX_S = 999_999_999
 """Some thirty years; two of them still fit an unsigned field."""
 TIME_MAX_S = 99_999_999_999
@@ -118,13 +120,13 @@ def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
     if isinstance(message, LeaseAsk):
         _number("host", message.host, 0, hosts - 1)
         _name("process", message.process)
-        _number("number", message.number)
-        _number("term", message.term)
+        _number("number", message.number, 0, BALLOT_MAX)
+        _number("term", message.term, 0, message.number)
         _number("lease_ms", message.lease_ms)
         _number("exit_code", message.exit_code, -EXIT_CODE_MAX, EXIT_CODE_MAX)
     else:
-        _number("highest", message.highest)
-        _number("round_term", message.round_term)
+        _number("highest", message.highest, 0, BALLOT_MAX)
+        _number("round_term", message.round_term, 0, BALLOT_MAX)
     _number("round", message.round, -1)
 
 
@@ -213,8 +215,9 @@ def _snapshots(snapshots: Snapshots) -> None:
 
 
 def _claim(claim: Claim) -> None:
-    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset", "term"):
+    for name in ("round", "restarts", "nodes", "node_rank", "rank_offset"):
         _number(name, getattr(claim, name))
+    _number("term", claim.term, 0, BALLOT_MAX)
     _name("formed_by", claim.formed_by)
     _name("successor", claim.successor)
     _length("failures", len(claim.failures), defaults.FAILURES_IN_VERDICT)

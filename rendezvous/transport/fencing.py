@@ -20,32 +20,40 @@ class Fencing:
     """Knows when this node has been without a leader for too long."""
 
     def __init__(
-        self, timeouts: Timeouts, post: Callable[[FenceTick], None], *, may_change: bool
+        self,
+        timeouts: Timeouts,
+        post: Callable[[FenceTick], None],
+        keep: Callable[[float], None],
+        *,
+        may_change: bool,
     ) -> None:
         """Begin without a leader; ``arm`` it on an event loop.
 
         Args:
             timeouts: the fence, and after which silence a stream is given up.
             post: queues a tick; ``is_due`` is to be called when its turn comes.
+            keep: tells another process until when workers may live, should this one be held up.
             may_change: several hosts may lead.
         """
         silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
         self.limit_s = timeouts.fence_s if may_change else math.inf
         self._fence = Fence(self.limit_s, silence, _now())
-        self._post = post
+        self._post, self._keep = post, keep
         self._timer: asyncio.TimerHandle | None = None
 
     def is_due(self, event: object) -> bool:
         """Return whether no worker may live here; to be called before each event is handled."""
+        is_due = self._fence.tick(_now())
         if isinstance(event, FenceTick):
             self.arm()
-        return self._fence.tick(_now())
+        return is_due
 
     def arm(self) -> None:
         """Have the next tick posted."""
         self.close()
         if self.limit_s == math.inf:
             return
+        self._keep(self._fence.latest())
         delay_s = self._fence.deadline() - _now()
         if delay_s <= 0 or delay_s > _TICK_S:
             delay_s = _TICK_S
@@ -54,6 +62,7 @@ class Fencing:
     def found(self) -> None:
         """A leader has taken this node in."""
         self._fence.found(_now())
+        self.arm()
 
     def lost(self) -> None:
         """The stream to the leader is no more."""

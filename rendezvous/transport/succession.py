@@ -33,8 +33,8 @@ from .master import Master, Office
 _LAST_WORDS_S = 0.5
 """For the other hosts to hear that a lease was given back."""
 
-_TERM_DIGITS = 9
-"""As ``bounds.COUNT_MAX``."""
+_TERM_DIGITS = 19
+"""As ``bounds.BALLOT_MAX``."""
 
 
 class Succession(Office):

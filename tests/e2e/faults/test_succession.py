@@ -223,6 +223,22 @@ def test_the_leaders_host_freezes_and_thaws(ft, network):
 
 
 @pytest.mark.slow
+def test_the_agent_that_leads_is_stopped_and_its_workers_are_not(ft, network):
+    """They are dead before others start without them, although their agent cannot kill them."""
+    job = Listed(ft, network, "abcd", "--nnodes", "2:4")
+    job.start("abcd")
+    leader = job.leader()
+    since = time.monotonic()
+    job.agents[leader].send(signal.SIGSTOP)
+    job.run_again(without("abcd", leader))
+    job.ft.measured("agent that leads stopped: the others run again", since)
+    ft.wait_until(lambda: job.worlds_never_met() >= 2, "workers of another world live")
+    job.comes_back(leader, lambda: job.agents[leader].send(signal.SIGCONT))
+    job.ends("abcd")
+    job.worlds_never_met()
+
+
+@pytest.mark.slow
 def test_two_of_three_hosts_are_lost_and_one_comes_back(ft, network):
     job = Listed(ft, network, "abcde", "--nnodes", "2:5")
     job.start("abcde")

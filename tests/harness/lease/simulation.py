@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.protocol.bounds import BALLOT_MAX, COUNT_MAX
+from ft_run.rendezvous.protocol.lease_messages import LeaseStep
 from ft_run.tests.harness.invariants import InvariantError
 from ft_run.tests.harness.lease.world import Host, World, job_of
 
@@ -138,6 +140,18 @@ class History:
             host.process.agent.leave()
             self.world.later(self.chance.choice((8.0, 20.0)), self.world.start, host)
 
+    def _forge(self) -> None:
+        host = self.chance.choice(self.world.hosts[: self.world.listed])
+        number = self.chance.choice((7, 500_000, COUNT_MAX, BALLOT_MAX))
+        if self.chance.random() < 0.5:
+            self._tell(f"a stranger says to {host.name} that it has followed term {number}")
+            self.world.forge_term(host, number)
+        else:
+            step = self.chance.choice((LeaseStep.PREPARE, LeaseStep.PROPOSE, LeaseStep.RELEASE))
+            number_of_round = self.chance.choice((-1, 5, 500_000, COUNT_MAX))
+            self._tell(f"a stranger: {step.name} {number}, {number_of_round} to {host.name}")
+            self.world.forge(host, step, number, number_of_round)
+
     def _all(self) -> list[Host]:
         return self.world.hosts
 
@@ -197,6 +211,7 @@ _WEIGHTS: dict[Callable[[History], None], int] = {
     History._freeze: 4,
     History._fail: 2,
     History._terminate: 2,
+    History._forge: 3,
 }
 _FAULTS = tuple(action for action, weight in _WEIGHTS.items() for _ in range(weight))
 

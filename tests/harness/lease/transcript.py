@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.protocol.lease_messages import LeaseStep
 from ft_run.tests.harness.lease.world import Host, World, job_of
 
 _LATENCY_S = 0.005
@@ -87,6 +88,12 @@ class LeaseTranscript:
     def _thaw(self, name: str) -> None:
         self._world.thaw(self._host(name))
 
+    def _forge(self, name: str, number: str) -> None:
+        self._world.forge(self._host(name), LeaseStep.PREPARE, int(number))
+
+    def _forge_term(self, name: str, term: str) -> None:
+        self._world.forge_term(self._host(name), int(term))
+
     def _fail(self, name: str) -> None:
         process = self._host(name).process
         assert process is not None
@@ -111,6 +118,8 @@ _EVENTS: dict[str, Callable[..., None]] = {
     r"([a-z]) loses its power": LeaseTranscript._power_off,
     r"([a-z]) freezes": LeaseTranscript._freeze,
     r"([a-z]) thaws": LeaseTranscript._thaw,
+    r"a stranger asks ([a-z]) with number (\d+)": LeaseTranscript._forge,
+    r"a stranger says to ([a-z]) that it has followed term (\d+)": LeaseTranscript._forge_term,
     r"a worker of ([a-z]) fails": LeaseTranscript._fail,
     r"([a-z]) gets SIGTERM": LeaseTranscript._terminate,
 }

@@ -32,8 +32,8 @@ from ft_run.rendezvous.lease.elector import Elector
 from ft_run.rendezvous.lease.fence import Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol import notes
-from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAsk
+from ft_run.rendezvous.protocol import bounds, notes
+from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
 from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, Start
 from ft_run.tests.harness.invariants import InvariantError
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
@@ -379,9 +379,33 @@ class World:
         if host.is_frozen:  # it lies in a buffer until then
             self.later(0.3, self._asked, asks, host, ask)
             return
+        if (answer := self._take(process, ask)) is not None:
+            self.later(self.latency(), self._answered, asks, host, ask, answer)
+
+    def _take(self, process: Process, ask: LeaseAsk) -> LeaseAnswer | None:
+        """Let a listed host answer, unless it sends what makes no sense away."""
         assert process.elector is not None
-        answer = process.elector.take(ask, process.clock())
-        self.later(self.latency(), self._answered, asks, host, ask, answer)
+        try:
+            bounds.check_lease(ask, self.listed)
+            answer = process.elector.take(ask, process.clock())
+            bounds.check_lease(answer, self.listed)
+        except bounds.OutOfBounds:
+            return None
+        return answer
+
+    def forge(self, host: Host, step: LeaseStep, number: int, number_of_round: int = -1) -> None:
+        """A stranger asks a listed host as another one would."""
+        lease_ms = round(self.times.lease_s * 1000)
+        ask = LeaseAsk(step, 0, "stranger", number, number, lease_ms, number_of_round)
+        if host.process is not None and host.process.runs:
+            self._take(host.process, ask)
+
+    def forge_term(self, host: Host, term: int) -> None:
+        """A stranger comes to a listed host as a node that has followed that term."""
+        process = host.process
+        if process is not None and process.runs and process.elector is not None:
+            self._ask(process, process.elector.saw(term, process.clock()))
+            self._take_office(process, process.elector)
 
     def _answered(self, asked: Process, host: Host, ask: LeaseAsk, answer: Any) -> None:
         if not asked.is_alive or not self.sees(host, asked.host):

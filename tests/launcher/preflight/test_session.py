@@ -5,6 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -95,7 +96,7 @@ class Node:
             commands=WorkerCommands(options, 1, {}),
             cpus=None,
             log_dir=LogDir(options.logs, None, None),
-            spawner=cast(SpawnerClient, None),
+            spawner=cast(SpawnerClient, SimpleNamespace(fence=None)),
             check_spawner=None,
             relay=None,
             display=Display(live=False),

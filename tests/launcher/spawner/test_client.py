@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 TWO_KILLS = """
 import asyncio, socket
 from ft_run.launcher.spawner.client import Exited, SpawnerClient, WorkerCommand
@@ -41,3 +43,73 @@ def test_an_answer_to_an_earlier_kill_is_no_answer() -> None:
         [sys.executable, "-c", TWO_KILLS], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "Empty Spawned Exited\n"
+
+
+FENCE = """
+import asyncio, os, sys, time
+from ft_run.launcher.spawner.client import Fenced, SpawnerClient, WorkerCommand
+
+def now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+client = SpawnerClient()
+heard = asyncio.Queue()
+SLEEP = [WorkerCommand(("sleep", "1000"), {})]
+
+async def until(name):
+    while type(event := await heard.get()).__name__ != name:
+        pass
+    return event
+
+async def main():
+    client.listen(heard.put_nowait)
+    await globals()[sys.argv[1]]()
+
+async def held_up():
+    client.fence(now() + 1000)
+    client.spawn(0, SLEEP)
+    pid = (await until("Spawned")).pids[0]
+    end = now() + 0.3
+    client.fence(end)
+    while os.path.exists(f"/proc/{pid}"):  # the loop of this process does not go on
+        time.sleep(0.01)
+    assert now() >= end
+    print(type(await heard.get()).__name__, (await until("Exited")).exit_code)
+
+async def not_begun():
+    client.fence(now() - 5)
+    client.spawn(0, SLEEP)
+    print(type(await heard.get()).__name__, client.left())
+
+async def late():
+    client.fence(now() + 1000)
+    client.spawn(0, SLEEP)
+    await until("Spawned")
+    client.fence(now() - 5)
+    print((await until("Fenced")).late_s >= 5)
+
+async def said_later():
+    client.fence(now() - 5)
+    client.fence(now() + 1000)
+    client.spawn(0, SLEEP)
+    print(type(await heard.get()).__name__)
+
+asyncio.run(main())
+client.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("held_up", "Fenced -9"),
+        ("not_begun", "Fenced []"),
+        ("late", "True"),
+        ("said_later", "Spawned"),
+    ],
+)
+def test_workers_live_no_longer_than_the_fence_says(case: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FENCE, case], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{said}\n"

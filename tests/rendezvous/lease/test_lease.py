@@ -8,6 +8,7 @@ from ft_run.rendezvous.lease.elector import Elector
 from ft_run.rendezvous.lease.fence import Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.protocol.bounds import BALLOT_MAX, COUNT_MAX
 from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
 
 TIMES = LeaseTimes(lease_s=3.0, fence_s=6.0, silence_s=4.0)
@@ -241,6 +242,44 @@ def test_a_leader_below_the_term_of_a_node_is_elected_anew() -> None:
     assert hosts.electors[again].term > 100
 
 
+@pytest.mark.parametrize("number", [COUNT_MAX, BALLOT_MAX])
+def test_a_strangers_number_stops_no_election(number: int) -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    for elector in hosts.electors:
+        for step in (PREPARE, PROPOSE):
+            elector.take(asked(step, number, "stranger", round=COUNT_MAX), hosts.now)
+        assert elector.saw(number, hosts.now) is None
+    assert hosts.leaders() == [first]
+    hosts.deaf = {first}
+    hosts.run(5)
+    (second,) = hosts.leaders()
+    assert second != first
+    assert hosts.electors[second].term < 100
+    assert hosts.electors[second].known == (0, -1)
+
+
+def test_a_host_that_knows_of_nothing_learns_how_far_the_numbers_are() -> None:
+    hosts = Hosts()
+    for times in range(20):  # more than one step away from a host that begins
+        for elector in hosts.electors[:2]:
+            elector.take(asked(PREPARE, times * 1_000_000, "stranger"), 4.0)
+    hosts.electors[0].acceptor.formed = (5, 3_000_000)
+    hosts.deaf = {1}
+    hosts.run(12)
+    (first,) = hosts.leaders()
+    elector = hosts.electors[first]
+    assert elector.term > 19_000_000
+    hosts.say(first, elector.formed(elector.known[1] + 1, hosts.now))
+    assert elector.told_round == 3_000_001
+
+
+def test_what_has_accepted_nothing_is_not_told_that_the_job_is_over() -> None:
+    end = LeaseAsk(LeaseStep.END, 0, "", 5, 5, 3000)
+    assert not Acceptor(3.0, now=0.0).ask(end, 9.0).accepted
+
+
 def test_a_round_is_told_before_it_begins() -> None:
     hosts = Hosts()
     hosts.run(6)
@@ -338,6 +377,18 @@ def test_a_silence_that_began_before_a_short_freeze_counts_from_before() -> None
     assert not fence.tick(4.5)
     fence.lost(6.0)
     assert fence.tick(7.0)
+
+
+def test_a_process_that_is_held_up_has_said_when_its_workers_must_be_dead() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    assert fence.latest() == 6.0
+    fence.found(1.0)
+    assert fence.latest() == 11.0
+    fence.tick(2.0)
+    assert fence.latest() == 12.0
+    fence.lost(3.0)
+    fence.tick(4.0)
+    assert fence.latest() == fence.deadline() == 9.0
 
 
 def test_without_a_fence_workers_are_left() -> None:

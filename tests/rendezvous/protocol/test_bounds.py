@@ -100,7 +100,7 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif hint is str:
         yield name, "x" * 300_000
     elif hint is int:
-        bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64}
+        bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64, "term": 64}
         yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
         yield name, 1e308

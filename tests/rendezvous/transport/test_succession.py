@@ -10,12 +10,13 @@ import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.protocol.bounds import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep
 from ft_run.rendezvous.protocol.messages import Outcome, Start, Verdict, Waiting
-from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, SERVICE
+from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, SERVICE, TERM_KEY
 from ft_run.rendezvous.transport.client import GrpcLink
-from ft_run.rendezvous.transport.codec import encode_lease
+from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
 from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
 from ft_run.rendezvous.transport.master import Master, Office
 from ft_run.rendezvous.transport.server import MasterServer
@@ -209,12 +210,34 @@ def test_every_host_says_which_one_leads() -> None:
     run(test)
 
 
+def test_a_strangers_numbers_stop_no_election() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            text = ",".join(map(str, hosts.endpoints))
+            forged = encode_lease(LeaseAsk(LeaseStep.PREPARE, 0, "p", COUNT_MAX, COUNT_MAX, 1000))
+            for endpoint in hosts.endpoints:
+                async with grpc.aio.insecure_channel(str(endpoint)) as channel:
+                    ask: Any = channel.unary_unary(f"/{SERVICE}/Lease")
+                    answer = decode_lease_answer(await ask(forged, metadata=((HOSTS_KEY, text),)))
+                    assert not answer.accepted
+                    node: Any = channel.stream_stream(f"/{SERVICE}/Attend")
+                    call = node(metadata=((TERM_KEY, str(COUNT_MAX)),))
+                    await call.initial_metadata()
+                    call.cancel()
+            assert await hosts.leader() == leader
+            await hosts.stop(leader)
+            assert await hosts.leader(leader) != leader
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("hosts_text", "ask"),
     [
         ("a,b,c", LeaseAsk(LeaseStep.PREPARE, 0, "p", 5, 5, 1000)),
         (None, LeaseAsk(LeaseStep.PREPARE, 7, "p", 5, 5, 1000)),
-        (None, LeaseAsk(LeaseStep.PREPARE, 0, "p", 10**12, 5, 1000)),
+        (None, LeaseAsk(LeaseStep.PREPARE, 0, "p", 2**63, 5, 1000)),
     ],
     ids=["another list", "a host that is not listed", "a number that no host says"],
 )
