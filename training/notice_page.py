@@ -4,8 +4,9 @@ The agent holds it as a file without a name. Each number is written by one align
 so that no half of one is read.
 """
 
-import os
 import struct
+
+from . import agent_socket
 
 PAGE_BYTES = 4096
 
@@ -22,10 +23,5 @@ ASK, KEEP, LEFT = range(3)
 
 
 def address_of(pid: int) -> bytes:
-    """Return the address at which an agent hands out the page: a name that is in no folder.
-
-    Args:
-        pid: the agent's process id, in the namespace of this process.
-    """
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    return b"\0ft-run-notices-%d-%d" % (namespace, pid)
+    """Return the address at which the agent of a process id hands out the page."""
+    return agent_socket.address_of("notices", pid)

@@ -132,7 +132,7 @@ def test_the_optimizer_waits_for_the_copy(
     waited, wait, run = threading.Event(), Background.wait, LateCopy.run
 
     def said_wait(self: Background) -> None:
-        if not self._is_idle.is_set():
+        if not self._last.is_done.is_set():
             waited.set()
         wait(self)
 
