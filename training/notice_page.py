@@ -10,10 +10,10 @@ from . import agent_socket
 
 PAGE_BYTES = 4096
 
-UNTIL_NS, IS_WHOLE = range(2)
+UNTIL_NS, IS_WHOLE, SAVES = range(3)
 """Where in the page, in words of 8 bytes: until when the ranks may take their time to leave one
 state (CLOCK_MONOTONIC; 0: no node will be gone); 1 where all nodes of the job will be gone, so that
-nothing in memory stays."""
+nothing in memory stays; 1 where that is to be written to storage then."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
 """What a worker says: ``MAGIC``, its rank, what it wants, and after ``LEFT`` how many steps. It is

@@ -38,6 +38,11 @@ class Notice:
         return bool(self._page[page.IS_WHOLE])
 
     @property
+    def saves(self) -> bool:
+        """Whether what would be lost is to be written to storage."""
+        return bool(self._page[page.SAVES])
+
+    @property
     def code(self) -> int:
         """Return what is to be done: 0 nothing, 1 leave a state, 2 leave one that lasts."""
         until = self._page[page.UNTIL_NS]

@@ -14,13 +14,14 @@ from ..processes.worker_socket import WorkerSocket
 class NoticePage:
     """The page, and the workers of the round that know it; ``close`` it."""
 
-    def __init__(self, left: Callable[[], None]) -> None:
+    def __init__(self, left: Callable[[], None], *, saves: bool) -> None:
         """Hold nothing yet.
 
         Args:
             left: is called when a rank says that it has left its state.
+            saves: what would be lost is to be written to storage.
         """
-        self._left = left
+        self._left, self._saves = left, saves
         self._fd = -1
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
@@ -47,6 +48,7 @@ class NoticePage:
         if self._words is not None:
             for word in range(len(self._words)):
                 self._words[word] = 0
+            self._words[page.SAVES] = int(self._saves)
 
     @property
     def is_used(self) -> bool:
