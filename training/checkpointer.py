@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from . import progress
 from .checkpoint_folder import CheckpointFolder
 from .flat_state import FlatState
@@ -16,8 +14,8 @@ from .intervals import Interval
 from .late_copy import Background
 from .preemption import find_notice
 from .ranks import Question, Ranks
-from .replicas import FAILED, Replicas, fetch
-from .snapshot_file import MisfitError, SnapshotFile
+from .replicas import FAILED, Replicas, fetch, spread
+from .snapshot_file import MisfitError
 from .snapshot_memory import ask
 from .snapshot_page import Place
 from .snapshots import Snapshots
@@ -86,6 +84,7 @@ class Checkpointer:
         self._replicas: Replicas | None = None
         if self._snapshots is not None and self._of_others:
             self._replicas = Replicas(self._ranks, self._snapshots, self._of_others)
+            self._snapshots.beside = self._of_others
         self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
         self._overlaps = overlap
@@ -173,7 +172,7 @@ class Checkpointer:
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
         saver = self._snapshots.saver if self._snapshots is not None else None
         is_busy = saver is not None and saver.is_busy
-        told = self._notice.code if self._notice is not None else 0
+        told = self._notice.code if self._notice is not None and not drain else 0
         complete = None
         if takes_snapshot and self._snapshots is not None:
             complete = self._take_snapshot(self._snapshots, number)
@@ -218,9 +217,12 @@ class Checkpointer:
     def _drain(self, number: int, *, is_whole: bool) -> None:
         """Leave the state of this step, as all ranks do now, and wait: nodes will be gone.
 
-        It is on storage afterwards, unless the nodes that stay have it in memory.
+        It is on storage afterwards, unless the nodes that stay have it in memory, or nothing is to
+        be saved at breakpoints.
         """
         self._wait_for_copy()
+        wants = self._notice is None or self._notice.saves
+        saves = self._ranks.all_say(bool(self._checkpoint_every) and wants)
         snapshots = self._snapshots
         if snapshots is not None and not snapshots.has(number):
             complete = self._take_snapshot(snapshots, number)
@@ -229,18 +231,19 @@ class Checkpointer:
         is_held = self._snapshots is not None and self._snapshots.is_replicated(number)
         if self._replicas is not None and not is_whole:
             is_held = self._replicas.exchange_now(number) or is_held
-        if self._saved != number and (is_whole or not self._ranks.all_say(is_held)):
+        if saves and (is_whole or not self._ranks.all_say(is_held)):
             self._save_and_wait(number)
         if self._notice is None:
             return
         self._notice.left(number)
         while self._notice.wait(is_whole=is_whole):
             is_whole = True
-            if self._saved != number:
+            if saves:
                 self._save_and_wait(number)
 
     def _save_and_wait(self, number: int) -> None:
-        self.save(number)
+        if self._saved != number:
+            self.save(number)
         if self._snapshots is not None and self._snapshots.saver is not None:
             self._snapshots.saver.wait()
         self._ranks.all_say(True)
@@ -362,7 +365,7 @@ class Checkpointer:
         file, is_trusted = snapshots.find(step), True
         if not self._ranks.all_say(file is not None):
             is_trusted = file is not None
-            file = self._receive(snapshots, step, file)
+            file = spread(self._ranks, snapshots, step, file)
             if self._ranks.size > 1 and not self._ranks.all_say(file is not None):
                 file = fetch(self._ranks, snapshots, self._of_others, step)
                 self._ranks.all_say(True)
@@ -383,32 +386,6 @@ class Checkpointer:
             instead = instead if checkpoint >= 0 else "begins anew"
             _say(f"the snapshot of step {step} does not fit: {words}; training {instead}.")
         return -1
-
-    def _receive(
-        self, snapshots: Snapshots, step: int, mine: SnapshotFile | None
-    ) -> SnapshotFile | None:
-        """Have a replicated state sent to the ranks that have none; return this rank's file."""
-        size = self._ranks.size
-        has_it = mine is not None and snapshots.is_replicated(step)
-        source = self._ranks.least(self._ranks.rank if has_it else size)[0]
-        if source == size:
-            return None
-        is_source = source == self._ranks.rank and mine is not None
-        lengths = self._ranks.most(
-            *((mine.data_bytes, mine.layout_bytes) if is_source and mine is not None else (0, 0))
-        )
-        # A rank that has its own share keeps it, and takes part with memory that it gives back.
-        file = mine if mine is not None else snapshots.receive(lengths[0], lengths[1])
-        data = (
-            file.all_bytes
-            if is_source or mine is None
-            else torch.empty(sum(lengths), dtype=torch.uint8)
-        )
-        self._ranks.send(data, source)
-        if mine is None:
-            file.open(lengths[0], lengths[1])
-            snapshots.received(step, rank=self._ranks.rank, is_replicated=True)
-        return file
 
 
 def _say(sentence: str) -> None:

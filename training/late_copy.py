@@ -4,7 +4,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -84,16 +83,16 @@ class LateCopy:
 
 
 class Background:
-    """One thread that does one thing at a time, and that optimizers wait for before they step."""
+    """One thread that does one thing at a time, and that optimizers wait for before they step.
+
+    When something is done, the thread holds nothing of it, nor of this object.
+    """
 
     def __init__(self) -> None:
         """Start the thread; it ends with this object, or with the process."""
         self._pid = os.getpid()
-        self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.error: BaseException | None = None
-        """What the action raised that was done last."""
-        self._is_idle = threading.Event()
-        self._is_idle.set()
+        self._actions: SimpleQueue[_Action | None] = SimpleQueue()
+        self._last = _Action(None)
         thread = threading.Thread(
             target=_work, args=(self._actions,), name="ft-run-snapshots", daemon=True
         )
@@ -101,24 +100,43 @@ class Background:
         weakref.finalize(self, _end, self._actions, thread)
         weakref.finalize(self, register_optimizer_step_pre_hook(_waiter(self)).remove)
 
-    def begin(self, action: Callable[[], object]) -> None:
-        """Have something done; what was begun before is done."""
-        self.error = None
-        self._is_idle.clear()
-        self._actions.put(partial(self._act, action))
+    @property
+    def error(self) -> Exception | None:
+        """What the action raised that was done last."""
+        return self._last.error
 
-    def _act(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:  # of the caller, when it waits
-            self.error = error
-        finally:
-            self._is_idle.set()
+    def begin(self, function: Callable[[], object]) -> None:
+        """Have something done; what was begun before is done."""
+        self._last = _Action(function)
+        self._actions.put(self._last)
 
     def wait(self) -> None:
         """Return when all is done; in a process that was forked meanwhile, there is nothing."""
-        if not self._is_idle.is_set() and os.getpid() == self._pid:
-            self._is_idle.wait()
+        if not self._last.is_done.is_set() and os.getpid() == self._pid:
+            self._last.is_done.wait()
+
+
+class _Action:
+    """What the thread is to do, and what became of it."""
+
+    def __init__(self, function: Callable[[], object] | None) -> None:
+        """Begin with a function; None: there is nothing to do."""
+        self._function = function
+        self.error: Exception | None = None
+        self.is_done = threading.Event()
+        if function is None:
+            self.is_done.set()
+
+    def run(self) -> None:
+        """Do it, and let go of it."""
+        try:
+            if self._function is not None:
+                self._function()
+        except Exception as error:  # of the caller, when it waits
+            self.error = error
+        finally:
+            self._function = None
+            self.is_done.set()
 
 
 def _waiter(background: Background) -> Callable[..., None]:
@@ -135,13 +153,13 @@ def _waiter(background: Background) -> Callable[..., None]:
     return before_step
 
 
-def _work(actions: "SimpleQueue[Callable[[], None] | None]") -> None:
+def _work(actions: "SimpleQueue[_Action | None]") -> None:
     while (action := actions.get()) is not None:
-        action()
-        del action  # it has tensors
+        action.run()
+        del action
 
 
-def _end(actions: "SimpleQueue[Callable[[], None] | None]", thread: threading.Thread) -> None:
+def _end(actions: "SimpleQueue[_Action | None]", thread: threading.Thread) -> None:
     actions.put(None)
     if thread is not threading.current_thread():
         thread.join()

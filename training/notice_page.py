@@ -4,15 +4,16 @@ The agent holds it as a file without a name. Each number is written by one align
 so that no half of one is read.
 """
 
-import os
 import struct
+
+from . import agent_socket
 
 PAGE_BYTES = 4096
 
-UNTIL_NS, IS_WHOLE = range(2)
+UNTIL_NS, IS_WHOLE, SAVES = range(3)
 """Where in the page, in words of 8 bytes: until when the ranks may take their time to leave one
 state (CLOCK_MONOTONIC; 0: no node will be gone); 1 where all nodes of the job will be gone, so that
-nothing in memory stays."""
+nothing in memory stays; 1 where that is to be written to storage then."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
 """What a worker says: ``MAGIC``, its rank, what it wants, and after ``LEFT`` how many steps. It is
@@ -22,10 +23,5 @@ ASK, KEEP, LEFT = range(3)
 
 
 def address_of(pid: int) -> bytes:
-    """Return the address at which an agent hands out the page: a name that is in no folder.
-
-    Args:
-        pid: the agent's process id, in the namespace of this process.
-    """
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    return b"\0ft-run-notices-%d-%d" % (namespace, pid)
+    """Return the address at which the agent of a process id hands out the page."""
+    return agent_socket.address_of("notices", pid)

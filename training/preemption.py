@@ -6,9 +6,8 @@ import socket
 import time
 
 from . import notice_page as page
-from .snapshot_memory import _ancestors, _is_trusted
+from .agent_socket import ancestors, connect
 
-_ANSWER_S = 10.0
 _LOOK_S = 0.02
 
 
@@ -37,6 +36,11 @@ class Notice:
     def is_whole(self) -> bool:
         """Whether all nodes of the job will be gone."""
         return bool(self._page[page.IS_WHOLE])
+
+    @property
+    def saves(self) -> bool:
+        """Whether what would be lost is to be written to storage."""
+        return bool(self._page[page.SAVES])
 
     @property
     def code(self) -> int:
@@ -68,7 +72,7 @@ def find_notice(rank: int, *, keeps: bool) -> Notice | None:
         rank: of this process.
         keeps: it will leave the state of a step when it is told to.
     """
-    for pid in _ancestors():
+    for pid in ancestors():
         fds = _say(pid, rank, page.KEEP if keeps else page.ASK, 0)
         if fds:
             notice = Notice(pid, fds[0], rank)
@@ -80,16 +84,12 @@ def find_notice(rank: int, *, keeps: bool) -> Notice | None:
 
 def _say(pid: int, rank: int, kind: int, step: int) -> list[int]:
     """Say something to an agent; return the descriptors that it answers with."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.settimeout(_ANSWER_S)
-        try:
-            channel.connect(page.address_of(pid))
-            if not _is_trusted(channel):
-                return []
+    try:
+        with connect(page.address_of(pid)) as channel:
             channel.send(page.REQUEST.pack(page.MAGIC, rank, kind, step))
             data, fds, _, _ = socket.recv_fds(channel, len(page.MAGIC), 1)
-        except OSError:
-            return []
+    except OSError:
+        return []
     if data != page.MAGIC:
         for fd in fds:
             os.close(fd)

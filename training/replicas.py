@@ -155,6 +155,39 @@ class Replicas:
         return sorted(steps, key=lambda distance: (shared(distance), distance))[:count]
 
 
+def spread(
+    ranks: Ranks, mine: Snapshots, step: int, own: SnapshotFile | None
+) -> SnapshotFile | None:
+    """Have a state that is the same on all ranks sent to those that have none.
+
+    All ranks call it together.
+
+    Args:
+        ranks: of the job.
+        mine: the snapshots of this rank.
+        step: whose state it is.
+        own: what this rank has of it.
+
+    Returns:
+        This rank's share; None, on all ranks: none has a state that is the same on all.
+    """
+    has_it = own is not None and mine.is_replicated(step)
+    source = ranks.least(ranks.rank if has_it else ranks.size)[0]
+    if source == ranks.size:
+        return None
+    sent = own if source == ranks.rank else None
+    lengths = ranks.most(*((sent.data_bytes, sent.layout_bytes) if sent is not None else (0, 0)))
+    # A rank that has its own share keeps it, and takes part with memory that it gives back.
+    file = own if own is not None else mine.receive(lengths[0], lengths[1])
+    is_used = sent is not None or own is None
+    data = file.all_bytes if is_used else torch.empty(sum(lengths), dtype=torch.uint8)
+    ranks.send(data, source)
+    if own is None:
+        file.open(lengths[0], lengths[1])
+        mine.received(step, rank=ranks.rank, is_replicated=True)
+    return file
+
+
 def fetch(
     ranks: Ranks, mine: Snapshots, of_others: list[Snapshots], step: int
 ) -> SnapshotFile | None:

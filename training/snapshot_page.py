@@ -6,10 +6,11 @@ entry with a wrong checksum is void. Below the entries is where checkpoints are 
 """
 
 import json
-import os
 import struct
 import zlib
 from typing import NamedTuple
+
+from . import agent_socket
 
 PAGE_BYTES = 4096
 BUFFERS = 5
@@ -107,10 +108,5 @@ def write_place(page: memoryview, place: Place) -> bool:
 
 
 def address_of(pid: int) -> bytes:
-    """Return the address at which an agent hands out buffers: a name that is in no folder.
-
-    Args:
-        pid: the agent's process id, in the namespace of this process.
-    """
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    return b"\0ft-run-snapshots-%d-%d" % (namespace, pid)
+    """Return the address at which the agent of a process id hands out buffers."""
+    return agent_socket.address_of("snapshots", pid)

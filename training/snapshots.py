@@ -39,6 +39,8 @@ class Snapshots:
         self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
         self.saver = memory.saver
         """What writes checkpoints from the buffers; None: nothing does."""
+        self.beside: list[Snapshots] = []
+        """Replicas of other ranks' shares, which are sent where the state is sharded."""
         self._receiving = 0
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
@@ -136,20 +138,23 @@ class Snapshots:
         return os.fstat(self._fds[1 + index]).st_size
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
-        """Look whether both buffers of all ranks of this node can be made for a state.
+        """Look whether all buffers of all ranks of this node can be made for a state.
 
         Raises:
             OSError: there is not enough memory.
         """
+        beside = self.beside if _has_shards(flat) else []
+        copies = 2 + (2 + 2 * len(beside) if beside else 0)
         tensors = [local(value) for value in flat.values()]
         size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
-        there = sum(os.fstat(fd).st_blocks * 512 for fd in self._fds[1:])
+        buffers = [fd for one in (self, *beside) for fd in one._fds[1:]]
+        there = sum(os.fstat(fd).st_blocks * 512 for fd in buffers)
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        needed, left = ranks * max(0, int(2 * size * _MARGIN) - there), available()
+        needed, left = ranks * max(0, int(copies * size * _MARGIN) - there), available()
         if needed > left:
             raise OSError(
                 errno.ENOMEM,
-                f"two copies of the state of {ranks} rank(s) here take {needed / 1e9:.2f} GB "
+                f"{copies} copies of the state of {ranks} rank(s) here take {needed / 1e9:.2f} GB "
                 f"more, and {left / 1e9:.2f} GB of memory are available",
             )
 

@@ -109,7 +109,10 @@ class Agent:
         self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
-        self._departure = Departure(options.shutdown_timeout_s, self._send, self.post, self._event)
+        self._departure = Departure(
+            *(options.shutdown_timeout_s, self._send, self.post, self._event),
+            saves=options.save_at_breakpoint,
+        )
         self._farewell = Farewell(
             self._end, parts, self._departure, self._is_missed, self._send, self.post
         )

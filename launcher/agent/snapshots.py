@@ -9,7 +9,6 @@ import asyncio
 import mmap
 import os
 import socket
-import struct
 from contextlib import suppress
 from functools import partial
 
@@ -18,11 +17,9 @@ from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Snapshot, Sna
 from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
+from ..processes.worker_socket import WorkerSocket
 from ..saver.saves import Saves, WholeSnapshot
 
-_CREDENTIALS = struct.Struct("3i")
-_WAITING_MAX = 128
-"""Workers that ask at the same moment."""
 _MESSAGE_MAX = max(page.REQUEST.size, page.REPLICA.size, page.SAVE.size)
 _SAYS_NOTHING = -1
 """In the place of a local rank."""
@@ -47,29 +44,22 @@ class HeldSnapshots:
         self._memory: dict[int, _RankMemory] = {}
         """By local rank; only of those that have asked for it."""
         self._assignment: Assignment | None = None
-        self._socket: socket.socket | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._asking: dict[socket.socket, int | None] = {}
-        """The connections of workers, and the local rank of each; None: it has not said it yet."""
+        self._asking: dict[socket.socket, int] = {}
+        """The local ranks of workers that have said it."""
+        self._workers = WorkerSocket(self._answer, lambda at: self._asking.pop(at, None))
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer workers that ask; where that is not possible, there are no snapshots."""
-        try:
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            server.bind(page.address_of(os.getpid()))
-            server.listen(_WAITING_MAX)
-        except OSError:
-            return
-        server.setblocking(False)
-        self._socket, self._loop = server, loop
-        loop.add_reader(server, self._accept, server)
+        self._workers.listen(loop, page.address_of(os.getpid()))
 
     def begin(self, assignment: Assignment) -> None:
         """A round begins: only what all ranks resume from stays."""
-        for connection in list(self._asking):  # of workers that are gone, with their last words
+        for (
+            connection
+        ) in self._workers.connections:  # of workers that are gone, with their last words
             while self._answer(connection):
                 pass
-            self._hang_up(connection)
+            self._workers.hang_up(connection)
         before, self._assignment, resumed = self._assignment, assignment, assignment.resumption
         is_of_these = (
             before is not None
@@ -132,33 +122,15 @@ class HeldSnapshots:
     def close(self) -> None:
         """Give everything back."""
         self.drop()
-        if self._loop is not None and self._socket is not None:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-        for connection in list(self._asking):
-            self._hang_up(connection)
+        self._workers.close()
 
     # --- workers that ask ----------------------------------------------------------------------
-
-    def _accept(self, server: socket.socket) -> None:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(data)[1] not in (0, os.geteuid()):
-            connection.close()
-            return
-        connection.setblocking(False)
-        assert self._loop is not None
-        self._asking[connection] = None
-        self._loop.add_reader(connection, self._answer, connection)
 
     def _answer(self, connection: socket.socket) -> bool:
         """Take one message of a worker, or hang up; return whether there was one."""
         try:
             data = connection.recv(_MESSAGE_MAX + 1)
-            local_rank = self._asking[connection]
+            local_rank = self._asking.get(connection)
             if local_rank is None and len(data) == page.REQUEST.size:
                 self._hand_out(connection, *page.REQUEST.unpack(data))
                 return True
@@ -172,7 +144,7 @@ class HeldSnapshots:
             return False
         except OSError:
             pass  # the worker is gone, or there is no memory: then it has no snapshots
-        self._hang_up(connection)
+        self._workers.hang_up(connection)
         return False
 
     def _hand_out(
@@ -180,7 +152,7 @@ class HeldSnapshots:
     ) -> None:
         memory = self._memory_of(rank, replica) if magic == page.MAGIC else None
         if memory is None or self._assignment is None:
-            self._hang_up(connection)
+            self._workers.hang_up(connection)
             return
         at = self._assignment
         step = -1 if at.resumption is None else at.resumption.step
@@ -195,7 +167,7 @@ class HeldSnapshots:
         memory = self._memory.get(local_rank)
         snapshot = memory.whole(local_rank, step) if memory is not None else None
         if magic != page.MAGIC or memory is None:
-            self._hang_up(connection)
+            self._workers.hang_up(connection)
         elif (
             snapshot is not None
             and snapshot.buffer == buffer
@@ -204,13 +176,6 @@ class HeldSnapshots:
             memory.held |= 1 << buffer
         else:
             connection.send(page.SAVED.pack(page.MAGIC, buffer, step, False))
-
-    def _hang_up(self, connection: socket.socket) -> None:
-        if connection in self._asking:
-            assert self._loop is not None
-            self._loop.remove_reader(connection)
-            del self._asking[connection]
-            connection.close()
 
     def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
         """Return the memory of a rank, or that for a replica; None: it is not of this node.

@@ -39,6 +39,8 @@ class Departure:
         send: Callable[[Notice | Drained], None],
         post: Callable[[TimeToLeave], None],
         tell: Callable[[ev.Event], None],
+        *,
+        saves: bool = True,
     ) -> None:
         """Begin with none.
 
@@ -47,10 +49,11 @@ class Departure:
             send: sends a message to the master.
             post: queues an event for the agent.
             tell: tells the user.
+            saves: what would be lost with a node is to be written to storage.
         """
         self._shutdown_timeout_s = shutdown_timeout_s
         self._send, self._post, self._tell = send, post, tell
-        self._page = NoticePage(self._drained)
+        self._page = NoticePage(self._drained, saves=saves)
         self._timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task[None] | None = None
         self._order: Drain | None = None

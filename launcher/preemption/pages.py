@@ -4,33 +4,28 @@ import asyncio
 import mmap
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable
 
 from ...training import notice_page as page
-
-_CREDENTIALS = struct.Struct("3i")
-_WAITING_MAX = 128
-"""Workers that ask at the same moment."""
+from ..processes.worker_socket import WorkerSocket
 
 
 class NoticePage:
     """The page, and the workers of the round that know it; ``close`` it."""
 
-    def __init__(self, left: Callable[[], None]) -> None:
+    def __init__(self, left: Callable[[], None], *, saves: bool) -> None:
         """Hold nothing yet.
 
         Args:
             left: is called when a rank says that it has left its state.
+            saves: what would be lost is to be written to storage.
         """
-        self._left = left
+        self._left, self._saves = left, saves
         self._fd = -1
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
-        self._socket: socket.socket | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._asking: set[socket.socket] = set()
+        self._workers = WorkerSocket(self._answer)
         self._asked: set[int] = set()
         self._steps: dict[int, int | None] = {}
         """By rank, of those that leave a state: of which step they have; None: not yet."""
@@ -42,14 +37,9 @@ class NoticePage:
             os.ftruncate(self._fd, page.PAGE_BYTES)
             self._map = mmap.mmap(self._fd, page.PAGE_BYTES)
             self._words = memoryview(self._map).cast("Q")
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            server.bind(page.address_of(os.getpid()))
-            server.listen(_WAITING_MAX)
         except OSError:
             return
-        server.setblocking(False)
-        self._socket, self._loop = server, loop
-        loop.add_reader(server, self._accept, server)
+        self._workers.listen(loop, page.address_of(os.getpid()))
 
     def begin(self) -> None:
         """A round begins: its workers are told nothing, and none has asked."""
@@ -58,6 +48,7 @@ class NoticePage:
         if self._words is not None:
             for word in range(len(self._words)):
                 self._words[word] = 0
+            self._words[page.SAVES] = int(self._saves)
 
     @property
     def is_used(self) -> bool:
@@ -93,11 +84,7 @@ class NoticePage:
 
     def close(self) -> None:
         """Give everything back."""
-        if self._loop is not None and self._socket is not None:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-        for connection in list(self._asking):
-            self._hang_up(connection)
+        self._workers.close()
         if self._words is not None and self._map is not None:
             self._words.release()
             self._map.close()
@@ -107,20 +94,6 @@ class NoticePage:
             self._fd = -1
 
     # --- workers that ask ----------------------------------------------------------------------
-
-    def _accept(self, server: socket.socket) -> None:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(data)[1] not in (0, os.geteuid()):
-            connection.close()
-            return
-        connection.setblocking(False)
-        assert self._loop is not None
-        self._asking.add(connection)
-        self._loop.add_reader(connection, self._answer, connection)
 
     def _answer(self, connection: socket.socket) -> None:
         try:
@@ -133,7 +106,7 @@ class NoticePage:
                     socket.send_fds(connection, [page.MAGIC], fds)
         except OSError:
             pass  # the worker is gone
-        self._hang_up(connection)
+        self._workers.hang_up(connection)
 
     def _hear(self, rank: int, kind: int, step: int) -> None:
         self._asked.add(rank)
@@ -142,9 +115,3 @@ class NoticePage:
         elif kind == page.LEFT and rank in self._steps and step >= 0:
             self._steps[rank] = step
             self._left()
-
-    def _hang_up(self, connection: socket.socket) -> None:
-        assert self._loop is not None
-        self._loop.remove_reader(connection)
-        self._asking.discard(connection)
-        connection.close()

@@ -1,5 +1,6 @@
 """The Checkpointer in one process, without ft-run and with the memory that ft-run would hold."""
 
+import gc
 import mmap
 import os
 import shutil
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training import Checkpointer, checkpointer, late_copy
+from ft_run.training import Checkpointer, checkpointer, late_copy, notice_page
 from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
+from ft_run.training.preemption import Notice
 from ft_run.training.ranks import Question, Ranks
 from ft_run.training.snapshot_memory import Memory
 from torch import nn
@@ -21,12 +23,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 Given = Callable[[int], memoryview]
 
 
 class Sampler:
-    """Anything with state; it has no tensor, and grows."""
+    """Anything with state; what it has may grow."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {}
@@ -41,8 +44,18 @@ class Sampler:
 class Script:
     """A training script: what it has in one life."""
 
-    def __init__(self, folder: Path, width: int = 3, momentum: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        width: int = 3,
+        momentum: float = 0.0,
+        *,
+        grows: bool = False,
+        **options: Any,
+    ) -> None:
         torch.manual_seed(0)
+        self.grows = grows
+        """Whether each step has more state than the one before, and so another layout."""
         self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
         self.optimizer: Optimizer = Adam(self.model.parameters(), lr=0.1)
         if momentum:
@@ -66,7 +79,8 @@ class Script:
             self.model(torch.randn(5, 4)).square().sum().backward()
             self.optimizer.step()
             self.scheduler.step()
-            self.sampler.seen[f"step {number}"] = [number, (1, "x"), {"a": torch.ones(2) * number}]
+            key = f"step {number}" if self.grows else "newest"
+            self.sampler.seen[key] = [number, (1, "x"), {"a": torch.ones(2) * number}]
         return self
 
     def everything(self) -> list[Any]:
@@ -104,16 +118,32 @@ def undisturbed(tmp_path: Path) -> list[Any]:
     return Script(tmp_path / "undisturbed", checkpoint_every=None).train(10).everything()
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("way", "is_late"), [({}, True), ({"grows": True}, False), ({"overlap": False}, False)]
+)
 def test_a_snapshot_costs_one_step(
-    tmp_path: Path, memory: Given, undisturbed: list[Any], overlap: bool
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    way: dict[str, bool],
+    is_late: bool,
 ) -> None:
+    late: list[bool] = []
+    run = LateCopy.run
+
+    def noted_run(self: LateCopy) -> bool:
+        late.append(run(self))
+        return late[-1]
+
+    monkeypatch.setattr(LateCopy, "run", noted_run)
+    options: dict[str, Any] = {"checkpoint_every": None, **way}
+    undisturbed = Script(tmp_path, **options).train(10).everything()
     for step in (6, 5):
         memory(-1)
-        script = Script(tmp_path, checkpoint_every=None, overlap=overlap).train(10, until=6)
-        script.checkpointer.wait()
+        Script(tmp_path, **options).train(10, until=6).checkpointer.wait()
+        assert any(late) == is_late
         memory(step)
-        script = Script(tmp_path, checkpoint_every=None, overlap=overlap).train(10)
+        script = Script(tmp_path, **options).train(10)
         assert (script.resumed_at, script.everything()) == (step, undisturbed)
 
 
@@ -132,7 +162,7 @@ def test_the_optimizer_waits_for_the_copy(
     waited, wait, run = threading.Event(), Background.wait, LateCopy.run
 
     def said_wait(self: Background) -> None:
-        if not self._is_idle.is_set():
+        if not self._last.is_done.is_set():
             waited.set()
         wait(self)
 
@@ -201,6 +231,38 @@ def test_what_another_rank_has_not_is_forgotten(
         script.checkpointer.step(step)
     script.checkpointer.wait()
     assert held(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("is_wanted", "every", "expected"),
+    [(1, 100, {3}), (0, 100, set()), (1, None, set()), (1, 3, {3})],
+)
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_what_is_on_storage_before_all_nodes_are_gone(
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    is_wanted: int,
+    every: int | None,
+    expected: set[int],
+    has_memory: bool,
+) -> None:
+    if has_memory:
+        memory(-1)
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, notice_page.PAGE_BYTES)
+    words = memoryview(mmap.mmap(fd, notice_page.PAGE_BYTES)).cast("Q")
+    words[notice_page.SAVES] = is_wanted
+    monkeypatch.setattr(checkpointer, "find_notice", lambda *_, **__: Notice(0, fd, 0))
+    script = Script(tmp_path, checkpoint_every=every)
+    os.close(fd)
+    script.checkpointer.restore()
+    for step in range(1, 5):
+        if step == 2:  # the order comes; its time is over, so that nothing is waited for
+            words[notice_page.IS_WHOLE] = words[notice_page.UNTIL_NS] = 1
+        script.checkpointer.step(step)
+        found = {int(name[5:]) for name in os.listdir(tmp_path) if name.startswith("step-")}
+        assert found == (expected if step >= 3 else set())
 
 
 def test_a_checkpoint_is_resumed_from_without_ft_run(
@@ -331,12 +393,34 @@ def test_without_memory_there_are_checkpoints(
     memory(-1)
     Script(tmp_path, checkpoint_every=3).train(10, until=4)
     assert capfd.readouterr().err == (
-        "ft-run: no snapshot of step 1 was taken: two copies of the state of 1 rank(s) here "
+        "ft-run: no snapshot of step 1 was taken: 2 copies of the state of 1 rank(s) here "
         "take 0.00 GB more, and 0.00 GB of memory are available; from now on there are checkpoints "
         "only.\n"
     )
     memory(-1)
     assert Script(tmp_path).train(10, until=3).resumed_at == 3
+
+
+def test_a_thousand_snapshots_leave_nothing_behind(tmp_path: Path, memory: Given) -> None:
+    """Copied while training goes on: no thread, hook, descriptor or object stays of one."""
+    memory(-1)
+    script = Script(tmp_path, checkpoint_every=None)
+    script.checkpointer.restore()
+
+    def take(*steps: int) -> tuple[int, ...]:
+        for step in steps:
+            with torch.no_grad():
+                script.optimizer.step()
+            script.checkpointer.step(step)
+        script.checkpointer.wait()
+        gc.collect()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return threading.active_count(), len(hooks), descriptors, len(gc.get_objects())
+
+    script.train(3)
+    before = take(*range(4, 14))
+    assert script.checkpointer._background is not None
+    assert take(*range(14, 1014)) == before
 
 
 def test_what_a_crash_left_is_cleaned(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Copies that go on while training does: what changes meanwhile is noticed, optimizers wait."""
 
-import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -123,8 +123,8 @@ def test_an_optimizer_waits_and_a_fork_does_not() -> None:
         optimizer.step()
         os._exit(int(parameter.item()))
     assert os.waitpid(child, 0)[1] == 0
-    waits = background._is_idle.wait
-    background._is_idle.wait = lambda *_: (may_end.set(), waits())[1]  # type: ignore[method-assign,func-returns-value]  # the optimizer has come to it
+    waits = background._last.is_done.wait
+    background._last.is_done.wait = lambda *_: (may_end.set(), waits())[1]  # type: ignore[method-assign,func-returns-value]  # the optimizer has come to it
     optimizer.step()
     assert (seen, parameter.item()) == ([1.0], 0.0)
     background.begin(lambda: seen.append(1 // 0))
@@ -136,14 +136,32 @@ def test_an_optimizer_waits_and_a_fork_does_not() -> None:
     assert background.error is None
 
 
-def test_nothing_is_left_of_one_that_is_not_used_any_more() -> None:
+def test_nothing_is_left_of_one_that_is_not_used_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As soon as it has been waited for: the thread is kept in the moment when it says so."""
     before = (len(hooks), threading.active_count())
+    may_go_on, state = threading.Event(), torch.ones(1)
+
+    class Slow(threading.Event):
+        def set(self) -> None:
+            super().set()
+            if threading.current_thread() is not threading.main_thread():
+                assert may_go_on.wait(60)
+
     background = Background()
-    background.begin(gc.collect)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Event", Slow)
+        background.begin(state.zero_)
     background.wait()
     assert (len(hooks), threading.active_count()) == (before[0] + 1, before[1] + 1)
+    left, ended = weakref.ref(state), weakref.finalize(background, may_go_on.set)
+    del state
+    is_let_go = left() is None
     del background
-    gc.collect()
+    is_free = not ended.alive
+    may_go_on.set()
+    assert (is_let_go, is_free) == (True, True)
     assert (len(hooks), threading.active_count()) == before
 
 

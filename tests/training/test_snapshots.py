@@ -7,13 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ft_run.training import snapshot_page as page
 from ft_run.training.snapshot_memory import Memory, SaverLink
 from ft_run.training.snapshots import Snapshots
 from ft_run.training.state import flatten
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 WORKER = """
 import os, sys
@@ -233,6 +237,38 @@ def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> N
             assert page.read_place(memoryview(file.read())) == (place if fits else None)
     snapshots.close()
     agent.close()
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """A world of this process."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("is_sharded", "copies"), [(False, 2), (True, 6)])
+def test_replicas_are_counted_where_they_are_sent(
+    fds: tuple[int, ...],
+    mesh: DeviceMesh,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sharded: bool,
+    copies: int,
+) -> None:
+    """Two for the share of another rank, and two more of the own."""
+    value = torch.ones(1 << 20)
+    state = {"a": distribute_tensor(value, mesh, [Shard(0)]) if is_sharded else value}
+    snapshots = opened(fds)
+    snapshots.beside = [opened(fds)]
+    needed = int(copies * value.nbytes * 1.1)
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed - 1)
+    with pytest.raises(OSError, match=f"{copies} copies of the state of 1 rank"):
+        snapshots.write(1, lambda: state, state)
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed)
+    snapshots.write(1, lambda: state, state)
+    assert snapshots.has(1)
+    for one in (snapshots, *snapshots.beside):
+        one.close()
 
 
 @pytest.mark.slow

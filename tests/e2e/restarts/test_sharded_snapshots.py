@@ -64,12 +64,12 @@ for number in checkpointer.steps(total):
         say(f"life {life} of rank {rank} of {size} is {os.getpid()} from {number} with {digest()}")
     elif number == begun + 2:
         say(f"life {life} of rank {rank} goes on")
-    elif every and number % every == 0:
-        say(f"rank {rank} of {size} at {number} has {digest()}")
     torch.manual_seed(number)
     optimizer.zero_grad()
     model(torch.randn(4, 200)).square().sum().backward()
     optimizer.step()
+    if every and (number + 1) % every == 0:  # before there is a checkpoint of it
+        say(f"rank {rank} of {size} at {number + 1} has {digest()}")
     threading.Event().wait(0.005)
 say(f"rank {rank} of {size} ends with {digest()}")
 dist.destroy_process_group()

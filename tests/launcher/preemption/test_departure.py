@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from ft_run import events as ev
 from ft_run.launcher.preemption.departure import Departure, GoneSoon, TimeToLeave
 from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, Notice
@@ -23,6 +24,8 @@ for line in sys.stdin:
         print(notice.code, flush=True)
     elif word == "given":
         print(notice.is_given, flush=True)
+    elif word == "saves":
+        print(notice.saves, flush=True)
     elif word == "left":
         notice.left(int(number))
         print(notice.code, flush=True)
@@ -66,21 +69,24 @@ class Worker:
 class Node:
     """A node in a round."""
 
-    def __init__(self, shutdown_timeout_s: float = 10.0) -> None:
+    def __init__(self, shutdown_timeout_s: float = 10.0, *, saves: bool = True) -> None:
         self.sent: list[Notice | Drained] = []
         self.posted: asyncio.Queue[TimeToLeave] = asyncio.Queue()
         self.told: list[ev.Event] = []
         self.departure = Departure(
-            shutdown_timeout_s, self.sent.append, self.posted.put_nowait, self.told.append
+            *(shutdown_timeout_s, self.sent.append, self.posted.put_nowait, self.told.append),
+            saves=saves,
         )
         self.departure.listen(asyncio.get_running_loop())
         self.departure.begin()
 
 
-def run(test: Callable[[Node], Any], shutdown_timeout_s: float = 10.0) -> None:
+def run(
+    test: Callable[[Node], Any], shutdown_timeout_s: float = 10.0, *, saves: bool = True
+) -> None:
     async def prepared() -> None:
         before = len(os.listdir("/proc/self/fd"))
-        node = Node(shutdown_timeout_s)
+        node = Node(shutdown_timeout_s, saves=saves)
         try:
             await test(node)
         finally:
@@ -107,6 +113,17 @@ def test_the_master_is_told_when_all_ranks_have_left_one_state() -> None:
             await worker.end()
 
     run(test)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_workers_are_told_whether_to_save_what_would_be_lost(saves: bool) -> None:
+    async def test(node: Node) -> None:
+        worker = await Worker.start(0)
+        node.departure.order(ORDER)
+        assert await worker.ask("saves") == str(saves)
+        await worker.end()
+
+    run(test, saves=saves)
 
 
 def test_different_steps_are_no_one_state() -> None:
