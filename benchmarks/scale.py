@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from figures import facts_line, log_log_slope, machine_facts, number, table
+from ft_run.rendezvous.transport.channel_options import STREAMS_PER_CONNECTION
 from jobs import environment, free_port
 
 TARGETS_S = {1_000: 0.3, 10_000: 3.0}
@@ -77,9 +78,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--streams-per-channel",
         type=int,
+        choices=range(1, STREAMS_PER_CONNECTION + 1),
         default=1,
         metavar="S",
-        help="agents that share a connection; default 1, as in reality",
+        help=f"agents that share a connection, {STREAMS_PER_CONNECTION} at most; default 1, as in"
+        " reality",
     )
     parser.add_argument(
         "--idle-s", type=float, default=5.0, metavar="T", help="seconds of watching the idle master"

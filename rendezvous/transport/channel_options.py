@@ -12,8 +12,9 @@ MAX_FROM_NODE_BYTES = 768 * 1024
 """The failures of a claim have at most 192 Ki characters of text, and few of them take more than
 one byte."""
 
-_STREAMS_PER_CONNECTION = 128
-"""An agent has one stream on a connection of its own; the benchmarks have a hundred."""
+STREAMS_PER_CONNECTION = 16
+"""An agent has one stream, on a connection of its own. Each may hold a message that is not complete
+yet, of up to ``MAX_FROM_NODE_BYTES``."""
 
 _HANDSHAKE_S = 10
 """For a connection to say that it speaks HTTP/2."""
@@ -91,8 +92,8 @@ def server_options(silence_s: float) -> Options:
         ("grpc.server.max_pending_requests", 1_000_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
         ("grpc.max_receive_message_length", MAX_FROM_NODE_BYTES),
-        # Each stream takes some 30 kB: what opens thousands of them waits for its turn.
-        ("grpc.max_concurrent_streams", _STREAMS_PER_CONNECTION),
+        # What opens thousands of them waits for its turn.
+        ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_S * 1000),
         ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
     ]

@@ -22,6 +22,7 @@ from ..protocol.messages import Attend, MasterMessage, Refused
 from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, server_options
 from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
+from .health import NO_SENSE, Health
 from .master import Master
 from .silent_streams import SilentStreams
 
@@ -76,19 +77,17 @@ class MasterServer:
             "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
             "Stacks": grpc.unary_unary_rpc_method_handler(
                 self._stacks,
-                request_deserializer=pb.StacksRequest.FromString,
                 response_serializer=pb.StacksReply.SerializeToString,
             ),
             "Status": grpc.unary_unary_rpc_method_handler(
                 self._status,
-                request_deserializer=pb.StatusRequest.FromString,
                 response_serializer=pb.StatusReply.SerializeToString,
             ),
         }
         if succession is not None:
             handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._lease)
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers), _Health())
+            (grpc.method_handlers_generic_handler(SERVICE, handlers), Health())
         )
 
     async def start(self, address: Endpoint) -> int:
@@ -226,12 +225,15 @@ class MasterServer:
 
     async def _stacks(
         self,
-        request: pb.StacksRequest,
-        context: "grpc.aio.ServicerContext[pb.StacksRequest, pb.StacksReply]",
+        request: bytes,
+        context: "grpc.aio.ServicerContext[bytes, pb.StacksReply]",
     ) -> pb.StacksReply:
+        try:
+            wanted = set(pb.StacksRequest.FromString(request).ranks)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_SENSE)
         master = await self._master_to_ask(context)
         found = await master.whereabouts()
-        wanted = set(request.ranks)
         stacks = [stack for stack in found.stacks if not wanted or stack.rank in wanted]
         reply = pb.StacksReply(round=master.group.round, silent=found.silent)
         groups = group_stacks(stacks)
@@ -243,8 +245,8 @@ class MasterServer:
 
     async def _status(
         self,
-        _request: pb.StatusRequest,
-        _context: "grpc.aio.ServicerContext[pb.StatusRequest, pb.StatusReply]",
+        _request: bytes,
+        _context: "grpc.aio.ServicerContext[bytes, pb.StatusReply]",
     ) -> pb.StatusReply:
         master = self._master_now()
         if master is None:
@@ -289,39 +291,6 @@ class MasterServer:
                 encode_steps(rank) for rank in steps if placed and 0 <= rank.rank - first < size
             )
         return reply
-
-
-class _Health(grpc.GenericRpcHandler):
-    """The standard health service. Most masters are never asked, so it is loaded when one is."""
-
-    _PREFIX = "/grpc.health.v1.Health/"
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a call, if it is for this service."""
-        if not handler_call_details.method.startswith(self._PREFIX):
-            return None
-        if self._handler is None:
-            self._handler = self._load()
-        return self._handler.service(handler_call_details)
-
-    def _load(self) -> Any:
-        from grpc_health.v1 import health, health_pb2
-
-        servicer = health.aio.HealthServicer()
-        serving = servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        self._serving = asyncio.ensure_future(serving)  # its turn comes before the call's
-        formats: dict[str, Any] = {
-            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
-            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
-        }
-        methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(servicer.Check, **formats),
-            "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch, **formats),
-        }
-        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
 
 
 def _show_bug(task: "asyncio.Task[None]") -> None:

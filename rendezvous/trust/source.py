@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...values import dataclass
-from .token import Token, checked, read_private, read_token
+from .token import Token, checked, read_token
 
 if TYPE_CHECKING:
     from .wire import Trust
@@ -43,7 +43,6 @@ def read_trust(options: TrustOptions | None) -> "Trust | None":
     from .credentials import FileTrust, TokenTrust
 
     if options.tls_cert is not None and options.tls_key is not None and options.tls_ca is not None:
-        read_private(options.tls_key, f"the key {options.tls_key} (--tls-key)")
         return FileTrust(options.tls_cert, options.tls_key, options.tls_ca)
     if options.token_file is not None:
         token = read_token(options.token_file, options.origin)

@@ -140,6 +140,8 @@ class Recorder:
         self._target = target
         self.said: list[bytes] = []
         self.answered: list[bytes] = []
+        self.falls_silent = False
+        """Nothing is passed on any more, and nothing is closed."""
 
     async def start(self) -> Endpoint:
         self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
@@ -155,13 +157,13 @@ class Recorder:
             self._copy(reader, to, self.said), self._copy(there, writer, self.answered)
         )
 
-    @staticmethod
     async def _copy(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: list[bytes]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: list[bytes]
     ) -> None:
         while data := await reader.read(65536):
-            kept.append(data)
-            writer.write(data)
+            if not self.falls_silent:
+                kept.append(data)
+                writer.write(data)
         writer.close()
 
 

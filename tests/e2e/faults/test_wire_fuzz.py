@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MESSAGES = int(os.environ.get("FT_RUN_FUZZ_MESSAGES", "1500"))
 PER_STREAM = 10
 CONNECTIONS = 16
-STREAMS_PER_CONNECTION = 100
-"""The master allows 128 at a time. A stream that fails while a message is written, with others not
+STREAMS_PER_CONNECTION = 12
+"""The master allows 16 at a time. A stream that fails while a message is written, with others not
 read, stays open in grpc's client until its connection ends, whether it is cancelled or not."""
 
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)

@@ -74,6 +74,10 @@ def test_shares_of_nodes_that_have_changed_places_are_there() -> None:
     assert chosen(world_of(2), *swapped) == 9
 
 
+def test_the_same_shares_twice_are_not_those_of_all_ranks() -> None:
+    assert chosen(world_of(2), *[left(9, is_replicated=False)] * 2) is None
+
+
 def test_a_replica_is_of_no_use_in_a_world_of_another_size() -> None:
     first = replace(left(9, is_replicated=False), replicas=replica(9, ranks=(2, 3)))
     assert chosen(world_of(1), first) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,7 +22,12 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.notes import MasterNote, NodeRefused
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.transport.channel_options import SERVICE
+from ft_run.rendezvous.transport import server
+from ft_run.rendezvous.transport.channel_options import (
+    MAX_FROM_NODE_BYTES,
+    SERVICE,
+    STREAMS_PER_CONNECTION,
+)
 from ft_run.rendezvous.transport.codec import decode_master, encode_node
 from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
@@ -129,16 +135,55 @@ def test_one_connection_has_so_many_streams_and_no_more() -> None:
     async def test() -> None:
         async with Scene() as scene:
             streams = [scene.stream() for _ in range(1000)]
-            await until(lambda: len(scene.server._silent) >= 128)
+            await until(lambda: len(scene.server._silent) >= STREAMS_PER_CONNECTION)
             other = scene.connect()
             status: Any = other.unary_unary(f"/{SERVICE}/Status")
             assert pb.StatusReply.FromString(await status(b"")).phase
-            assert len(scene.server._silent) == 128
+            assert len(scene.server._silent) == STREAMS_PER_CONNECTION
             await other.close()
             for stream in streams:
                 stream.cancel()
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "words"),
+    [
+        (f"/{SERVICE}/Status", grpc.StatusCode.OK, ""),  # it has nothing to say
+        (f"/{SERVICE}/Stacks", grpc.StatusCode.INVALID_ARGUMENT, "this request makes no sense"),
+        ("/grpc.health.v1.Health/Check", grpc.StatusCode.NOT_FOUND, ""),
+    ],
+)
+def test_a_question_that_is_no_protobuf_is_answered(
+    method: str, code: grpc.StatusCode, words: str
+) -> None:
+    """Where a deserializer raises, gRPC writes a traceback once the client has gone away."""
+
+    async def test() -> None:
+        async with Scene() as scene:
+            ask: Any = scene.channel.unary_unary(method)
+            call = ask(b"\xff\xff")
+            assert await call.code() is code
+            assert await call.details() == words
+
+    run(test)
+
+
+def test_what_messages_that_never_end_take_of_the_memory_is_bounded() -> None:
+    """Of one connection."""
+    assert STREAMS_PER_CONNECTION * MAX_FROM_NODE_BYTES <= 12 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(1000, 750), (16_000, 12_000), (1_000_000, 12_000), (resource.RLIM_INFINITY, 12_000)],
+)
+def test_a_quarter_of_the_files_is_left_for_workers(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert server._connections()[1] == connections
 
 
 def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:

@@ -1,6 +1,7 @@
 """A node at a master with a token: what it is told, and that it says nothing in plain text."""
 
 import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.transport.link import LinkDown, LinkUp
 from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
+from ft_run.rendezvous.trust.certificates import WIRE_NAME, papers
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.doubt import Doubt
 from ft_run.rendezvous.trust.source import TrustOptions, read_trust
@@ -22,6 +24,7 @@ from ft_run.tests.harness.closed_wire import (
     OTHER,
     TOKEN,
     Node,
+    Recorder,
     door,
     run,
 )
@@ -35,6 +38,37 @@ def test_a_node_with_the_token_attends() -> None:
             assert isinstance(await node.events.get(), Waiting)
             assert [n.spec.node_id for n in there.master.group.roster] == ["h/0"]
             await node.link.close()
+
+    run(test)
+
+
+def test_the_master_is_known_by_the_alternative_name_in_its_certificate() -> None:
+    """The common name alone is no longer looked at by most that speak TLS."""
+    mine = papers(TOKEN)
+    context = ssl.create_default_context(cadata=mine.authority.decode())
+    context.hostname_checks_common_name = False
+
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN)) as there:
+            host, port = there.endpoint.host, there.endpoint.port
+            _, writer = await asyncio.open_connection(
+                host, port, ssl=context, server_hostname=WIRE_NAME
+            )
+            writer.transport.abort()
+
+    run(test)
+
+
+def test_a_master_that_falls_silent_is_missed_behind_a_closed_wire_too() -> None:
+    async def test() -> None:
+        async with door(TokenTrust(TOKEN), silence_s=3600.0) as there:
+            relay = Recorder(there.endpoint)
+            node = Node(await relay.start(), TokenTrust(TOKEN), silence_s=1.0)
+            await node.next(Waiting)
+            relay.falls_silent = True
+            assert (await node.next(LinkDown)).reason in ("no sign of life", "no answer")
+            await node.link.close()
+            await relay.stop()
 
     run(test)
 

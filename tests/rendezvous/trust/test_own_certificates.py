@@ -1,5 +1,6 @@
 """Certificates of the user's own instead of a token."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.link import LinkDown
+from ft_run.rendezvous.trust import certificates
 from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,
     Papers,
@@ -87,6 +89,42 @@ def test_the_name_in_a_certificate_of_ones_own_is_that_of_the_endpoint(files: Fo
             assert await node.events.get() == LinkDown(Doubt.OTHER_CERTIFICATE.value)
             await node.link.close()
             assert there.is_untouched
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        lambda: None,
+        lambda: grpc.ssl_channel_credentials(papers(TOKEN).authority),
+        lambda: shown(papers(OTHER), papers(TOKEN).authority),
+    ],
+)
+def test_who_has_no_certificate_of_the_authority_gets_no_answer(
+    files: Folder, stranger: Callable[[], "grpc.ChannelCredentials | None"]
+) -> None:
+    async def test() -> None:
+        async with door(files.trust()) as there:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await status(there.endpoint, stranger())
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert there.is_untouched
+
+    run(test)
+
+
+def test_a_node_without_a_certificate_is_told_that_the_master_wants_one(
+    files: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "WIRE_NAME", "node0.example")
+    files.write(papers(TOKEN))
+
+    async def test() -> None:
+        async with door(files.trust()) as there:
+            node = Node(there.endpoint, None)
+            assert await node.events.get() == LinkDown(Doubt.WANTS_CERTIFICATE.value)
+            await node.link.close()
 
     run(test)
 

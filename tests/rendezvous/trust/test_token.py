@@ -60,6 +60,7 @@ def test_nothing_shows_it() -> None:
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(secret)
     assert new_token() != new_token()
+    assert hash(new_token()) == hash(new_token())
 
 
 def test_a_file_of_this_user_alone_is_read(file: Path) -> None:

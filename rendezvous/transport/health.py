@@ -1,0 +1,53 @@
+"""The standard health service of gRPC, for probes."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from .channel_options import SERVICE
+
+NO_SENSE = "this request makes no sense"
+"""What is not protobuf is answered here and in ``server``: gRPC writes a traceback when a
+deserializer raises and the client has gone away meanwhile."""
+
+
+class Health(grpc.GenericRpcHandler):
+    """The standard health service. Most masters are never asked, so it is loaded when one is."""
+
+    _PREFIX = "/grpc.health.v1.Health/"
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a call, if it is for this service."""
+        if not handler_call_details.method.startswith(self._PREFIX):
+            return None
+        if self._handler is None:
+            self._handler = self._load()
+        return self._handler.service(handler_call_details)
+
+    def _load(self) -> Any:
+        from grpc_health.v1 import health, health_pb2
+
+        servicer = health.aio.HealthServicer()
+        serving = servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._serving = asyncio.ensure_future(serving)  # its turn comes before the call's
+
+        def read(data: bytes) -> health_pb2.HealthCheckRequest:
+            try:
+                return health_pb2.HealthCheckRequest.FromString(data)
+            except DecodeError:
+                return health_pb2.HealthCheckRequest(service=NO_SENSE)  # which is not found
+
+        formats: dict[str, Any] = {
+            "request_deserializer": read,
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(servicer.Check, **formats),
+            "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch, **formats),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
