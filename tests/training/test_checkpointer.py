@@ -68,11 +68,12 @@ class Script:
         self.resumed_at = -1
 
     def train(self, total: int, until: int = 1000) -> "Script":
-        """Train; die after ``until`` steps."""
+        """Train; die after ``until`` steps, when the last snapshot is complete."""
         for number in self.checkpointer.steps(total):
             if self.resumed_at < 0:
                 self.resumed_at = number
             if number == until:
+                self.checkpointer.wait()
                 return self
             torch.manual_seed(number)
             self.optimizer.zero_grad()
@@ -140,7 +141,7 @@ def test_a_snapshot_costs_one_step(
     undisturbed = Script(tmp_path, **options).train(10).everything()
     for step in (6, 5):
         memory(-1)
-        Script(tmp_path, **options).train(10, until=6).checkpointer.wait()
+        Script(tmp_path, **options).train(10, until=6)
         assert any(late) == is_late
         memory(step)
         script = Script(tmp_path, **options).train(10)
@@ -174,7 +175,7 @@ def test_the_optimizer_waits_for_the_copy(
     monkeypatch.setattr(Background, "wait", said_wait)
     monkeypatch.setattr(LateCopy, "run", late_run)
     given = memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     assert held(given) == {5, 6}
     assert capfd.readouterr().err == ""
     memory(6)
@@ -330,7 +331,7 @@ def test_no_optimizer_steps_to_be_restored(
     tmp_path: Path, memory: Given, undisturbed: list[Any]
 ) -> None:
     memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     memory(6)
     script, stepped = Script(tmp_path, checkpoint_every=None), []
     hook = script.optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
@@ -343,7 +344,7 @@ def test_another_optimizer_resumes_from_the_checkpoint(
     tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
 ) -> None:
     memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     memory(6)
     script = Script(tmp_path, momentum=0.9, checkpoint_every=None)
     assert script.checkpointer.restore() == 0
