@@ -7,16 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from ft_run.training import snapshot_page as page
 from ft_run.training.snapshot_memory import Memory, SaverLink
 from ft_run.training.snapshots import Snapshots
 from ft_run.training.state import flatten
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 WORKER = """
@@ -116,6 +114,23 @@ def test_the_older_one_is_overwritten(fds: tuple[int, ...]) -> None:
         assert found == [n for n in (step - 1, step) if n]
     snapshots.clear()
     assert snapshots.find(5) is None
+    snapshots.close()
+
+
+def test_a_layout_is_made_once(fds: tuple[int, ...]) -> None:
+    """For both buffers: the second is a copy of the first."""
+    snapshots = opened(fds)
+    asked = []
+
+    def nested() -> dict[str, torch.Tensor]:
+        asked.append(state)
+        return state
+
+    for step in range(1, 6):
+        state = {"a": torch.full((5000,), float(step))}
+        snapshots.write(step, nested, state)
+        assert held_steps(snapshots) == {n: float(n) for n in (step - 1, step) if n}
+    assert len(asked) == 1
     snapshots.close()
 
 
@@ -237,14 +252,6 @@ def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> N
             assert page.read_place(memoryview(file.read())) == (place if fits else None)
     snapshots.close()
     agent.close()
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    """A world of this process."""
-    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("is_sharded", "copies"), [(False, 2), (True, 6)])
