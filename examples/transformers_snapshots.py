@@ -6,9 +6,8 @@
 only what ``Trainer`` counts: weights and the rest are restored by ``Checkpointer`` before.
 """
 
-import os
 import sys
-import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ class Snapshots(TrainerCallback):
 def main() -> None:
     """Train, and go on where a run before has ended."""
     arguments = TrainingArguments(
-        "unused", use_cpu=True, max_steps=STEPS, per_device_train_batch_size=BATCH,
+        f"{sys.argv[1]}/trainer", use_cpu=True, max_steps=STEPS, per_device_train_batch_size=BATCH,
         save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -64,10 +63,11 @@ def main() -> None:
     checkpointer = Checkpointer(sys.argv[1], state)
     done = checkpointer.restore()
     trainer.add_callback(Snapshots(checkpointer))
-    with tempfile.TemporaryDirectory() as folder:
-        counted = TrainerState(global_step=done, train_batch_size=arguments.train_batch_size)
-        counted.save_to_json(os.path.join(folder, "trainer_state.json"))
-        trainer.train(resume_from_checkpoint=folder if done else None)
+    folder = Path(arguments.output_dir, f"restored-{arguments.process_index}")
+    folder.mkdir(parents=True, exist_ok=True)
+    counted = TrainerState(global_step=done, train_batch_size=arguments.train_batch_size)
+    counted.save_to_json(str(folder / "trainer_state.json"))
+    trainer.train(resume_from_checkpoint=str(folder) if done else None)
     checkpointer.wait()
     if arguments.process_index == 0:
         print(f"steps: {done} to {trainer.state.global_step}")
