@@ -256,8 +256,8 @@ def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...], has_heard
     if has_heard:
         agent.asked()
     agent.close()
-    agent.link.wait()
     assert not agent.is_waited_for()
+    agent.link.wait()
     assert not snapshots.save(1)
     snapshots.close()
 
