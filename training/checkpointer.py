@@ -158,7 +158,6 @@ class Checkpointer:
             self._snapshots.forget(self._taken)
         if is_missing == _NO_MORE:
             self._end_snapshots()
-            self._replicas = None
         now = time.monotonic()
         takes_snapshot = self._snapshot_every.is_due(number, takes_snapshot)
         saves = self._checkpoint_every.is_due(number, saves)
@@ -324,6 +323,8 @@ class Checkpointer:
         if self._snapshots is not None:
             self._snapshots.close()
             self._snapshots = None
+        if self._replicas is not None:
+            self._replicas.give_up()
 
     def _complete(self, complete: Callable[[], bool] | None, asked: tuple[int, ...]) -> None:
         """Complete a snapshot if there is something to do, while training goes on, and ask."""

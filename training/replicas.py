@@ -59,6 +59,10 @@ class Replicas:
         """The steps whose snapshots must stay: a replica is of use only beside them."""
         return frozenset((self.sending, self.whole))
 
+    def give_up(self) -> None:
+        """This rank has no snapshots any more."""
+        self._has_failed = True
+
     def go_on(self, state: int, step: int) -> None:
         """Choose a step if all ranks are idle; ``start`` follows. All ranks call it together.
 
