@@ -131,8 +131,8 @@ BREAKS = (
     Break(
         "an order to drain is said again on another stream",
         "policy/drain",
-        "if link is not None and self._told.get(name) != (link, order.is_whole):",
-        "if link is not None and name not in self._told:",
+        "if self._told.get(name) != (link, order.is_whole):",
+        "if name not in self._told:",
     ),
     Break(
         "a restart is counted",

@@ -156,9 +156,8 @@ class Checkpointer:
         takes_snapshot, saves, is_busy, drain, is_missing = self._answer()
         if is_missing and self._snapshots is not None:
             self._snapshots.forget(self._taken)
-            if is_missing == _NO_MORE:
-                self._snapshots.close()
-                self._snapshots = None
+        if is_missing == _NO_MORE:
+            self._end_snapshots()
         now = time.monotonic()
         takes_snapshot = self._snapshot_every.is_due(number, takes_snapshot)
         saves = self._checkpoint_every.is_due(number, saves)
@@ -317,11 +316,15 @@ class Checkpointer:
                 "checkpoints only."
             )
             self._missing = _NO_MORE
-            self._snapshots = None
-            if self._replicas is not None:
-                self._replicas.give_up()
-            snapshots.close()
+            self._end_snapshots()
         return None
+
+    def _end_snapshots(self) -> None:
+        if self._snapshots is not None:
+            self._snapshots.close()
+            self._snapshots = None
+        if self._replicas is not None:
+            self._replicas.give_up()
 
     def _complete(self, complete: Callable[[], bool] | None, asked: tuple[int, ...]) -> None:
         """Complete a snapshot if there is something to do, while training goes on, and ask."""

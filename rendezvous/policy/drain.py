@@ -36,9 +36,9 @@ class Draining:
         self._world: World | None = None
         self._steps: dict[str, int] = {}
         """By node, the step that its workers have left."""
-        self._told: dict[str, tuple[int, bool]] = {}
+        self._told: dict[str, tuple[int | None, bool]] = {}
         """By node, the stream and the order that it was told last."""
-        self._dismissed: dict[str, int] = {}
+        self._dismissed: dict[str, int | None] = {}
         """By node that was told that it may leave, the stream."""
 
     def __bool__(self) -> bool:
@@ -53,7 +53,6 @@ class Draining:
     def forget(self, node_id: str) -> None:
         """A node is gone."""
         self._noticed.pop(node_id, None)
-        self._steps.pop(node_id, None)
 
     def left(self, world: World, node_id: str, step: int) -> None:
         """The workers of a node have left their shares of the state of a step."""
@@ -76,7 +75,7 @@ class Draining:
         )
         untold: list[str] = []
         for name, link in members.items():
-            if link is not None and self._told.get(name) != (link, order.is_whole):
+            if self._told.get(name) != (link, order.is_whole):
                 self._told[name] = (link, order.is_whole)
                 untold.append(name)
         return order, untold
@@ -93,7 +92,7 @@ class Draining:
             return -1, []
         may: list[str] = []
         for name, link in members.items():
-            if name in self._noticed and link is not None and self._dismissed.get(name) != link:
+            if name in self._noticed and self._dismissed.get(name) != link:
                 self._dismissed[name] = link
                 may.append(name)
         return step, may

@@ -17,6 +17,7 @@ from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
 from ft_run.training.preemption import Notice
 from ft_run.training.ranks import Question, Ranks
+from ft_run.training.replicas import Replicas
 from ft_run.training.snapshot_memory import Memory
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -68,11 +69,12 @@ class Script:
         self.resumed_at = -1
 
     def train(self, total: int, until: int = 1000) -> "Script":
-        """Train; die after ``until`` steps."""
+        """Train; die after ``until`` steps, when the last snapshot is complete."""
         for number in self.checkpointer.steps(total):
             if self.resumed_at < 0:
                 self.resumed_at = number
             if number == until:
+                self.checkpointer.wait()
                 return self
             torch.manual_seed(number)
             self.optimizer.zero_grad()
@@ -140,7 +142,7 @@ def test_a_snapshot_costs_one_step(
     undisturbed = Script(tmp_path, **options).train(10).everything()
     for step in (6, 5):
         memory(-1)
-        Script(tmp_path, **options).train(10, until=6).checkpointer.wait()
+        Script(tmp_path, **options).train(10, until=6)
         assert any(late) == is_late
         memory(step)
         script = Script(tmp_path, **options).train(10)
@@ -174,7 +176,7 @@ def test_the_optimizer_waits_for_the_copy(
     monkeypatch.setattr(Background, "wait", said_wait)
     monkeypatch.setattr(LateCopy, "run", late_run)
     given = memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     assert held(given) == {5, 6}
     assert capfd.readouterr().err == ""
     memory(6)
@@ -213,24 +215,30 @@ def test_weights_that_something_else_changes(
     assert held(given) == {7, 8}
 
 
-@pytest.mark.parametrize(("why", "expected"), [(1, {4, 6}), (2, {4})])
+@pytest.mark.parametrize(("why", "expected", "goes_on"), [(1, {4, 6}, True), (2, {4}, False)])
 def test_what_another_rank_has_not_is_forgotten(
     tmp_path: Path,
     memory: Given,
+    mesh: object,
     monkeypatch: pytest.MonkeyPatch,
     why: int,
     expected: set[int],
+    goes_on: bool,
 ) -> None:
     given = memory(-1)
     script = Script(tmp_path, checkpoint_every=None)
-    script.checkpointer.restore()
+    checkpointer = script.checkpointer
+    assert checkpointer._snapshots is not None
+    checkpointer._replicas = Replicas(checkpointer._ranks, checkpointer._snapshots, [])
+    checkpointer.restore()
 
     whys = iter((0, 0, 0, 0, why, 0))
     monkeypatch.setattr(Ranks, "ask", lambda _, *own: Question(None, (*own[:-1], next(whys))))
     for step in range(1, 7):
-        script.checkpointer.step(step)
-    script.checkpointer.wait()
+        checkpointer.step(step)
+    checkpointer.wait()
     assert held(given) == expected
+    assert (checkpointer._replicas is not None) == goes_on
 
 
 @pytest.mark.parametrize(
@@ -330,7 +338,7 @@ def test_no_optimizer_steps_to_be_restored(
     tmp_path: Path, memory: Given, undisturbed: list[Any]
 ) -> None:
     memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     memory(6)
     script, stepped = Script(tmp_path, checkpoint_every=None), []
     hook = script.optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
@@ -343,7 +351,7 @@ def test_another_optimizer_resumes_from_the_checkpoint(
     tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
 ) -> None:
     memory(-1)
-    Script(tmp_path, checkpoint_every=None).train(10, until=6).checkpointer.wait()
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
     memory(6)
     script = Script(tmp_path, momentum=0.9, checkpoint_every=None)
     assert script.checkpointer.restore() == 0
@@ -390,8 +398,19 @@ def test_without_memory_there_are_checkpoints(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 100)
+    said: list[int] = []
+
+    def ask(_: Ranks, *own: int) -> Question:
+        said.append(own[-1])
+        return Question(None, own)
+
+    monkeypatch.setattr(Ranks, "ask", ask)
+    before = len(os.listdir("/proc/self/fd"))
     memory(-1)
-    Script(tmp_path, checkpoint_every=3).train(10, until=4)
+    script = Script(tmp_path, checkpoint_every=3).train(10, until=4)
+    assert script.checkpointer._snapshots is None
+    assert len(os.listdir("/proc/self/fd")) == before  # it was given back
+    assert set(said) == {2}  # the others are told
     assert capfd.readouterr().err == (
         "ft-run: no snapshot of step 1 was taken: 2 copies of the state of 1 rank(s) here "
         "take 0.00 GB more, and 0.00 GB of memory are available; from now on there are checkpoints "

@@ -109,6 +109,18 @@ def test_it_is_what_dcp_says(
     flat.collect()  # without asking DCP
 
 
+def test_what_the_short_way_would_say_wrongly_is_left_to_dcp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = plain()
+    state = State({"model": model, "optimizer": Adam(model.parameters())})
+    wrong = {"model.0.weight": torch.ones(6, 4)}
+    monkeypatch.setattr(flat_state._Module, "collect", lambda _: (dict(wrong), {}))
+    flat = FlatState(state)
+    for _ in range(2):
+        assert is_as_dcp_says(flat, state)
+
+
 def test_what_optimizers_change() -> None:
     model: Any = plain()
     model[2].weight.requires_grad = False
@@ -160,12 +172,17 @@ def reorders(model: Any, optimizer: Optimizer) -> None:
     optimizer.param_groups[0]["params"].reverse()
 
 
-@pytest.mark.parametrize("change", [grows, is_exchanged, swaps, loses, moves, reorders])
+@torch.no_grad()
+def unfreezes(model: Any, optimizer: Optimizer) -> None:
+    optimizer.add_param_group({"params": list(model.parameters())[2:]})
+
+
+@pytest.mark.parametrize("change", [grows, is_exchanged, swaps, loses, moves, reorders, unfreezes])
 def test_what_has_changed_is_looked_up_anew(change: Callable[[Any, Optimizer], None]) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Identity(), nn.Linear(6, 4))
     if change is swaps:
         model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4))
-    optimizer = Adam(model.parameters())
+    optimizer = Adam(list(model.parameters())[: 2 if change is unfreezes else None])
     state = State({"model": model, "optimizer": optimizer})
     flat = FlatState(state)
     train(model, optimizer)

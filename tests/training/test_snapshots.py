@@ -7,16 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from ft_run.training import snapshot_page as page
 from ft_run.training.snapshot_memory import Memory, SaverLink
 from ft_run.training.snapshots import Snapshots
 from ft_run.training.state import flatten
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 WORKER = """
@@ -119,6 +117,23 @@ def test_the_older_one_is_overwritten(fds: tuple[int, ...]) -> None:
     snapshots.close()
 
 
+def test_a_layout_is_made_once(fds: tuple[int, ...]) -> None:
+    """For both buffers: the second is a copy of the first."""
+    snapshots = opened(fds)
+    asked = []
+
+    def nested() -> dict[str, torch.Tensor]:
+        asked.append(state)
+        return state
+
+    for step in range(1, 6):
+        state = {"a": torch.full((5000,), float(step))}
+        snapshots.write(step, nested, state)
+        assert held_steps(snapshots) == {n: float(n) for n in (step - 1, step) if n}
+    assert len(asked) == 1
+    snapshots.close()
+
+
 def test_an_entry_that_is_torn_is_void(fds: tuple[int, ...]) -> None:
     data = bytearray(page.PAGE_BYTES)
     view = memoryview(data)
@@ -174,9 +189,9 @@ def held_steps(snapshots: Snapshots) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("room", ["there is", "for one of two ranks", "until it is taken"])
 def test_what_the_saver_reads_is_left_alone(
-    fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, has_room: bool
+    fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
     agent = Agent()
     mine = [*map(os.dup, fds)]
@@ -186,14 +201,18 @@ def test_what_the_saver_reads_is_left_alone(
     sizes = {os.fstat(fd).st_size for fd in fds[1:]}
     assert len(sizes) == 2  # the third one is empty
     assert 0 in sizes
+    has_room = room != "for one of two ranks"
     if not has_room:
-        monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 0)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        monkeypatch.setattr("ft_run.training.snapshots.available", lambda: int(1.5 * max(sizes)))
     assert snapshots.save(3)
     buffer, step = agent.asked()
     assert step == 3
     with open(f"/proc/self/fd/{fds[1 + buffer]}", "rb") as file:
         whole = file.read()
         for number in range(4, 9):
+            if room == "until it is taken" and number == 6:
+                monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 0)
             take(snapshots, number)
             found = held_steps(snapshots)
             assert found[number] == number  # the newest one
@@ -210,17 +229,35 @@ def test_what_the_saver_reads_is_left_alone(
     agent.close()
 
 
-def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...]) -> None:
+def test_the_only_snapshot_is_left_alone_while_the_saver_reads_it(
+    fds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for both buffers was looked for when the first one was made."""
+    agent = Agent()
+    mine = [*map(os.dup, fds)]
+    snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
+    take(snapshots, 1)
+    assert snapshots.save(1)
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 0)
+    take(snapshots, 2)
+    assert held_steps(snapshots) == {1: 1.0, 2: 2.0}
+    snapshots.close()
+    agent.close()
+
+
+@pytest.mark.parametrize("has_heard", [True, False])
+def test_where_the_agent_is_gone_nothing_is_held(fds: tuple[int, ...], has_heard: bool) -> None:
     agent = Agent()
     mine = [*map(os.dup, fds)]
     snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
     take(snapshots, 1)
     assert snapshots.save(1)
     assert agent.is_waited_for()
-    agent.asked()
+    if has_heard:
+        agent.asked()
     agent.close()
-    agent.link.wait()
     assert not agent.is_waited_for()
+    agent.link.wait()
     assert not snapshots.save(1)
     snapshots.close()
 
@@ -234,17 +271,14 @@ def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> N
             place = page.Place(folder, 3, at_breakpoint=True)
             assert snapshots.save_to(place) is fits
             file.seek(0)
-            assert page.read_place(memoryview(file.read())) == (place if fits else None)
+            whole = bytearray(file.read())
+            assert page.read_place(memoryview(whole)) == (place if fits else None)
+            at = whole.find(folder[:50].encode())
+            if at >= 0:  # a worker died while it wrote this
+                whole[at + 1] ^= 1
+                assert page.read_place(memoryview(whole)) is None
     snapshots.close()
     agent.close()
-
-
-@pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    """A world of this process."""
-    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("is_sharded", "copies"), [(False, 2), (True, 6)])
@@ -260,13 +294,19 @@ def test_replicas_are_counted_where_they_are_sent(
     state = {"a": distribute_tensor(value, mesh, [Shard(0)]) if is_sharded else value}
     snapshots = opened(fds)
     snapshots.beside = [opened(fds)]
-    needed = int(copies * value.nbytes * 1.1)
-    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed - 1)
-    with pytest.raises(OSError, match=f"{copies} copies of the state of 1 rank"):
+    needed = 2 * int(copies * value.nbytes * 1.1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed - 2)
+    with pytest.raises(OSError, match=f"{copies} copies of the state of 2 rank"):
         snapshots.write(1, lambda: state, state)
     monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed)
     snapshots.write(1, lambda: state, state)
     assert snapshots.has(1)
+    # What is there already is not needed once more.
+    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed - 2 * value.nbytes)
+    other = {"b": state["a"]}
+    snapshots.write(2, lambda: other, other)
+    assert snapshots.has(2)
     for one in (snapshots, *snapshots.beside):
         one.close()
 

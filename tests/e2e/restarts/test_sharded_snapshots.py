@@ -148,12 +148,12 @@ def test_a_job_that_shrinks_and_grows(ft: "Launcher", free_port: int) -> None:
     host = ft.start(*job, *arguments)
     host.expect("hosted here")
     guest = ft.start(*job, *arguments)
-    host.expect(r"rank 0 of 4 at \d+0 has")
+    host.expect(r"rank 0 of 4 at \d+0 has", 2)  # the checkpoint of the first one is complete
     guest.send(signal.SIGKILL)
     guest.wait()
     shrunk = host.expect(r"life \d of rank \d of 2 is \d+ from (\d+) with (\w+)", 2)[-1]
     assert shrunk[2] in {m[1] for m in host.expect(rf"of 4 at {shrunk[1]} has (\w+)")}
-    host.expect(r"rank 0 of 2 at \d+0 has")
+    host.expect(r"rank 0 of 2 at \d+0 has", 2)
     guest = ft.start(*job, *arguments)
     grown = guest.expect(r"life \d of rank \d of 4 is \d+ from (\d+) with (\w+)", 2)[-1]
     assert int(grown[1]) > int(shrunk[1])

@@ -81,7 +81,8 @@ def train(ft: "Launcher", folder: Path, steps: int, kills: int, every: int = 50)
         print(json.dumps({"descriptors, memory and snapshots": [held[0], held[-1]]}))
         assert held[-1][0] == held[0][0]
         assert held[-1][1] < held[0][1] + (8 << 20)
-        assert held[-1][2] == held[0][2]
+        # Each rank has two buffers, or three while a checkpoint is written.
+        assert 0 < held[-1][2] <= 1.5 * held[0][2]
     return states(ft, command)
 
 

@@ -1,6 +1,7 @@
 """Before a node goes away, all ranks leave the state of one step."""
 
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.policy.drain import Draining
 from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ft_run.rendezvous.protocol.messages import Leave, Stop
 from ft_run.tests.harness.scene import Scene, claim_of, running
@@ -21,7 +22,8 @@ def test_a_node_may_leave_when_all_have_left_one_state() -> None:
     drained(scene, "a", "b")
     assert not scene.all_told("b", MayLeave)
     drained(scene, "c")
-    assert scene.all_told("b", MayLeave) == [MayLeave(0, 8)]
+    drained(scene, "c")
+    assert scene.all_told("b", MayLeave) == [MayLeave(0, 8)]  # once
     assert not scene.all_told("a", MayLeave)
     assert not scene.stops("a")  # the node that leaves says so
 
@@ -110,3 +112,12 @@ def test_a_node_that_is_lost_is_not_waited_for_any_more() -> None:
     scene.stopped("b")
     assert scene.group.round == 1
     assert len(scene.all_told("b", Drain)) == 1
+
+
+def test_nothing_is_kept_of_a_node_that_is_gone() -> None:
+    draining = Draining()
+    assert draining.notice("a", "SIGTERM", 15.0)
+    assert not draining.notice("a", "gcp", 10.0)  # no news
+    assert draining
+    draining.forget("a")
+    assert not draining
