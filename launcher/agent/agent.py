@@ -6,7 +6,6 @@ imports torch.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 
 from ... import events as ev
@@ -38,7 +37,8 @@ from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import replace
 from ..machine.network import PortReservation
-from ..preemption.departure import Departure, GoneSoon, TimeToLeave
+from ..preemption.departure import Departure, TimeToLeave
+from ..preemption.gone_soon import GoneSoon
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
 from ..reporting.event_log import EventLog
@@ -180,11 +180,7 @@ class Agent:
         self._workers.listen(loop)
         self._snapshots.listen(loop)
         self._departure.listen(loop)
-        if (source := self._options.preemption_notice) is not None:
-            # The agent of a job without it does not load its modules.
-            from ..preemption.watch import watch
-
-            self._departure.watch(watch(source, os.environ, self.post, self._event))
+        self._departure.watch(self._options.preemption_notice)
         if (relay := self._parts.relay) is not None:
             relay.attach(loop)
         self._link = connect(self)

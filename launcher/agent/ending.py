@@ -12,7 +12,8 @@ from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Leave, Outcome, Verdict
 from ...values import dataclass
 from ..options import LaunchOptions
-from ..preemption.departure import Departure, GoneSoon
+from ..preemption.departure import Departure
+from ..preemption.gone_soon import GoneSoon
 from ..reporting.failure_report import final_report
 from .parts import NodeParts
 from .signals import heard

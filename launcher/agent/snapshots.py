@@ -54,9 +54,8 @@ class HeldSnapshots:
 
     def begin(self, assignment: Assignment) -> None:
         """A round begins: only what all ranks resume from stays."""
-        for (
-            connection
-        ) in self._workers.connections:  # of workers that are gone, with their last words
+        # Those that were here are gone, and have left their last words.
+        for connection in self._workers.connections:
             while self._answer(connection):
                 pass
             self._workers.hang_up(connection)

@@ -4,26 +4,17 @@ When it tells the master, what its workers do first, and when it leaves at the l
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from ... import events as ev
 from ...rendezvous.protocol.drain_messages import Drain, Drained, Notice
-from ...values import dataclass
+from .gone_soon import GoneSoon
 from .pages import NoticePage
 
 PATIENCE_MIN_S = 1.0
 """What workers have to end after SIGTERM at least, however late it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoneSoon:
-    """This node will be gone, as its cloud or a signal says."""
-
-    reason: str
-    seconds: float
-    """From now."""
 
 
 class TimeToLeave:
@@ -37,7 +28,7 @@ class Departure:
         self,
         shutdown_timeout_s: float,
         send: Callable[[Notice | Drained], None],
-        post: Callable[[TimeToLeave], None],
+        post: Callable[[GoneSoon | TimeToLeave], None],
         tell: Callable[[ev.Event], None],
         *,
         saves: bool = True,
@@ -70,9 +61,17 @@ class Departure:
         """Answer workers that ask whether nodes will be gone."""
         self._page.listen(loop)
 
-    def watch(self, watching: Coroutine[Any, Any, None]) -> None:
-        """Begin to wait for a notice; ``close`` ends it."""
-        self._watching = asyncio.create_task(watching)
+    def watch(self, source: str | None) -> None:
+        """Begin to wait for a notice; ``close`` ends it.
+
+        Args:
+            source: of notices, as ``--preemption-notice`` has it; None: there is none.
+        """
+        if source is not None:
+            # The agent of a job without it does not load its modules.
+            from .watch import watch
+
+            self._watching = asyncio.create_task(watch(source, os.environ, self._post, self._tell))
 
     def begin(self) -> None:
         """A round begins."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from ... import events as ev
 from .clouds import aws, azure, google
-from .departure import GoneSoon
+from .gone_soon import GoneSoon
 from .metadata import MetadataError, Service
 
 CLOUDS = ("gcp", "aws", "azure")

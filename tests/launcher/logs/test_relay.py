@@ -35,6 +35,7 @@ from ft_run.launcher.logs.relay_stream import (
     matching,
     prefixed,
 )
+from ft_run.tests.harness.descriptors import own_descriptors
 
 # The relay is forked before the agent has threads; pytest-timeout's timer thread is another
 # matter.
@@ -104,42 +105,17 @@ class Consoles:
         return self.start(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
 
 
-def open_descriptors() -> set[tuple[int, str]]:
-    """Return number and kind of this process's descriptors, but for those of event loops.
-
-    gRPC, once another test of this process has loaded it, makes its own anew at every fork, and
-    sockets in threads of its own whenever it likes; those of relays are of another type.
-    """
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that the folder was read through
-            target = os.readlink(f"/proc/self/fd/{name}")
-            is_foreign = target.startswith("socket:") and not is_packet_socket(int(name))
-            if not target.startswith("anon_inode:[event") and not is_foreign:
-                found.add((int(name), target))
-    return found
-
-
-def is_packet_socket(fd: int) -> bool:
-    try:
-        copy = socket.socket(fileno=os.dup(fd))
-    except OSError:  # closed meanwhile
-        return False
-    with copy:
-        return copy.type is socket.SOCK_SEQPACKET
-
-
 @pytest.fixture
 def consoles() -> Iterator[Consoles]:
     consoles = Consoles()
-    before = open_descriptors()
+    before = own_descriptors()
     yield consoles
     for client in consoles.clients:
         if client.fileno() >= 0 and not close(client, 0.0):
             os.kill(client.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(client.pid, 0)
-    assert open_descriptors() <= before
+    assert own_descriptors() <= before
 
 
 def order(
@@ -627,10 +603,10 @@ def test_where_no_process_can_be_made_there_is_no_relay(monkeypatch: pytest.Monk
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", refuse)
-    before = open_descriptors()
+    before = own_descriptors()
     with pytest.raises(NoProcessError, match="no process can be made"):
         start_relay(print)
-    assert open_descriptors() == before
+    assert own_descriptors() == before
 
 
 @pytest.fixture

@@ -1,15 +1,16 @@
 """A node that will be gone: what workers are told, what the master hears, and when it leaves."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from ft_run import events as ev
-from ft_run.launcher.preemption.departure import Departure, GoneSoon, TimeToLeave
+from ft_run.launcher.preemption.departure import Departure, TimeToLeave
+from ft_run.launcher.preemption.gone_soon import GoneSoon
 from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, Notice
+from ft_run.tests.harness.descriptors import own_descriptors
 
 ORDER = Drain(3, "node b will be gone soon (SIGTERM)", 30.0, is_whole=False)
 WORKER = """
@@ -71,7 +72,7 @@ class Node:
 
     def __init__(self, shutdown_timeout_s: float = 10.0, *, saves: bool = True) -> None:
         self.sent: list[Notice | Drained] = []
-        self.posted: asyncio.Queue[TimeToLeave] = asyncio.Queue()
+        self.posted: asyncio.Queue[GoneSoon | TimeToLeave] = asyncio.Queue()
         self.told: list[ev.Event] = []
         self.departure = Departure(
             *(shutdown_timeout_s, self.sent.append, self.posted.put_nowait, self.told.append),
@@ -85,13 +86,13 @@ def run(
     test: Callable[[Node], Any], shutdown_timeout_s: float = 10.0, *, saves: bool = True
 ) -> None:
     async def prepared() -> None:
-        before = len(os.listdir("/proc/self/fd"))
+        before = own_descriptors()
         node = Node(shutdown_timeout_s, saves=saves)
         try:
             await test(node)
         finally:
             node.departure.close()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert own_descriptors() <= before
 
     asyncio.run(asyncio.wait_for(prepared(), 60))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from ft_run import events as ev
 from ft_run.launcher.preemption import clouds
-from ft_run.launcher.preemption.departure import GoneSoon
+from ft_run.launcher.preemption.gone_soon import GoneSoon
 from ft_run.launcher.preemption.metadata import BODY_MAX, MetadataError, Service
 from ft_run.launcher.preemption.watch import cloud_of, watch
 

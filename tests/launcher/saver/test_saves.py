@@ -11,6 +11,7 @@ import pytest
 from ft_run import events as ev
 from ft_run.launcher.processes.tree import descendants, is_zombie
 from ft_run.launcher.saver.saves import Saves, WholeSnapshot
+from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_page as page
 
 ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"
@@ -86,11 +87,11 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setenv("PYTHONPATH", str(ODD))
     (tmp_path / "odd/kept").mkdir(parents=True)
     (tmp_path / "odd/kept/.odd").touch()
+    before = own_descriptors()
     made = Node(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
     yield made
     made.close()
-    assert len(os.listdir("/proc/self/fd")) < before
+    assert own_descriptors() <= before
 
 
 Test = Callable[[], Coroutine[Any, Any, None]]
