@@ -169,7 +169,7 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
     return result
 
 
-def _leading(logs: list[IO[str]], masters: "list[subprocess.Popen[bytes]]") -> tuple[int, int]:
+def _leading(logs: Sequence[IO[str]], masters: "list[subprocess.Popen[bytes]]") -> tuple[int, int]:
     """Return which master leads, and its port; a single one says that it listens, and no more."""
     deadline = time.monotonic() + _MASTER_START_S
     while time.monotonic() < deadline and all(master.poll() is None for master in masters):
