@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,13 +55,15 @@ class Shape:
     """The secret of the job (ft-run only); empty: the wire is plain text."""
     is_watched: bool = False
     """The workers are (ft-run only)."""
+    endpoints: int = 1
+    """How many hosts may lead (ft-run only); all are this one."""
 
     @property
     def world_size(self) -> int:
         """All workers that run at a time."""
         return (self.agents - self.spares) * self.workers
 
-    def arguments(self, launcher: Launcher, port: int) -> list[str]:
+    def arguments(self, launcher: Launcher, ports: Sequence[int]) -> list[str]:
         """Return the launcher's arguments: the same ones for both, but for ``--preload``."""
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
@@ -71,7 +73,7 @@ class Shape:
         if self.nnodes == "1":
             return ["--standalone", *given]
         given += ["--nnodes", self.nnodes, "--rdzv-id", "benchmark", "--rdzv-backend", "c10d"]
-        given += ["--rdzv-endpoint", f"127.0.0.1:{port}"]
+        given += ["--rdzv-endpoint", ",".join(f"127.0.0.1:{port}" for port in ports)]
         return [*given, "--rdzv-conf", self.rdzv_conf] if self.rdzv_conf else given
 
 
@@ -155,10 +157,10 @@ class Job:
         os.mkfifo(folder / "workers" / "release")
         # Held for reading too: a worker may open it after the release, and finds its byte.
         self._release = os.open(folder / "workers" / "release", os.O_RDWR)
-        port = free_port()
+        ports = [free_port() for _ in range(shape.endpoints)]
         command = [
             str(launcher.path),
-            *shape.arguments(launcher, port),
+            *shape.arguments(launcher, ports),
             str(WORKER),
             str(folder / "workers"),
             mode,
@@ -166,7 +168,7 @@ class Job:
         ]
         commands = [command] * shape.agents
         if shape.lone_master:
-            commands.append([str(launcher.path), "master", "--bind", f"127.0.0.1:{port}"])
+            commands.append([str(launcher.path), "master", "--bind", f"127.0.0.1:{ports[0]}"])
         environ = environment() | {MARK: self.mark, "TMPDIR": str(folder / "tmp")}
         if shape.token:
             environ["FT_RUN_TOKEN"] = shape.token

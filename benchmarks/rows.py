@@ -13,6 +13,7 @@ from jobs import Job, JobResult, Launcher, Shape, running_job
 from procfs import cpu_s, cpu_ticks_s, helpers, marked, memory
 
 FOUR_AGENTS = Shape(agents=4, workers=1, nnodes="4")
+_TOKEN = secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +125,22 @@ def _spare(launcher: Launcher, settings: Settings) -> Sample:
     return sample
 
 
-def _with_token(
-    measure: Callable[[Shape], Callable[[Launcher, Settings], Sample]], shape: Shape
+def _beside(
+    measure: Callable[[Shape], Callable[[Launcher, Settings], Sample]], shape: Shape, other: Shape
 ) -> Callable[[Launcher, Settings], Sample]:
-    """Measure a job without a token and one with it, one after the other."""
+    """Measure a job as it is and one with something more, one after the other."""
 
     def both(launcher: Launcher, settings: Settings) -> Sample:
         plain = measure(shape)(launcher, settings)
-        closed = measure(replace(shape, token=secrets.token_hex(32)))(launcher, settings)
-        sample = Sample(problems=plain.problems + closed.problems, log=plain.log + closed.log)
+        with_it = measure(other)(launcher, settings)
+        sample = Sample(problems=plain.problems + with_it.problems, log=plain.log + with_it.log)
         if not sample.problems:
-            plain_s, closed_s = plain.values["time"], closed.values["time"]
+            plain_s, with_it_s = plain.values["time"], with_it.values["time"]
             sample.values = {
-                "more": closed_s - plain_s,
-                "ratio": closed_s / plain_s,
+                "more": with_it_s - plain_s,
+                "ratio": with_it_s / plain_s,
                 "plain": plain_s,
-                "closed": closed_s,
+                "with": with_it_s,
             }
         return sample
 
@@ -275,10 +276,11 @@ def _warm_rows() -> list[Row]:
     ]
 
 
-def _token_rows() -> list[Row]:
-    """Return what a token costs: each sample has a run without one and a run with one."""
+def _beside_rows() -> list[Row]:
+    """Return what a token and three endpoints cost: each sample has a run without and one with."""
     two = Shape(agents=2, workers=1, nnodes="2")
-    seconds = (Metric("plain", "… without", "s"), Metric("closed", "… with", "s"))
+    four = replace(FOUR_AGENTS, max_restarts=3)
+    seconds = (Metric("plain", "… without", "s"), Metric("with", "… with", "s"))
     return [
         Row(
             "token-start-2",
@@ -291,7 +293,7 @@ def _token_rows() -> list[Row]:
                 ),
                 *seconds,
             ),
-            _with_token(_start, two),
+            _beside(_start, two, replace(two, token=_TOKEN)),
             launchers=(Launcher.FT_RUN,),
         ),
         Row(
@@ -305,7 +307,21 @@ def _token_rows() -> list[Row]:
                 ),
                 *seconds,
             ),
-            _with_token(_restart, replace(FOUR_AGENTS, max_restarts=3)),
+            _beside(_restart, four, replace(four, token=_TOKEN)),
+            launchers=(Launcher.FT_RUN,),
+        ),
+        Row(
+            "listed-restart-4",
+            (
+                Metric(
+                    "ratio",
+                    "4 agents: rank dies to all restarted, three endpoints against one",
+                    "x",
+                    Target(1.03, is_ratio=False),
+                ),
+                *seconds,
+            ),
+            _beside(_restart, four, replace(four, endpoints=3)),
             launchers=(Launcher.FT_RUN,),
         ),
     ]
@@ -368,5 +384,5 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             runs=2,
         ),
         *_warm_rows(),
-        *_token_rows(),
+        *_beside_rows(),
     ]

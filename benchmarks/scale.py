@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -89,6 +90,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     parser.add_argument("--stacks", action="store_true", help="also time ft-run stacks, once")
+    parser.add_argument(
+        "--endpoints", type=int, choices=(1, 3), default=1, help="masters, of which one leads"
+    )
     parser.add_argument("--token", action="store_true", help="every connection is mutual TLS")
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
@@ -125,45 +129,59 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
     program = [str(Path(sys.executable).with_name("ft-run"))]
     if args.profile is not None:
         program = [sys.executable, "-m", "cProfile", "-o", str(args.profile), *program]
-    result = _with_master([*program, "master", "--bind", f"127.0.0.1:{free_port()}"], agents, args)
+    listed = ",".join(f"127.0.0.1:{free_port()}" for _ in range(args.endpoints))
+    result = _with_master([*program, "master", "--bind", listed], agents, args)
     bare = [sys.executable, str(Path(__file__).with_name("bare_master.py")), str(agents)]
     floor = _with_master(
-        bare, agents, argparse.Namespace(**{**vars(args), "idle_s": 0.0, "stacks": False})
+        bare,
+        agents,
+        argparse.Namespace(**{**vars(args), "idle_s": 0.0, "stacks": False, "endpoints": 1}),
     )
     return result | {"floor": floor}
 
 
 def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the agents measured with the master that a command starts."""
-    with tempfile.TemporaryFile("w+") as log:
-        master = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=args.environ
-        )
-        assert master.stdin is not None
+    """Return what the agents measured with the masters of a command, of which one leads."""
+    with ExitStack() as files:
+        logs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(args.endpoints)]
+        masters = [
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=args.environ
+            )
+            for log in logs
+        ]
         try:
-            result = _swarm(_listening_port(log, master), master.pid, agents, args)
-            master.stdin.close()
-            status = master.wait(_MASTER_EXIT_S)
+            place, port = _leading(logs, masters)
+            result = _swarm(port, masters[place].pid, agents, args)
+            for master in masters:
+                assert master.stdin is not None
+                master.stdin.close()
+            statuses = [master.wait(_MASTER_EXIT_S) for master in masters]
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            raise RuntimeError(f"{error}; the master said:\n{_end_of(log)}") from error
+            said = "".join(map(_end_of, logs))
+            raise RuntimeError(f"{error}; the master said:\n{said}") from error
         finally:
-            if master.poll() is None:
-                master.kill()
-                master.wait()
-            master.stdin.close()
-    if status != 0:
-        raise RuntimeError(f"the master ended with {status}")
+            for master in masters:
+                if master.poll() is None:
+                    master.kill()
+                    master.wait()
+                assert master.stdin is not None
+                master.stdin.close()
+    if any(statuses):
+        raise RuntimeError(f"the master ended with {statuses}")
     return result
 
 
-def _listening_port(log: IO[str], master: "subprocess.Popen[bytes]") -> int:
+def _leading(logs: Sequence[IO[str]], masters: "list[subprocess.Popen[bytes]]") -> tuple[int, int]:
+    """Return which master leads, and its port; a single one says that it listens, and no more."""
     deadline = time.monotonic() + _MASTER_START_S
-    while time.monotonic() < deadline and master.poll() is None:
-        found = re.search(r"listening at .*\(port (\d+)\)", _end_of(log))
-        if found is not None:
-            return int(found[1])
+    while time.monotonic() < deadline and all(master.poll() is None for master in masters):
+        for place, said in enumerate(map(_end_of, logs)):
+            found = re.search(r"listening at .*\(port (\d+)\)", said)
+            if found is not None and (len(logs) == 1 or "this host leads" in said):
+                return place, int(found[1])
         time.sleep(0.02)
-    raise RuntimeError("the master does not listen")
+    raise RuntimeError("the master does not listen, or none leads")
 
 
 def _end_of(log: IO[str]) -> str:

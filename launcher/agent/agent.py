@@ -138,6 +138,8 @@ class Agent:
             parts.spawner.fence,
             may_change=bool(options.rendezvous.endpoints),
         )
+        self._withheld: Assignment | None = None
+        """What came while it looked as if this node had no leader; it may have one."""
         self._started = -1
         """The last round whose workers were started here."""
         self._told_down: set[str] = set()
@@ -213,12 +215,16 @@ class Agent:
     async def _handle(self, event: _Event) -> None:
         if is_fenced := self._fencing.is_due(event):
             self._fence()
+        if isinstance(event, Stop | LinkUp | LinkDown):
+            self._withheld = None
+        if self._withheld is not None and not is_fenced:  # the stream has outlived the doubt
+            withheld, self._withheld = self._withheld, None
+            await self._start(withheld)
         match event:
             case Start() if is_fenced:
-                pass  # of a leader that this node has lost
+                self._withheld = event.assignment
             case Start(assignment):
-                await self._rest_from_checks()
-                self._start(assignment)
+                await self._start(assignment)
             case CheckOrder():
                 self._take_order(event)
             case CheckProgress(text):
@@ -325,7 +331,8 @@ class Agent:
         if told.is_news(waiting, before):
             self._event(told.waits(waiting, self._options))
 
-    def _start(self, assignment: Assignment) -> None:
+    async def _start(self, assignment: Assignment) -> None:
+        await self._rest_from_checks()
         if not self._end.is_pending or assignment.round <= self._started:  # or said twice
             return
         self._started = assignment.round

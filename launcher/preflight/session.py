@@ -1,7 +1,9 @@
 """The checks on this node: orders from the master to the crew, its records back.
 
-Orders are carried out one at a time, as they came; the crew ends each by its deadline. The crew is
-ended before the workers that train start, so that no check worker holds a device.
+Orders are carried out one at a time, as they came; the crew ends each by its deadline. A meeting
+that an earlier master has ordered is given up when the next one orders something else: the partner
+may never have been told, and the time of the checks would go by. The crew is ended before the
+workers that train start, so that no check worker holds a device.
 """
 
 import asyncio
@@ -18,6 +20,10 @@ from ...values import replace
 
 if TYPE_CHECKING:
     from ...checks.records import Order, Record
+
+
+_ALONE = ("facts", "solo")
+"""The phases in which a node waits for no other."""
 
 
 class Crew(Protocol):
@@ -68,6 +74,8 @@ class CheckSession:
         """The last one that was taken up."""
         self._result: CheckResult | None = None
         """The answer to it, once there is one."""
+        self._is_of_old_stream = False
+        """Whether that order came on an earlier stream."""
         self._newest = 0
         """The highest number of an order on the present stream to the master."""
         self._found: CheckVerdict | None = None
@@ -81,7 +89,7 @@ class CheckSession:
 
     def connected(self) -> None:
         """Note a new stream, perhaps to another master, which numbers its orders from the start."""
-        self._newest = 0
+        self._newest, self._is_of_old_stream = 0, True
 
     def take(self, order: CheckOrder) -> bool:
         """Take an order; return whether it is a new one."""
@@ -93,10 +101,18 @@ class CheckSession:
                 self._post(self._result)  # the first answer was lost with a broken stream
             return False
         self._next, self._found = order, None
-        if self._task is None:
-            self._task = asyncio.create_task(self._work())
+        before = self._task
+        if before is None or self._is_useless_meeting():
+            if before is not None:
+                before.cancel()
+                self._order = None
+            self._task = asyncio.create_task(self._work(before))
             self._task.add_done_callback(_show_bug)
         return True
+
+    def _is_useless_meeting(self) -> bool:
+        order = self._order
+        return self._is_of_old_stream and order is not None and order.phase not in _ALONE
 
     def hear(self, found: CheckVerdict) -> bool:
         """Take the result for this node; return whether it is new."""
@@ -125,13 +141,17 @@ class CheckSession:
         if self._crew is not None:
             await self._crew.rest()
 
-    async def _work(self) -> None:
+    async def _work(self, useless: "asyncio.Task[None] | None" = None) -> None:
+        assert self._crew is not None
+        if useless is not None:
+            await asyncio.wait([useless])
+            await self._crew.rest()
         # The agent of a job without checks does not load what they are written in.
         from ...checks.records import record_to_json
 
-        assert self._crew is not None
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
+            self._is_of_old_stream = False
             record = await self._crew.run(_for_crew(order))
             if self.node_id:
                 record = replace(record, node=self.node_id)

@@ -304,8 +304,8 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
         " this node"
     ),
     ev.FenceLate: lambda e: (
-        f"the workers here were killed {e.late_s:.1f} s too late, as this host is too busy: workers"
-        " without this node may have run meanwhile"
+        f"the workers here were killed up to {e.late_s:.1f} s too late, as this host is too busy:"
+        " workers without this node may have run meanwhile"
     ),
     ev.HostLeads: lambda e: (
         f"master: this host leads, term {e.term}" if e.term else "master: this host no longer leads"

@@ -89,6 +89,9 @@ class Spawner:
         """The number of the request that asked last whether anything is left."""
         self._last_words = b""
         self._fence_at = math.inf
+        self._is_fenced = False
+        self._reaped_at = -math.inf
+        """When a worker was seen to be dead last."""
         self._wake, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
@@ -125,8 +128,8 @@ class Spawner:
             if self._fork_server.is_awaited:
                 self._fork_server.thaw()
                 timeout_ms = timeout_ms or _THAW_AGAIN_MS
-        if self._fence_at < math.inf and self._has_workers and not self._killing:
-            left_ms = max(1, 1 - math.ceil(self._late_s() * 1000))
+        if self._fence_at < math.inf and not self._is_fenced:
+            left_ms = max(1, 1 + math.ceil((self._fence_at - _now()) * 1000))
             timeout_ms = min(timeout_ms or left_ms, left_ms)
         return {fd for fd, _ in poll.poll(timeout_ms)}
 
@@ -137,7 +140,7 @@ class Spawner:
         requests = self._incoming.receive()
         for request in requests or ():
             if request["do"] == "fence":  # what was said last holds, also for what came before
-                self._fence_at = request["at"]
+                self._fence_at, self._is_fenced = request["at"], False
         self._fence()
         for request in requests or ():
             self._do(request)
@@ -169,19 +172,13 @@ class Spawner:
 
     # --- the fence ---------------------------------------------------------------------------
 
-    def _late_s(self) -> float:
-        """Return for how long no worker may live here; negative: they may, for so long."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - self._fence_at
-
-    @property
-    def _has_workers(self) -> bool:
-        return bool(self._workers) or (
-            self._fork_server is not None and self._fork_server.is_awaited
-        )
-
     def _fence(self) -> None:
         """Kill the workers if the agent has not said that they may live."""
-        if (late_s := self._late_s()) >= 0 and self._has_workers and not self._killing:
+        if self._is_fenced or (late_s := _now() - self._fence_at) < 0:
+            return
+        self._is_fenced = True
+        is_awaited = self._fork_server is not None and self._fork_server.is_awaited
+        if is_awaited or self._reaped_at >= self._fence_at or self._left():
             self.send({"event": "fenced", "late_s": late_s})
             self._cancel(signal.SIGKILL)
             self._killing = self._watching = True
@@ -202,7 +199,7 @@ class Spawner:
         except OSError as error:
             self._tell_spawned(number, Started.none(all_workers, error))
             return
-        if self._late_s() >= 0:
+        if _now() >= self._fence_at:
             _close(fds)
             self._starting = None
             self.send({"event": "fenced", "late_s": 0.0})
@@ -292,6 +289,7 @@ class Spawner:
             code = os.waitstatus_to_exitcode(status)
             if pid in self._workers:
                 self._services.discard(pid)
+                self._reaped_at = _now()
                 self._send_exit(*self._workers.pop(pid), code)
             elif self._fork_server is not None and pid == self._fork_server.pid:
                 self._fork_server.reaped(code)
@@ -319,6 +317,11 @@ class Spawner:
         if self._last_words:
             with suppress(OSError):
                 os.write(2, self._last_words)
+
+
+def _now() -> float:
+    """Return seconds that go on while the host sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _close(fds: list[int]) -> None:

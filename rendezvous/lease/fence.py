@@ -28,6 +28,8 @@ class Fence:
         """When this process was awake before it was frozen last, and when it thawed."""
         self._since: float | None = now
         """When the silence was too long; None while there is a leader."""
+        self._is_guess = False
+        """It may have been too long, in a pause; whether it was, the stream shows."""
 
     def tick(self, now: float) -> bool:
         """Take note that this process runs; return whether its workers must be killed.
@@ -38,6 +40,10 @@ class Fence:
             self._pause = (self._awake, now)
             if self._since is None and now - self._awake > self._silence_s:
                 self._since = self._awake  # the silence may have begun long before
+                self._is_guess = True
+        elif self._is_guess and now - self._pause[1] > self._silence_s + _PAUSE_S:
+            # Only this process was held up, not the threads that keep its stream.
+            self._since, self._is_guess = None, False
         self._awake = now
         return self.is_down(now)
 
@@ -47,6 +53,7 @@ class Fence:
 
     def lost(self, now: float) -> None:
         """The stream to the leader is no more."""
+        self._is_guess = False
         if self._since is None:
             awake, thawed = self._pause
             self._since = awake if now - thawed <= self._silence_s else now
@@ -54,6 +61,7 @@ class Fence:
     def found(self, now: float) -> None:
         """A leader has taken this node in."""
         self._since, self._awake, self._pause = None, now, (-math.inf, -math.inf)
+        self._is_guess = False
 
     def latest(self) -> float:
         """Return when the workers must be killed, should this process not run again before."""

@@ -39,14 +39,15 @@ class Fencing:
         self.limit_s = timeouts.fence_s if may_change else math.inf
         self._fence = Fence(self.limit_s, silence, _now())
         self._post, self._keep = post, keep
+        self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
 
     def is_due(self, event: object) -> bool:
         """Return whether no worker may live here; to be called before each event is handled."""
-        is_due = self._fence.tick(_now())
-        if isinstance(event, FenceTick):
+        was_due, self._is_due = self._is_due, self._fence.tick(_now())
+        if isinstance(event, FenceTick) or (was_due and not self._is_due):
             self.arm()
-        return is_due
+        return self._is_due
 
     def arm(self) -> None:
         """Have the next tick posted."""

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -203,6 +204,34 @@ def test_what_is_told_twice_is_shown_once_and_again_after_another_check(node, ca
         assert capfd.readouterr().err.count("2 of 2 nodes pass") == 1
         await node.hear(order(2), PASSED)
         assert capfd.readouterr().err.count("2 of 2 nodes pass") == 1
+
+    node(test)
+
+
+@pytest.mark.parametrize(("phase", "is_given_up"), [("pair", True), ("solo", False)])
+def test_a_meeting_that_an_earlier_master_ordered_is_given_up(node, phase, is_given_up):
+    async def test(node: Node) -> None:
+        await node.hear(LinkUp(again=False), replace(order(3), phase=phase), LinkUp(again=True))
+        await node.hear(order(1))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        expected = ["order 3", "rest", "order 1"] if is_given_up else ["order 3"]
+        assert node.crew.did == expected
+        node.crew.answer.set()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        (answer,) = [said for said in node.link.said if isinstance(said, CheckResult)]
+        assert answer.number == 1
+        assert node.crew.did[-1] == "order 1"
+
+    node(test)
+
+
+def test_a_meeting_goes_on_when_it_is_ordered_again(node):
+    async def test(node: Node) -> None:
+        pair = replace(order(3), phase="pair")
+        await node.hear(LinkUp(again=False), pair, LinkUp(again=True), pair)
+        assert node.crew.did == ["order 3"]
 
     node(test)
 

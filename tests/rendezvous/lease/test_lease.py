@@ -370,6 +370,24 @@ def test_a_host_that_thaws_kills_at_once(slept_s: float) -> None:
     assert fence.tick(slept_s)
 
 
+def test_a_process_that_was_held_up_beside_its_stream_has_its_leader_still() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(0.0)
+    assert [fence.tick(float(second)) for second in range(5, 12)] == [False] + [True] * 6
+    assert not fence.tick(12.0)
+    assert not fence.tick(13.0)
+    fence.lost(15.5)
+    assert not fence.tick(16.5)
+
+
+def test_a_process_that_was_held_up_and_lost_its_stream_has_none() -> None:
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(0.0)
+    fence.tick(5.0)
+    fence.lost(7.0)
+    assert all(fence.tick(float(second)) for second in range(8, 30))
+
+
 def test_a_silence_that_began_before_a_short_freeze_counts_from_before() -> None:
     fence = Fence(6.0, 4.0, now=0.0)
     fence.found(0.0)

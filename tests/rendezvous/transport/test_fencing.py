@@ -1,0 +1,29 @@
+"""The fence of a node with its clock: what it tells the process that kills in its place."""
+
+import asyncio
+
+import pytest
+from ft_run.rendezvous.protocol.timeouts import Timeouts
+from ft_run.rendezvous.transport import fencing
+from ft_run.rendezvous.transport.fencing import Fencing
+
+
+def test_a_process_that_was_held_up_says_at_once_that_workers_may_live_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(fencing, "_now", lambda: now[0])
+    told: list[float] = []
+
+    async def test() -> None:
+        node = Fencing(Timeouts(fence_s=6.0), lambda _: None, told.append, may_change=True)
+        node.found()
+        assert told[-1] > 106.0
+        now[0] = 107.0  # the stream has lived on meanwhile
+        assert node.is_due("a message")
+        while node.is_due("a message"):
+            now[0] += 0.5
+        assert told[-1] > now[0] + 6.0
+        node.close()
+
+    asyncio.run(test())
