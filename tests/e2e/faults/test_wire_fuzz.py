@@ -34,6 +34,12 @@ MEMORY_MAX_MB = 100
 ATTEND = "/ft_run.rendezvous.v1.Rendezvous/Attend"
 STATUS = "/ft_run.rendezvous.v1.Rendezvous/Status"
 
+KINDS = (
+    *("attend", "failed", "done", "stopped", "challengereply", "heard", "checkresult"),
+    *("stackreport", "suspicion", "stepsreport", "notice", "drained"),
+)
+"""Of what a member says; not that it leaves, which it may."""
+
 WORKER = """
 import os, sys, time
 print("up", os.getpid(), flush=True)
@@ -155,8 +161,7 @@ class Member:
         for _ in range(messages):
             data = self._hostile.garbage()
             if self._hostile.random.random() < 0.7:
-                kinds = ("attend", "failed", "done", "stopped", "challengereply", "checkresult")
-                data = self._hostile.message(*kinds)
+                data = self._hostile.message(*KINDS)
             if _is_of_round_0(data):
                 continue  # that is no attack: a member may say how its own workers are
             self.said += 1
