@@ -31,8 +31,8 @@ read, stays open in grpc's client until its connection ends, whether it is cance
 
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 MEMORY_MAX_MB = 100 + MESSAGES // 500
-"""Connections stay open in grpc's client (see above) until the master has closed those that were idle
-for a minute; each takes some 22 kB of it."""
+"""Connections stay open in grpc's client (see above) until the master has closed those that were
+idle for a minute; each takes some 22 kB of it."""
 ATTEND = "/ft_run.rendezvous.v1.Rendezvous/Attend"
 STATUS = "/ft_run.rendezvous.v1.Rendezvous/Status"
 
