@@ -11,6 +11,7 @@ than those that come next, and have been in a lower round.
 
 import enum
 
+from ... import defaults
 from ...values import dataclass, field, replace
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Claim, ClaimState, Stop
@@ -202,7 +203,8 @@ class Takeover:
         node = self._roster.get(node_id)
         if failure is not None and node is not None:
             failure = node.own(failure, claim)
-            failures += () if failure in failures else (failure,)
+            is_news = len(failures) < defaults.FAILURES_IN_VERDICT and failure not in failures
+            failures += (failure,) if is_news else ()
         if claim.state is ClaimState.STOPPED:
             state = None  # what is dead stays dead
         self._keep(node_id, replace(claim, state=state or claim.state, failures=failures))

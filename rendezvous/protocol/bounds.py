@@ -83,9 +83,9 @@ def check(message: NodeMessage) -> None:
         case Done(round_number):
             _number("round", round_number)
         case Leave(reason):
-            _text("reason", reason, NAME_MAX_CHARS)
+            _reason(reason)
         case Notice(reason, seconds):
-            _text("reason", reason, NAME_MAX_CHARS)
+            _reason(reason)
             _span("seconds", seconds, SECONDS_MAX)
         case Drained(round_number, step):
             _number("round", round_number)
@@ -293,6 +293,13 @@ def _length(name: str, length: int, most: int) -> None:
 def _text(name: str, text: str, most: int) -> None:
     if len(text) > most:
         raise OutOfBounds(f"{name} has {len(text)} characters; right would be at most {most}.")
+
+
+def _reason(text: str) -> None:
+    """A node that gives none when it leaves would be taken for one that stays."""
+    _text("reason", text, NAME_MAX_CHARS)
+    if not text:
+        raise OutOfBounds("reason is empty; right would be why the node leaves.")
 
 
 def _texts(name: str, texts: Iterable[str], count: int, most: int) -> None:

@@ -49,9 +49,8 @@ class HangInquiry:
             return
         if node.round != number or not self._is_running(number):
             return
-        mine = range(node.rank_offset, node.rank_offset + node.spec.local_world_size)
         at = time.monotonic() - suspicion.idle_s
-        self._seen_at.update((rank, at) for rank in suspicion.ranks if rank in mine)
+        self._seen_at.update((rank, at) for rank in suspicion.ranks if node.has_rank(rank))
         if self._task is None:
             self._task = asyncio.create_task(self._inquire(number, job.hang.start_s))
             self._task.add_done_callback(self._done)

@@ -47,7 +47,6 @@ _NOT_AN_AGENT = (
     WireError,
     DecodeError,
     grpc.RpcError,
-    grpc.aio.AioRpcError,
     EOFError,
     TimeoutError,
 )

@@ -31,7 +31,8 @@ def command_lines(ft: "Launcher") -> str:
 @pytest.mark.parametrize("options", [(), ("--preload", "json")])
 def test_two_nodes_with_a_token(ft: "Launcher", free_port: int, options: tuple[str, ...]) -> None:
     endpoint, gate, file = f"127.0.0.1:{free_port}", ft.folder / "gate", ft.folder / "job.token"
-    assert ft.run("token", file).process.returncode == 0
+    made = ft.run("token", file)
+    assert (made.process.returncode, made.stdout, made.stderr) == (0, "", "")
     secret, log = file.read_text().strip(), ft.folder / "log"
     arguments = (
         "--nnodes", 2, "--rdzv-id", f"trust-{ft.mark}", "--rdzv-endpoint", endpoint, *options,

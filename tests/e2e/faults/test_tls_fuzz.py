@@ -9,6 +9,7 @@ import random
 import resource
 import ssl
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,10 @@ class Attack:
     def __init__(self, port: int) -> None:
         self._port = port
         self._random = random.Random(11)
-        self._hello = _client_hello()
+        self._hello = _client_hello(_context())
+        self._odd = [_client_hello(context) for context in _odd_contexts()]
         self.half_open: list[asyncio.StreamWriter] = []
+        self._slow: list[asyncio.Task[None]] = []
         self.answers = 0
 
     async def run(self, handshakes: int) -> None:
@@ -46,6 +49,8 @@ class Attack:
 
     def end(self) -> None:
         """Close what is open."""
+        for task in self._slow:
+            task.cancel()
         for writer in self.half_open:
             writer.close()
 
@@ -54,9 +59,17 @@ class Attack:
         begun = (b"", self._hello[:1], self._hello[:100], self._hello)
         writer.write(self._random.choice(begun))
         self.half_open.append(writer)
+        if self._random.random() < 0.1:
+            self._slow.append(asyncio.create_task(self._dribble(writer)))
+
+    async def _dribble(self, writer: asyncio.StreamWriter) -> None:
+        """Go on with a handshake, one byte a second."""
+        for byte in self._hello:
+            await asyncio.sleep(1.0)
+            writer.write(bytes((byte,)))
 
     async def _break(self) -> None:
-        kind = self._random.randrange(5)
+        kind = self._random.randrange(8)
         if kind == 0:
             await self._finish_as_a_client_without_a_certificate()
             return
@@ -65,23 +78,26 @@ class Attack:
             data = bytearray(self._random.randbytes(500))
         elif kind == 2:
             data = bytearray(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        elif kind == 3:  # a record of 64 kB, and a handshake of 16 MB
+            data = bytearray(b"\x16\x03\x01\xff\xff\x01\xff\xff\xff" + b"x" * 70_000)
+        elif kind == 4:
+            data = bytearray(self._random.choice(self._odd))
         else:
             for _ in range(self._random.randrange(1, 5)):
                 data[self._random.randrange(len(data))] = self._random.randrange(256)
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         writer.write(bytes(data[: self._random.randrange(1, len(data) + 1)]))
-        writer.write_eof()
         try:
+            writer.write_eof()
             self.answers += len(await reader.read()) > 0
-        except ConnectionError:
+        except OSError:
             pass  # the master has hung up
         finally:
             writer.close()
 
     async def _finish_as_a_client_without_a_certificate(self) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context = _context(self._random.choice(("h2", "http/1.1", "")))
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.set_alpn_protocols(["h2"])
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
             writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
@@ -91,9 +107,27 @@ class Attack:
             pass  # the master has hung up
 
 
-def _client_hello() -> bytes:
+def _context(protocol: str = "h2") -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
+    if protocol:
+        context.set_alpn_protocols([protocol])
+    return context
+
+
+def _odd_contexts() -> list[ssl.SSLContext]:
+    """Return clients of versions of TLS that are no longer spoken, and of another protocol."""
+    contexts = [_context("http/1.1"), _context("")]
+    for version in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            old = _context()
+            old.set_ciphers("ALL:@SECLEVEL=0")
+            old.minimum_version = old.maximum_version = version
+        contexts.append(old)
+    return contexts
+
+
+def _client_hello(context: ssl.SSLContext) -> bytes:
     outgoing = ssl.MemoryBIO()
     begun = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="x")
     with pytest.raises(ssl.SSLWantReadError):

@@ -30,9 +30,17 @@ STREAMS_PER_CONNECTION = 12
 read, stays open in grpc's client until its connection ends, whether it is cancelled or not."""
 
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
-MEMORY_MAX_MB = 100
+MEMORY_MAX_MB = 100 + MESSAGES // 500
+"""Connections stay open in grpc's client (see above) until the master has closed those that were
+idle for a minute; each takes some 22 kB of it."""
 ATTEND = "/ft_run.rendezvous.v1.Rendezvous/Attend"
 STATUS = "/ft_run.rendezvous.v1.Rendezvous/Status"
+
+KINDS = (
+    *("attend", "failed", "done", "stopped", "challengereply", "heard", "checkresult"),
+    *("stackreport", "suspicion", "stepsreport", "notice", "drained"),
+)
+"""Of what a member says; not that it leaves, which it may."""
 
 WORKER = """
 import os, sys, time
@@ -155,8 +163,7 @@ class Member:
         for _ in range(messages):
             data = self._hostile.garbage()
             if self._hostile.random.random() < 0.7:
-                kinds = ("attend", "failed", "done", "stopped", "challengereply", "checkresult")
-                data = self._hostile.message(*kinds)
+                data = self._hostile.message(*KINDS)
             if _is_of_round_0(data):
                 continue  # that is no attack: a member may say how its own workers are
             self.said += 1

@@ -296,6 +296,20 @@ def test_a_master_that_is_open_to_all_says_so_once(
     run(test)
 
 
+@pytest.mark.parametrize("trust", [None, TokenTrust(new_token())])
+def test_a_host_that_may_lead_says_so_too(port: int, trust: TokenTrust | None) -> None:
+    async def test() -> None:
+        notes: list[Event] = []
+        listed = (Endpoint("::", port), Endpoint(FOREIGN, port), Endpoint(FOREIGN, port + 1))
+        options = RendezvousOptions(job_id="j", endpoint=listed[0], endpoints=listed)
+        here = Hosting(options, notes.append, trust)
+        await here.start()
+        assert notes == ([] if trust else [WireOpen(str(listed[0]))])
+        await here.stop(wait=False)
+
+    run(test)
+
+
 def test_the_hosts_that_may_lead_trust_each_other_by_the_token_and_no_other() -> None:
     async def test() -> None:
         listed = tuple(Endpoint("127.0.0.1", free_port()) for _ in range(3))

@@ -45,6 +45,17 @@ def test_a_failure_before_the_decision_of_a_new_master_too() -> None:
     assert (cause.node_rank, cause.rank) == (1, -1)
 
 
+def test_what_fails_before_the_decision_is_bounded() -> None:
+    scene = Scene(2)
+    scene.attend("b", claim=claim_of(4, 1))
+    for code in range(1, 100):
+        scene.say("b", Failed(4, worker_failure(2, code=code)))
+    takeover = scene.group._rounds.takeover
+    assert takeover is not None
+    (claim,) = takeover._claims.values()
+    assert [failure.exit_code for failure in claim.failures] == [*range(1, 17)]
+
+
 def test_what_was_replaced_says_nothing_more() -> None:
     scene = running(2)
     before = scene.links["b"]

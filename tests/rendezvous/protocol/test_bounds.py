@@ -127,6 +127,12 @@ def test_every_number_and_text_is_bounded(message: NodeMessage) -> None:
         bounds.check(message)
 
 
+@pytest.mark.parametrize("message", [Leave(""), Notice("", 1.0)])
+def test_a_node_says_why_it_leaves(message: NodeMessage) -> None:
+    with pytest.raises(bounds.OutOfBounds, match="reason is empty; right would be why"):
+        bounds.check(message)
+
+
 @pytest.mark.parametrize("name", ["node_id", "host", "address", "incarnation"])
 def test_names_can_be_shown(name: str) -> None:
     attend = typing.cast(Attend, MESSAGES[0])

@@ -148,6 +148,31 @@ def test_the_host_that_leads_tells_the_others_that_the_job_is_over() -> None:
     run(test)
 
 
+def test_what_another_process_says_of_the_end_of_the_job_does_not_count() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            voter = hosts.parts[(leader + 1) % 3][0]
+            while voter.leader() is None:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            leads = hosts.parts[leader][0]._elector
+            listed = {HOSTS_KEY: ",".join(map(str, hosts.endpoints))}
+
+            def say(step: LeaseStep, process: str, exit_code: int = 0) -> None:
+                term = leads.term
+                ask = LeaseAsk(step, leader, process, term + 3, term, 1000, exit_code=exit_code)
+                voter.answer(encode_lease(ask), listed)
+
+            say(LeaseStep.END, "another")
+            say(LeaseStep.RELEASE, leads._process)  # the lease is given back, and the job goes on
+            assert not voter.over.done()
+            for exit_code in (3, 4):
+                say(LeaseStep.END, leads._process, exit_code)
+            assert voter.over.result() == 3
+
+    run(test)
+
+
 @pytest.mark.parametrize("stranger", [None, TokenTrust(new_token())], ids=["none", "another"])
 def test_with_a_token_hosts_elect_a_leader_and_a_stranger_gets_nothing(
     stranger: Trust | None,
