@@ -112,6 +112,22 @@ class HelpText:
     after: str
 
 
+class UnknownFlagError(UsageError):
+    """There is no such flag."""
+
+    def __init__(self, word: str, guess: str | None, command: str) -> None:
+        """Say so.
+
+        Args:
+            word: what was given.
+            guess: the flag that it was meant to be, if one is near.
+            command: whose help lists the flags.
+        """
+        advice = f"did you mean {guess}?" if guess else f"{command} --help lists the flags."
+        super().__init__(f"there is no flag {shown(word)}; {advice}")
+        self.word, self.guess = word, guess
+
+
 class CommandLine:
     """The flags of one command."""
 
@@ -274,11 +290,13 @@ class CommandLine:
         raise self._unknown(name)
 
     def _unknown(self, word: str) -> UsageError:
+        return UnknownFlagError(word, self.guess(word), self.name)
+
+    def guess(self, word: str) -> str | None:
+        """Return the flag that a wrong one was meant to be; None where none is near."""
         known = [word for word in self._by_word if word.startswith("--")]
         name = "--" + word.lstrip("-").partition("=")[0].replace("_", "-").lower()
-        guess = nearest(name, known) or _cut_short(name, known)
-        advice = f"did you mean {guess}?" if guess else f"{self.name} --help lists the flags."
-        return UsageError(f"there is no flag {shown(word)}; {advice}")
+        return nearest(name, known) or _cut_short(name, known)
 
     def _from_environment(self, environ: Mapping[str, str]) -> dict[Flag, list[str]]:
         """Return the values of the ``PET_*`` variables; an empty one counts as not set."""

@@ -15,7 +15,7 @@ from ..options import HostsOptions, NodeCommand
 from ..places.hostfile import HostLine, read_hostfile, read_list, select
 from ..places.place import LISTED
 from . import values
-from .command_line import CommandLine, Flag, Given, HelpText
+from .command_line import CommandLine, Flag, Given, HelpText, UnknownFlagError
 from .launch_flags import launch_command
 from .trust_flags import given_token, token_file_flag
 from .values import BadValue, shown
@@ -79,11 +79,10 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
     line = hosts_command()
     own, job = _split(line, argv)
     given, _ = line.read(own, {})
+    wanted, rest = _read_job(line, job)
     hosts = _hosts(given)
     is_node = given["launcher_as_node"]
     names = [""] * is_node + [host.name for host in hosts]
-    job_line = launch_command()
-    wanted, rest = job_line.read(job, {})
     if not rest:
         raise UsageError(
             "no script was given; right would be ft-run hosts --hostfile FILE [OPTIONS] SCRIPT."
@@ -133,6 +132,25 @@ def _split(line: CommandLine, argv: Sequence[str]) -> tuple[Sequence[str], Seque
     return argv[:at], job[1:] if job and job[0] == "--" else job
 
 
+def _read_job(line: CommandLine, job: Sequence[str]) -> tuple[Given, Sequence[str]]:
+    """Return the options of the job, and the script with its arguments.
+
+    Raises:
+        UsageError: they are wrong, or one of them is a flag of this command.
+    """
+    try:
+        return launch_command().read(job, {})
+    except UnknownFlagError as error:
+        if any(error.word.partition("=")[0] == flag.spelling for flag in line.flags):
+            raise UsageError(
+                f"{shown(error.word)} stands after an option of the job; right would be before all"
+                " of them: ft-run hosts OPTIONS JOB_OPTIONS SCRIPT."
+            ) from error
+        raise UnknownFlagError(
+            error.word, error.guess or line.guess(error.word), line.name
+        ) from error
+
+
 def _hosts(given: Given) -> tuple[HostLine, ...]:
     path, listed = given["hostfile"], given["hosts"]
     if path is None and listed is None and given["launcher_as_node"]:
@@ -154,9 +172,10 @@ def _hosts(given: Given) -> tuple[HostLine, ...]:
             with open(path, encoding="utf-8") as file:
                 hosts = read_hostfile(file.read(), path)
         except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"--hostfile was given {shown(path)}, which cannot be read: {error}; right would be"
-                " a file with a line HOST slots=N for each host."
+                f"--hostfile was given {shown(path)}, which cannot be read: {reason}; right would"
+                " be a file with a line HOST slots=N for each host."
             ) from error
     return select(hosts, given["include"], given["exclude"])
 

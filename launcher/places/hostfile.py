@@ -111,7 +111,7 @@ def _checked(hosts: list[HostLine], source: str) -> tuple[HostLine, ...]:
         before = first.setdefault(host.address, host)
         if before is not host:
             raise UsageError(
-                f"{host.where} has {host.name}, and so has {before.where}; right would be one line"
-                " for each host, with the sum of their slots."
+                f"{host.where} has {host.name}, and so has {before.where}; right would be each host"
+                f" once{', with the sum of their slots' if host.slots else ''}."
             )
     return tuple(hosts)

@@ -90,6 +90,11 @@ class Recipe:
         (self.folder / name).touch()
         os.chown(self.folder / name, 1000, 1000)
 
+    def completes(self) -> None:
+        """Let the script end, and play the controllers until the job is over."""
+        self.told("go-on")
+        assert self.cluster.until_over() == "Complete"
+
     def run(self, *, after: int = 0) -> None:
         """Play the controllers until all pods run the workers of one round, a newer one.
 
@@ -159,8 +164,7 @@ def test_an_indexed_job_outlives_its_first_pod(ft: Launcher, kubelet: Kubelet) -
     container("digits-0").command.expect("ft-run job=digits")
     kubelet.publish(pods["digits-0"])
     job.run(after=1)
-    job.told("go-on")
-    assert job.cluster.until_over() == "Complete"
+    job.completes()
 
 
 @pytest.mark.slow
@@ -181,8 +185,7 @@ def test_a_rank_and_a_pod_are_killed_and_the_job_succeeds(
     for name in (first, last):
         job.cluster.container(name).send(signal.SIGKILL)
     job.run(after=3)
-    job.told("go-on")
-    assert job.cluster.until_over() == "Complete"
+    job.completes()
     assert job.cluster.attempts == 0
 
 
@@ -215,8 +218,7 @@ def test_a_jobset_is_begun_anew_under_another_id(ft: Launcher, kubelet: Kubelet)
     job.run()
     first = next(iter(job.cluster.pods))
     job.cluster.container(first).command.expect(r"^rank 0 of 6 run digits-r1 restarts 0 ")
-    job.told("go-on")
-    assert job.cluster.until_over() == "Complete"
+    job.completes()
 
 
 @pytest.mark.slow
@@ -231,8 +233,7 @@ def test_a_frozen_pod_fails_its_probe_and_is_replaced(ft: Launcher, kubelet: Kub
     job.cluster.remove("digits-2")
     assert job.ended() == [("digits-2", 128 + signal.SIGKILL, "Count")]
     job.run(after=1)
-    job.told("go-on")
-    assert job.cluster.until_over() == "Complete"
+    job.completes()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.tests.e2e.conftest import EXAMPLES, FT_RUN, Launcher
-from ft_run.tests.harness.hosts import Network
+from ft_run.tests.harness.hosts import Host, Network
 from ft_run.tests.harness.places import slurm
 from ft_run.tests.harness.places.slurm import Slurm
 
@@ -103,6 +103,15 @@ class Job:
             raise
         return found
 
+    def goes_on_without(self, node: Host) -> None:
+        """Take a node's cable and power: a spare takes its place, and the job ends well."""
+        node.cut()
+        node.kill()
+        self.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
+        self.go_on.touch()
+        ended = self._cluster.wait_for_job(self.number, "COMPLETED", "FAILED", "NODE_FAIL")
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+
 
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_rank_is_killed_and_the_job_ends_well(
@@ -135,14 +144,7 @@ def test_a_rank_is_killed_and_the_job_ends_well(
 def test_a_spare_takes_the_place_of_a_node_without_power(ft: Launcher, cluster: Slurm) -> None:
     job = Job(ft, cluster)
     job.expect(r"rank \d of 2 run \S+ restarts 0 pid \d+$", 2)
-    lost = cluster.nodes[1]
-    lost.cut()
-    lost.kill()
-    job.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
-    job.go_on.touch()
-
-    ended = cluster.wait_for_job(job.number, "COMPLETED", "FAILED", "NODE_FAIL")
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+    job.goes_on_without(cluster.nodes[1])
 
 
 @pytest.mark.slow
@@ -216,14 +218,7 @@ def test_a_spare_of_an_allocation_of_its_own(ft: Launcher, cluster: Slurm) -> No
         words=(job.number,),
     )
     spare.expect("this node is a spare")
-    lost = cluster.nodes[1]
-    lost.cut()
-    lost.kill()
-    job.expect(r"rank \d of 2 run \S+ restarts 1 ", 2)
-    job.go_on.touch()
-
-    ended = cluster.wait_for_job(job.number, "COMPLETED", "FAILED", "NODE_FAIL")
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0")
+    job.goes_on_without(cluster.nodes[1])
     cluster.wait_for_job(f"{spare.number}_1", "COMPLETED")
 
 

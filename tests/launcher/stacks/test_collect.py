@@ -184,16 +184,16 @@ def test_what_is_too_long_for_a_message_loses_its_outermost_frames(
     assert max(sizes()) <= 2000
 
 
+BLOCKS_THE_SIGNAL = (
+    "import signal, time",
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [62])",
+    "print('there')",
+    "time.sleep(1000)",
+)
+
+
 def test_a_worker_that_is_gone_is_not_waited_for(start: Start, tmp_path: Path) -> None:
-    worker = start(
-        *script(
-            tmp_path,
-            "import signal, time",
-            "signal.pthread_sigmask(signal.SIG_BLOCK, [62])",
-            "print('there')",
-            "time.sleep(1000)",
-        )
-    )
+    worker = start(*script(tmp_path, *BLOCKS_THE_SIGNAL))
 
     async def close() -> tuple[RankStack, ...]:
         asking = asyncio.create_task(collect([worker], 3, "gpu07", timeout_s=100_000.0))
@@ -225,15 +225,7 @@ def test_a_stopped_process_is_called_that(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_process_that_blocks_the_signal_does_not_answer(start: Start, tmp_path: Path) -> None:
-    worker = start(
-        *script(
-            tmp_path,
-            "import signal, time",
-            "signal.pthread_sigmask(signal.SIG_BLOCK, [62])",
-            "print('there')",
-            "time.sleep(1000)",
-        )
-    )
+    worker = start(*script(tmp_path, *BLOCKS_THE_SIGNAL))
     (stack,) = ask(worker, timeout_s=0.1)
     assert (stack.state, stack.frames) == (RankState.SILENT, ())
 
