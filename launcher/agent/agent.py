@@ -142,8 +142,7 @@ class Agent:
         """What came while it looked as if this node had no leader; it may have one."""
         self._started = -1
         """The last round whose workers were started here."""
-        self._told_down: set[str] = set()
-        """The reasons printed for the lost connection; cleared when it is back."""
+        self._link_news = told.LinkNews(self._event, options.rendezvous.where)
         self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
     # --- what the launcher calls -------------------------------------------------------------
@@ -310,17 +309,12 @@ class Agent:
             self._departure.repeat()
         if self._end.signal is not None and self._workers.group is None:
             self._end.left()  # the master has been told, with this node's first words
-        if again or self._told_down:
-            self._event(ev.MasterConnected(again))
-        self._told_down.clear()
+        self._link_news.up(again)
 
     def _link_down(self, reason: str) -> None:
         self._fencing.lost()
         self.status.connected = False
-        if reason not in self._told_down:  # while a link is cut, two may take turns for minutes
-            self._told_down.add(reason)
-            has_workers = self._workers.group is not None
-            self._event(ev.MasterUnreachable(reason, self._options.rendezvous.where, has_workers))
+        self._link_news.down(reason, has_workers=self._workers.group is not None)
 
     async def _waiting(self, waiting: Waiting) -> None:
         before, self.status.waiting = self.status.waiting, waiting

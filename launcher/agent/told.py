@@ -1,6 +1,6 @@
-"""Makes events of what this node hears and does."""
+"""What is told of what this node hears and does, as events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ... import events as ev
 from ...rendezvous.protocol.messages import Assignment, Stop, Waiting
@@ -94,3 +94,30 @@ def preload(
     """Return the event of a fork server that imports modules."""
     state = ev.PreloadState[event.state.name]
     return ev.PreloadChanged(state, tuple(modules), event.text, is_of_checks, is_repeated)
+
+
+class LinkNews:
+    """What is told of the connection to the master: each reason of its loss once."""
+
+    def __init__(self, tell: Callable[[ev.Event], None], where: str) -> None:
+        """Begin with nothing told.
+
+        Args:
+            tell: tells the user.
+            where: the master is.
+        """
+        self._tell, self._where = tell, where
+        self._told: set[str] = set()
+        """While a link is cut, two reasons may take turns for minutes."""
+
+    def up(self, again: bool) -> None:
+        """The master is connected, for the first time or again."""
+        if again or self._told:
+            self._tell(ev.MasterConnected(again))
+        self._told.clear()
+
+    def down(self, reason: str, *, has_workers: bool) -> None:
+        """The master is not connected any more, or cannot be."""
+        if reason not in self._told:
+            self._told.add(reason)
+            self._tell(ev.MasterUnreachable(reason, self._where, has_workers))
