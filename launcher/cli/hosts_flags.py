@@ -6,14 +6,12 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-from ... import defaults
 from ...errors import UsageError
-from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.trust.source import TOKEN_VARIABLE
 from ...rendezvous.trust.token import checked, read_token
 from ..options import HostsOptions, NodeCommand
 from ..places.hostfile import HostLine, read_hostfile, read_list, select
-from ..places.place import LISTED
+from ..places.place import PORT, endpoints
 from . import values
 from .command_line import CommandLine, Flag, Given, HelpText, UnknownFlagError
 from .launch_flags import launch_command
@@ -98,7 +96,7 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
     if wanted["nnodes"] is None:
         added.append(f"--nnodes={len(names)}")
     if wanted["rdzv_endpoint"] is None and wanted["master_addr"] is None and len(names) > 1:
-        added.append(f"--rdzv-endpoint={_endpoints(addresses)}")
+        added.append(f"--rdzv-endpoint={endpoints(addresses, PORT)}")
     if not wanted["rdzv_id"]:
         added.append(f"--rdzv-id=hosts-{os.urandom(6).hex()}")
     slots = ([None] if is_node else []) + [_slots(host, wanted) for host in hosts]
@@ -227,12 +225,6 @@ def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
             f"{said.where} has slots={said.slots}, but nothing says how many workers this host has"
             f" (--launcher-as-node); right would be --nproc-per-node {said.slots} and no slots."
         )
-
-
-def _endpoints(addresses: Sequence[str]) -> str:
-    """Return where the nodes meet: three hosts that may lead where there are three."""
-    leaders = addresses[: LISTED if len(addresses) >= LISTED else 1]
-    return ",".join(str(Endpoint(name, defaults.ENDPOINT_PORT)) for name in leaders)
 
 
 def _slots(host: HostLine, wanted: Given) -> int | None:

@@ -8,10 +8,10 @@ from .place import (
     Place,
     Taken,
     Variables,
-    attempt,
     endpoints,
     gpus,
     known,
+    of_attempt,
     refuse_count,
     refuse_rank,
 )
@@ -37,7 +37,7 @@ def skypilot(variables: Variables) -> Place | None:
         known(
             nnodes=nodes,
             node_rank=rank,
-            rdzv_endpoint=Taken(endpoints([*map(_bracketed, hosts)], PORT), addresses.source),
+            rdzv_endpoint=Taken(endpoints(hosts, PORT), addresses.source),
             rdzv_id=variables.text("SKYPILOT_TASK_ID"),
             nproc_per_node=gpus(variables.whole("SKYPILOT_NUM_GPUS_PER_NODE")),
         ),
@@ -96,17 +96,11 @@ def aws_batch(variables: Variables) -> Place | None:
         address = Taken(variables.own_name(), f"{main.source}: this node")  # the others are told it
     job, again = variables.text("AWS_BATCH_JOB_ID"), variables.whole("AWS_BATCH_JOB_ATTEMPT", low=1)
     if job is not None:  # <job>#<index of the node>
-        text, source = job.text.partition("#")[0], job.source
-        if again is not None and again.text != "1":
-            text += attempt(Taken(str(int(again.text) - 1), again.source))
-            source += f", {again.source}"
-        job = Taken(text, source)
+        job = Taken(job.text.partition("#")[0], job.source)
+        if again is not None:
+            job = of_attempt(job, Taken(str(int(again.text) - 1), again.source))
     endpoint = None if address is None else Taken(f"{address.text}:{PORT}", address.source)
     return Place(
         "AWS Batch",
         known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint, rdzv_id=job),
     )
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

@@ -4,7 +4,7 @@
 variables by themselves: examples/kubernetes/jobset.yaml shows how a pod gets them.
 """
 
-from .place import GIVE_COUNT, PORT, Place, Taken, Variables, attempt, known, refuse_rank
+from .place import GIVE_COUNT, PORT, Place, Taken, Variables, known, of_attempt, refuse_rank
 
 
 def read(variables: Variables) -> Place | None:
@@ -54,15 +54,12 @@ def _job_set(variables: Variables, index: Taken) -> Place:
     # The index counts within one Job of the replicated ones.
     is_one_job = replicas is None or replicas.text == "1"
     rank = index if is_one_job else None
-    sources = (
-        name.source if not attempt(again) or again is None else f"{name.source}, {again.source}"
-    )
     return Place(
         "JobSet",
         known(
             node_rank=rank,
             rdzv_endpoint=endpoint,
-            rdzv_id=Taken(name.text + attempt(again), sources),
+            rdzv_id=of_attempt(name, again),
         ),
         pods=pods if is_one_job else "",
         doubt=f"the pods of a JobSet are not told how many they are; right would be {GIVE_COUNT}",

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from ... import defaults
 from ...errors import UsageError
+from ...rendezvous.protocol.endpoint import join_host_port
 from ...values import dataclass, field
 
-PORT = 29400
+PORT = defaults.ENDPOINT_PORT
 """Where the nodes of a job meet, unless the place says better."""
 
 LISTED = 3
@@ -121,16 +123,18 @@ def refuse_count(nodes: Taken | None, hosts: tuple[str, ...], source: str) -> No
 def endpoints(hosts: Sequence[str], port: int) -> str:
     """Return where nodes meet: at the first host, or at one of three where there are as many."""
     listed = hosts[: LISTED if len(hosts) >= LISTED else 1]
-    return ",".join(f"{host}:{port}" for host in listed)
+    return ",".join(join_host_port(host, port) for host in listed)
 
 
-def attempt(taken: Taken | None) -> str:
-    """Return what the id of a job that was begun again has at its end.
+def of_attempt(job: Taken, number: Taken | None) -> Taken:
+    """Return the id of a job that was begun again so many times.
 
     A node of the attempt before may still run, cut off from the others: under the same id it would
     be taken for one of this job when it is back.
     """
-    return "" if taken is None or taken.text == "0" else f"-r{taken.text}"
+    if number is None or number.text == "0":
+        return job
+    return Taken(f"{job.text}-r{number.text}", f"{job.source}, {number.source}")
 
 
 def gpus(taken: Taken | None) -> Taken | None:

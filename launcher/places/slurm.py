@@ -10,10 +10,10 @@ from .place import (
     Place,
     Taken,
     Variables,
-    attempt,
     endpoints,
     gpus,
     known,
+    of_attempt,
     refuse_count,
     refuse_rank,
 )
@@ -49,7 +49,8 @@ def read(variables: Variables, mpi: Place | None) -> Place | None:
             flags["rdzv_endpoint"] = Taken(endpoints(_hosts(hosts), port), hosts.source)
         return Place("Slurm", flags, mpi.start)
     nodes = variables.whole("SLURM_STEP_NUM_NODES", low=1)
-    if nodes is None or variables.text("SLURM_STEP_ID", "SLURM_STEPID") == _interactive():
+    step = variables.text("SLURM_STEP_ID", "SLURM_STEPID")
+    if nodes is None or (step is not None and step.text == _INTERACTIVE):
         if allocated is not None and allocated.text != "1":
             doubt = (
                 f"this is no task of srun, but Slurm has given the job {allocated.text} nodes"
@@ -58,10 +59,6 @@ def read(variables: Variables, mpi: Place | None) -> Place | None:
             return Place("Slurm", flags, _SRUN, doubt)
         return Place("Slurm", flags | known(nnodes=allocated), _SRUN)
     return Place("Slurm", flags | _step(variables, nodes, port), _SRUN, _part(variables, nodes))
-
-
-def _interactive() -> Taken:
-    return Taken(_INTERACTIVE, "SLURM_STEP_ID")
 
 
 def _step(variables: Variables, nodes: Taken, port: int) -> dict[str, Taken]:
@@ -125,9 +122,7 @@ def _job_id(variables: Variables, job: Taken) -> tuple[Taken, int]:
         text, source = f"{text}.{step.text}", f"{source}, {step.source}"
         number += int(step.text)
     again = variables.whole("SLURM_RESTART_COUNT")
-    if attempt(again) and again is not None:
-        text, source = text + attempt(again), f"{source}, {again.source}"
-    return Taken(text, source), PORT + number % _PORTS
+    return of_attempt(Taken(text, source), again), PORT + number % _PORTS
 
 
 def _workers(variables: Variables) -> Taken | None:

@@ -145,6 +145,7 @@ def test_two_containers_of_one_job(ft: Launcher, podman: Podman) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # pip installs torch into the image
 def test_the_image_is_built_and_trains(
     ft: Launcher, podman: Podman, record_property: Callable[[str, object], None]
 ) -> None:

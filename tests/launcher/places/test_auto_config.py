@@ -178,6 +178,7 @@ REFUSALS = [
     (BATCH, "", "this is no task of srun, but Slurm has given the job 2 nodes"
      " (SLURM_JOB_NUM_NODES); right would be srun --ntasks-per-node=1 ft-run --auto-config"),
     (SLURM | {"SLURM_STEP_ID": "4294967290"}, "", "this is no task of srun"),
+    (SLURM | {"SLURM_STEP_ID": "", "SLURM_STEPID": "4294967290"}, "", "this is no task of srun"),
     (FOUR_TASKS, "", "SLURM_STEP_NUM_TASKS is 4, but SLURM_STEP_NUM_NODES is 2, and one ft-run per"
      " node starts all its workers; right would be srun --ntasks-per-node=1 ft-run"),
     (FIRST_PART, "", "the step has 1 (SLURM_STEP_NUM_NODES) of the 3 nodes of a heterogeneous job"
