@@ -34,7 +34,7 @@ from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol import bounds, notes
 from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
-from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, Start
+from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, Start, Stop
 from ft_run.tests.harness.invariants import InvariantError
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 
@@ -98,6 +98,8 @@ class Process:
         self.links: dict[int, Link] = {}
         """The streams of the nodes that attend here."""
         self.link: Link | None = None
+        self.withheld: Start | None = None
+        """What came while it looked as if there were no leader."""
         self.is_connecting = False
         self.attempts = 0
         self.alone_since = world.now
@@ -256,6 +258,9 @@ class World:
             deadline = process.group.deadline()
             if deadline is not None and deadline <= process.clock():
                 self._handle(process, Tick())
+        withheld, link = process.withheld, process.link
+        if withheld is not None and link is not None and not process.fence.is_down(process.clock()):
+            self._take_down(link, withheld)
         self._look_at_agent(process)
         self.later(self._next_look(process), self._if_current, process, wake)
 
@@ -521,7 +526,7 @@ class World:
         link.is_open[False] = False
         if node.link is link:
             node.alone_since = self.now if link.bad_since is None else link.bad_since
-            node.link = None
+            node.link = node.withheld = None
             node.agent.receive(link.stream, BROKEN)
             self._fence(node)
             node.fence.lost(node.clock())
@@ -576,7 +581,10 @@ class World:
         if message is BROKEN:
             self._lost(link)
             return
+        if isinstance(message, Start | Stop):
+            node.withheld = None
         if isinstance(message, Start) and node.fence.is_down(node.clock()):
+            node.withheld = message
             return
         if node.agent.receive(link.stream, message):
             node.is_dying = False
@@ -634,6 +642,9 @@ class World:
         node.under = at.term
         self.tell(f"{node.name} starts workers of round {at.round}, term {at.term}")
         for other in self.processes():
+            of = other.agent.assignment
+            if of is not None and (of.term, of.round) == (at.term, at.round):
+                continue  # of one world: this start was on its way when the leader gave up
             if other.under != at.term and self._counts(other):
                 raise InvariantError(
                     f"I10: {node.name} starts workers of term {at.term} while {other.name} has "
