@@ -115,7 +115,8 @@ def refuse_count(nodes: Taken | None, hosts: tuple[str, ...], source: str) -> No
     """
     if nodes is not None and int(nodes.text) != len(hosts):
         raise UsageError(
-            f"{nodes.source} is {nodes.text}, but {source} has {len(hosts)} hosts; right would be"
+            f"{nodes.source} is {nodes.text}, but {source} has"
+            f" {len(hosts)} host{'s' * (len(hosts) != 1)}; right would be"
             " --nnodes and --rdzv-endpoint HOST:PORT."
         )
 
