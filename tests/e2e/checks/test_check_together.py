@@ -37,7 +37,9 @@ def test_two_nodes_are_checked_and_one_of_them_prints_the_table(together):
 
 @pytest.mark.long
 def test_two_nodes_that_miss_a_floor_together_pass_with_a_warning(together):
-    first, second = together("--max-latency-us", 0.001, "--strict", "--json")
+    # Processors of a busy machine differ by more than nodes do.
+    same = ("--straggler-threshold", 1000)
+    first, second = together("--max-latency-us", 0.001, "--strict", "--json", *same)
     assert (first[0], second[0]) == (10, 10)
     (report,) = [json.loads(command.stdout) for _, command in (first, second) if command.stdout]
     assert [node["verdict"] for node in report["nodes"]] == ["passed", "passed"]

@@ -52,7 +52,9 @@ def start_masters(job, names="abc"):
 
 def test_the_leader_of_three_lone_masters_dies(ft, network):
     """No worker is touched; the masters that are left end with the job, and with its status."""
-    job = Listed(ft, network, "abcde", "--nnodes", 2, conf=QUICK)
+    # The fence leaves an election the time that it takes on a busy machine.
+    conf = "lease=2,fence=15,node_timeout=3,last_call_timeout=2"
+    job = Listed(ft, network, "abcde", "--nnodes", 2, conf=conf)
     masters = start_masters(job)
     started = job.start("de")
     leader = job.leader()
