@@ -252,6 +252,8 @@ def is_held(pid):
 
 def work(pids):
     open(f"{pids}.{rank()}", "w").write(str(os.getpid()))
+    while not os.path.exists(pids + ".1"):
+        pass  # what has not begun cannot be waited for
     if rank() == 1:
         while not (text := os.path.exists(pids + ".0") and open(pids + ".0").read()):
             pass
