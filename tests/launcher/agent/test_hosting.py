@@ -34,7 +34,14 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.notes import JobForgotten
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import SERVICE
-from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, LocalLink
+from ft_run.rendezvous.transport.link import (
+    LinkDown,
+    LinkEvent,
+    LinkLost,
+    LinkUp,
+    LocalLink,
+    MasterLink,
+)
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.trust.wire import open_channel
@@ -145,7 +152,7 @@ def test_the_agent_beside_the_master_needs_no_socket(port: int) -> None:
     run(test)
 
 
-async def next_of(events: "asyncio.Queue[LinkEvent]", kind: type[_E]) -> _E:
+async def next_of(events: "asyncio.Queue[Any]", kind: type[_E]) -> _E:
     while not isinstance(event := await events.get(), kind):
         assert not isinstance(event, LinkLost), event.sentence
     return event
@@ -184,37 +191,53 @@ def test_the_next_job_hosts_its_master_when_that_of_the_last_one_has_ended(port:
     run(test)
 
 
+class ThreeHosts:
+    """The hosts that may lead a job of one node, which runs at one of them."""
+
+    def __init__(self, port: int) -> None:
+        endpoints = tuple(Endpoint(f"127.0.0.{n}", port) for n in (1, 2, 3))
+        options = RendezvousOptions(job_id="j", endpoint=endpoints[0], endpoints=endpoints)
+        self.all = [Hosting(options, lambda _: None) for _ in endpoints]
+        self._links: list[MasterLink] = []
+
+    def connect(self, host: Hosting, incarnation: str) -> tuple[MasterLink, asyncio.Queue[Any]]:
+        events = asyncio.Queue[Any]()
+        agent = SimpleNamespace(attend=lambda: first_word(incarnation), post=events.put_nowait)
+        self._links.append(link := host.connect(cast(Agent, agent)))
+        return link, events
+
+    async def run_job(self) -> tuple[Hosting, Verdict]:
+        """Run the job to its end; return the host that leads, and how the job ended."""
+        for host in self.all:
+            await host.start()
+        link, heard = self.connect(self.all[0], "i0")
+        await next_of(heard, Start)
+        leads = next(host for host in self.all if host.master is not None)
+        link.send(Done(0))
+        verdict = await next_of(heard, Verdict)
+        link.send(Heard())
+        return leads, verdict
+
+    async def close(self, *others: Hosting) -> None:
+        for link in self._links:
+            await link.close()
+        for host in others:
+            await host.stop(wait=False)
+
+
 def test_a_host_that_was_not_connected_is_told_that_the_job_is_over(port: int) -> None:
     """It would look for a leader for minutes, and the others have ended."""
 
     async def test() -> None:
-        endpoints = tuple(Endpoint(f"127.0.0.{n}", port) for n in (1, 2, 3))
-        options = RendezvousOptions(job_id="j", endpoint=endpoints[0], endpoints=endpoints)
-        hosts = [Hosting(options, lambda _: None) for _ in endpoints]
-        for host in hosts:
-            await host.start()
-        heard, events = asyncio.Queue[LinkEvent](), asyncio.Queue[Any]()
-        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=heard.put_nowait)
-        link = hosts[0].connect(cast(Agent, agent))
-        await next_of(heard, Start)
-        leads = next(host for host in hosts if host.master is not None)
-        away = next(host for host in hosts[1:] if host is not leads)
-        link.send(Done(0))
-        await next_of(heard, Verdict)
-        link.send(Heard())
+        hosts = ThreeHosts(port)
+        leads, _ = await hosts.run_job()
+        away = next(host for host in hosts.all[1:] if host is not leads)
         await leads.stop(wait=True)
-        agent = SimpleNamespace(attend=lambda: first_word("i1"), post=events.put_nowait)
-        late = away.connect(cast(Agent, agent))
-        while not isinstance(over := await events.get(), JobOver):
-            pass
+        over = await next_of(hosts.connect(away, "i1")[1], JobOver)
         assert over.verdict.exit_code == 0
         assert over.verdict.outcome is Outcome.SUCCEEDED
         assert unheard(3).outcome is Outcome.RENDEZVOUS_FAILED
-        for one in (link, late):
-            await one.close()
-        for host in hosts:
-            if host is not leads:
-                await host.stop(wait=False)
+        await hosts.close(*(host for host in hosts.all if host is not leads))
 
     run(test)
 
@@ -223,30 +246,13 @@ def test_a_host_that_leads_tells_its_own_agent_that_comes_after_the_end(port: in
     """Its master lets such a node wait for the next master, and it ends with the agent."""
 
     async def test() -> None:
-        endpoints = tuple(Endpoint(f"127.0.0.{n}", port) for n in (1, 2, 3))
-        options = RendezvousOptions(job_id="j", endpoint=endpoints[0], endpoints=endpoints)
-        hosts = [Hosting(options, lambda _: None) for _ in endpoints]
-        for host in hosts:
-            await host.start()
-        heard, events = asyncio.Queue[LinkEvent](), asyncio.Queue[Any]()
-        agent = SimpleNamespace(attend=lambda: first_word("i0"), post=heard.put_nowait)
-        link = hosts[0].connect(cast(Agent, agent))
-        await next_of(heard, Start)
-        leads = next(host for host in hosts if host.master is not None)
-        link.send(Done(0))
-        verdict = await next_of(heard, Verdict)
-        link.send(Heard())
+        hosts = ThreeHosts(port)
+        leads, verdict = await hosts.run_job()
         assert leads.master is not None
         await leads.master.finished()
-        agent = SimpleNamespace(attend=lambda: first_word("i1"), post=events.put_nowait)
-        late = leads.connect(cast(Agent, agent))
-        while not isinstance(over := await events.get(), JobOver):
-            pass
+        over = await next_of(hosts.connect(leads, "i1")[1], JobOver)
         assert over.verdict == verdict
-        for one in (link, late):
-            await one.close()
-        for host in hosts:
-            await host.stop(wait=False)
+        await hosts.close(*hosts.all)
 
     run(test)
 
