@@ -14,9 +14,11 @@ import pytest
 import torch
 from ft_run.launcher.saver.order import Order, Share, Written
 from ft_run.launcher.saver.writing import write
-from ft_run.training.snapshot_file import SnapshotFile
+from ft_run.training.snapshot_file import SnapshotFile, _Slice
 from ft_run.training.state import flatten
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
 
 # Writes one checkpoint after the other, each in a process that dies before the n-th call that
 # changes the folder, for each n; says what is to be seen after each death.
@@ -137,6 +139,32 @@ def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
         assert zipfile.ZipFile(BytesIO(container)).testzip() is None
         (tmp_path / "one.zip").write_bytes(container)
         subprocess.run(["unzip", "-qt", tmp_path / "one.zip"], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_tensor_whose_size_needs_more_than_32_bits(tmp_path: Path) -> None:
+    """So does the place of all that follows it. Takes 14 GB of memory."""
+    large = torch.zeros(2**32 + 12345, dtype=torch.uint8)
+    tensors = {"before": torch.zeros(3), "large": large, "later": torch.zeros(5)}
+    snapshot = Snapshot({"model": tensors})
+    for number, tensor in enumerate(tensors.values()):
+        tensor.fill_(number + 7)
+    large[-9:] = torch.arange(9)
+    values = snapshot.file.values_of(flatten({"model": tensors}))
+    assert values is not None
+    assert snapshot.file.write(values) is None
+    assert not snapshot.save(tmp_path, 1).words
+    items = snapshot.file.items
+    snapshot.file.clear()
+    os.close(snapshot.fd)
+    with open(tmp_path / "step-00000001/__0_0.distcp", "rb") as file:
+        for item in items:
+            with zipfile.ZipFile(_Slice(file, item.start, item.length)) as container:
+                assert container.testzip() is None
+    found = {"model": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}}
+    load(found, storage_reader=FileSystemReader(tmp_path / "step-00000001"), no_dist=True)
+    assert all(torch.equal(found["model"][name], tensor) for name, tensor in tensors.items())
 
 
 def test_nothing_gets_its_name_before_it_is_durable(
