@@ -59,27 +59,34 @@ def steps(node: "Command", life: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_state_is_lost_with_a_host(ft: "Launcher", network: "Network") -> None:
-    """With one replica, and a spare in the place of the host: one step at most is done again."""
+@pytest.mark.parametrize("lost", [1, 2])
+def test_no_state_is_lost_with_hosts(ft: "Launcher", network: "Network", lost: int) -> None:
+    """With as many replicas, and spares in their place: one step at most is done again."""
     script, total = ft.script(SCRIPT, "train.py"), 60
-    alone = ft.start("--standalone", "--nproc-per-node", 2, script, ft.folder / "alone", total)
+    alone = ft.start("--standalone", "--nproc-per-node", lost + 1, script, ft.folder / "o", total)
     undisturbed = digests(alone)
     assert len(undisturbed) == 1
-    hosts = {name: network.add(name) for name in "abc"}
-    job = ("--nnodes", 2, "--rdzv-endpoint", "a:29400", "--rdzv-id", ft.mark)
+    names = "abcde"[: 2 * lost + 1]
+    members, spares = names[: lost + 1], names[lost + 1 :]
+    hosts = {name: network.add(name) for name in names}
+    job = ("--nnodes", len(members), "--rdzv-endpoint", "a:29400", "--rdzv-id", ft.mark)
     folder: Path = ft.folder / "job"
-    more = ("--max-restarts", 3, "--snapshot-replicas", 1, script, folder, total)
-    nodes = {name: ft.start(*job, *more, host=hosts[name]) for name in "ab"}
+    more = ("--max-restarts", 3, "--snapshot-replicas", lost, script, folder, total)
+    nodes = {name: ft.start(*job, *more, host=hosts[name]) for name in members}
     nodes["b"].expect(r"life 0 rank \d step 0")
-    nodes["c"] = ft.start(*job, *more, host=hosts["c"])
-    nodes["c"].expect("this node is a spare")
+    for name in spares:
+        nodes[name] = ft.start(*job, *more, host=hosts[name])
+        nodes[name].expect("this node is a spare")
     nodes["b"].expect(r"life 0 rank \d step 1\d")
-    hosts["b"].cut()
-    hosts["b"].kill()
-    nodes["b"].wait()
-    assert digests(nodes["a"], nodes["c"]) == undisturbed
-    done, again = max(steps(nodes["a"], 0)), min(steps(nodes["a"], 1))
+    for name in members[1:]:
+        hosts[name].cut()
+    for name in members[1:]:
+        hosts[name].kill()
+        nodes[name].wait()
+    assert digests(nodes["a"], *(nodes[name] for name in spares)) == undisturbed
+    last = max(life for life in range(4) if steps(nodes["a"], life))
+    done, again = max(steps(nodes["a"], 0)), min(steps(nodes["a"], last))
     print(json.dumps({"done": done, "resumed_at": again, "lost": done + 1 - again}))
-    assert again == min(steps(nodes["c"], 1))
+    assert {min(steps(nodes[name], last)) for name in spares} == {again}
     assert done + 1 - again <= 1
     assert not (folder / "checkpoints").exists()  # it came from memory
