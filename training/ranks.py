@@ -38,6 +38,13 @@ class Ranks:
         """Return the greatest of each number that the ranks have."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
+    def gather(self, *numbers: int) -> list[list[int]]:
+        """Return the numbers of each rank; all give as many. Objects would be pickled."""
+        table = torch.tensor([numbers] * self.size, dtype=torch.int64)
+        if self.group is not None:
+            dist.all_gather(list(table), table[self.rank].clone(), group=self.group)
+        return [[int(number) for number in row] for row in table]
+
     def all_say(self, is_true: bool) -> bool:
         """Return whether something is true on all ranks."""
         return bool(self.least(int(is_true))[0])

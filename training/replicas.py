@@ -5,6 +5,7 @@ makes replicas rarer, and nothing waits for it. It goes over
 gloo, in the background, beside what the training sends.
 """
 
+import hashlib
 import os
 import socket
 import threading
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from .ranks import Ranks
 from .snapshot_file import SnapshotFile
+from .snapshot_page import BUFFERS
 from .snapshots import Snapshots
 
 IDLE, BUSY, FAILED = range(3)
@@ -144,8 +146,8 @@ class Replicas:
     def _find_distances(self, count: int) -> list[int]:
         """Return how far away, in ranks, the others are: on other hosts if that can be."""
         size = self._ranks.size
-        hosts: list[Any] = [None] * size
-        dist.all_gather_object(hosts, socket.gethostname(), group=self._group)
+        name = hashlib.sha256(socket.gethostname().encode()).digest()
+        hosts = self._ranks.gather(int.from_bytes(name[:8], "little", signed=True))
         (local,) = self._ranks.most(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         steps = [distance for distance in range(local, size, local) if distance % size]
 
@@ -205,12 +207,13 @@ def fetch(
         This rank's share; None, on all ranks: there is one that nothing here has.
     """
     places = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
-    there: list[Any] = [None] * ranks.size
-    dist.all_gather_object(there, sorted(places), group=ranks.group)
+    # Of each buffer, whose share it has.
+    room = BUFFERS * (len(of_others) + 1)
+    there = ranks.gather(*sorted(places), *[-1] * (room - len(places)))
     holders: dict[int, int] = {}
     for holder, shares in enumerate(there):
         for share in shares:
-            if share == holder or share not in holders:
+            if share >= 0 and (share == holder or share not in holders):
                 holders[share] = holder
     if holders.keys() != set(range(ranks.size)):
         return None
