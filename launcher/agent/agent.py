@@ -71,7 +71,6 @@ from .worker_group import WorkerGroupState
 _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
 
-
 _OfLeaving = Drain | MayLeave | GoneSoon | TimeToLeave | Signalled | FarewellOver
 _Event = LinkEvent | SpawnerEvent | TimeOver | FenceTick | JobOver | _OfLeaving
 
@@ -109,10 +108,7 @@ class Agent:
         self._event_log = EventLog(options, identity.host, program, parts.display.line)
         self._claim = OwnClaim()
         self._end = NodeEnd(options)
-        self._departure = Departure(
-            *(options.shutdown_timeout_s, self._send, self.post, self._event),
-            saves=options.save_at_breakpoint,
-        )
+        self._departure = Departure(options, self._send, self.post, self._event)
         self._farewell = Farewell(
             self._end, parts, self._departure, self._is_missed, self._send, self.post
         )
@@ -125,9 +121,7 @@ class Agent:
             lambda at: self._departure.are_ready(at.round),
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
-        self._workers = Supervisor(
-            self._node, parts, post=self.post, listener=self._reports, event_log=self._event_log
-        )
+        self._workers = Supervisor(self._node, parts, self.post, self._reports, self._event_log)
         self._checks = CheckSession(
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )

@@ -77,7 +77,6 @@ class Supervisor:
         self,
         node: NodeSpec,
         parts: NodeParts,
-        *,
         post: Callable[[TimeOver], None],
         listener: Listener,
         event_log: EventLog,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ... import events as ev
 from ...rendezvous.protocol.drain_messages import Drain, Drained, Notice
+from ..options import LaunchOptions
 from .gone_soon import GoneSoon
 from .pages import NoticePage
 
@@ -26,25 +27,23 @@ class Departure:
 
     def __init__(
         self,
-        shutdown_timeout_s: float,
+        options: LaunchOptions,
         send: Callable[[Notice | Drained], None],
         post: Callable[[GoneSoon | TimeToLeave], None],
         tell: Callable[[ev.Event], None],
-        *,
-        saves: bool = True,
     ) -> None:
         """Begin with none.
 
         Args:
-            shutdown_timeout_s: what the workers have to end after SIGTERM.
+            options: how long workers have to end after SIGTERM, and whether what would be lost with
+                a node is to be written to storage.
             send: sends a message to the master.
             post: queues an event for the agent.
             tell: tells the user.
-            saves: what would be lost with a node is to be written to storage.
         """
-        self._shutdown_timeout_s = shutdown_timeout_s
+        self._shutdown_timeout_s = options.shutdown_timeout_s
         self._send, self._post, self._tell = send, post, tell
-        self._page = NoticePage(self._drained, saves=saves)
+        self._page = NoticePage(self._drained, saves=options.save_at_breakpoint)
         self._timer: asyncio.TimerHandle | None = None
         self._watching: asyncio.Task[None] | None = None
         self._order: Drain | None = None

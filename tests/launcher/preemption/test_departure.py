@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ft_run import events as ev
+from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.preemption.departure import Departure, TimeToLeave
 from ft_run.launcher.preemption.gone_soon import GoneSoon
 from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, Notice
@@ -74,9 +75,14 @@ class Node:
         self.sent: list[Notice | Drained] = []
         self.posted: asyncio.Queue[GoneSoon | TimeToLeave] = asyncio.Queue()
         self.told: list[ev.Event] = []
+        options = LaunchOptions(
+            "",
+            RendezvousOptions("job"),
+            shutdown_timeout_s=shutdown_timeout_s,
+            save_at_breakpoint=saves,
+        )
         self.departure = Departure(
-            *(shutdown_timeout_s, self.sent.append, self.posted.put_nowait, self.told.append),
-            saves=saves,
+            options, self.sent.append, self.posted.put_nowait, self.told.append
         )
         self.departure.listen(asyncio.get_running_loop())
         self.departure.begin()
