@@ -40,6 +40,8 @@ _TERM_DIGITS = 19
 class Succession(Office):
     """See the module's text. Everything runs on one event loop."""
 
+    has_rivals = True
+
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
@@ -145,14 +147,14 @@ class Succession(Office):
             return False
         return True
 
-    def formed(self, number: int) -> None:
-        """Tell the other hosts of a new round."""
-        self._ask(self._elector.formed(number, _now()))
+    def tell(self, newest: tuple[int, int]) -> None:
+        """Tell the other hosts of the newest round."""
+        self._ask(self._elector.tell(newest, _now()))
 
-    def has_told(self, number: int) -> bool:
+    def has_told(self, formed: tuple[int, int]) -> bool:
         """Return whether a majority knows of the round; a verdict needs no lease."""
         has_ended = self.master is not None and self.master.group.verdict is not None
-        return has_ended or self._elector.told_round == number
+        return has_ended or self._elector.told >= formed
 
     # --- by itself ---------------------------------------------------------------------------
 
