@@ -48,9 +48,6 @@ STEPS_S = 1.0
 class Office:
     """By what a master leads: this one is the only master there is."""
 
-    has_rivals = False
-    """Other hosts may lead."""
-
     def holds(self) -> bool:
         """Return whether its lease still runs; if not, the master is closed."""
         return True
@@ -130,7 +127,7 @@ class Master:
         elif link in self._streams:
             if isinstance(message, Attend):
                 self._names[link] = f"node {message.node.node_id} at {message.node.address}"
-                if self._office.has_rivals and self._office.holds():
+                if self._office is not ALONE and self._office.holds():
                     self._say(link, Challenge())  # the node learns that it was heard
             self._handle(Received(link, message))
 

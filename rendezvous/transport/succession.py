@@ -40,8 +40,6 @@ _TERM_DIGITS = 19
 class Succession(Office):
     """See the module's text. Everything runs on one event loop."""
 
-    has_rivals = True
-
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
@@ -71,7 +69,6 @@ class Succession(Office):
         self.master: Master | None = None
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit status of the job, when the host that led has said that it is over."""
-        self._term = 0
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -107,8 +104,8 @@ class Succession(Office):
         if seen.isdecimal() and len(seen) <= _TERM_DIGITS:
             self._ask(self._elector.saw(int(seen), _now()))
             self._turn()
-        if self.leading() is not None:
-            return {TERM_KEY: str(self._term)}
+        if (master := self.leading()) is not None:
+            return {TERM_KEY: str(master.group.settings.term)}
         place, term = self.leader() or (NO_HOST, 0)
         return {TERM_KEY: str(term), LED_BY_KEY: str(place)}
 
@@ -141,7 +138,8 @@ class Succession(Office):
         master = self.master
         if master is None:
             return False
-        leads = self._elector.leads(_now()) and self._elector.term == self._term
+        term = master.group.settings.term
+        leads = self._elector.leads(_now()) and self._elector.term == term
         if not leads and master.group.verdict is None:
             self._step_down()
             return False
@@ -198,16 +196,15 @@ class Succession(Office):
         if not self._elector.leads(_now()) or self._has_ended:
             return
         if self.master is None:
-            self._term = self._elector.term
             settings = replace(
                 self._settings,
-                term=self._term,
+                term=self._elector.term,
                 known=self._elector.known,
                 starts_from=time.monotonic() + self._times.wait_s,
                 takeover_grace_s=self._times.takeover_grace_s,
             )
             self.master = self._new_master(settings, self)
-            self._led(self._term)
+            self._led(settings.term)
         if self._elector.is_first and self.master.group.is_waiting:
             self.master.end_wait()
         self.master.release()
