@@ -822,7 +822,7 @@ class StatusReply(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., world_nodes: _Optional[int] = ..., uptime_s: _Optional[float] = ..., round_uptime_s: _Optional[float] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., version: _Optional[str] = ..., last_stop: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class LeaseAsk(_message.Message):
-    __slots__ = ("step", "host", "process", "number", "term", "lease_ms", "round", "exit_code")
+    __slots__ = ("step", "host", "process", "number", "term", "lease_ms", "round", "exit_code", "round_term")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -831,6 +831,7 @@ class LeaseAsk(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TERM_FIELD_NUMBER: _ClassVar[int]
     step: LeaseStep
     host: int
     process: str
@@ -839,7 +840,8 @@ class LeaseAsk(_message.Message):
     lease_ms: int
     round: int
     exit_code: int
-    def __init__(self, step: _Optional[_Union[LeaseStep, str]] = ..., host: _Optional[int] = ..., process: _Optional[str] = ..., number: _Optional[int] = ..., term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., round: _Optional[int] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    round_term: int
+    def __init__(self, step: _Optional[_Union[LeaseStep, str]] = ..., host: _Optional[int] = ..., process: _Optional[str] = ..., number: _Optional[int] = ..., term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., round: _Optional[int] = ..., exit_code: _Optional[int] = ..., round_term: _Optional[int] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
     __slots__ = ("accepted", "highest", "knows_earlier", "round_term", "round")

@@ -80,6 +80,30 @@ LEASE_BREAKS = (
         "if False else None",
     ),
     (
+        "what is told of a round is kept",
+        "lease/acceptor",
+        "self.formed = max(self.formed, (ask.round_term, ask.round))",
+        "pass",
+    ),
+    (
+        "other hosts know of a round before it begins",
+        "group/formation",
+        "self._state.newest = self._state.term, self._state.round",
+        "pass",
+    ),
+    (
+        "other hosts hear of the next round when one is stopped",
+        "group/rounds",
+        "self._state.newest = self._state.settings.term, self._state.round + 1",
+        "pass",
+    ),
+    (
+        "a round that was taken over stays that of its leader",
+        "group/rounds",
+        "state.newest = taken.term, taken.round",
+        "state.newest = state.settings.term, taken.round",
+    ),
+    (
         "only the first leader of a job does not wait",
         "lease/elector",
         "return term == self.term and len(hosts) == self._hosts",
@@ -192,6 +216,12 @@ LEASE_BREAKS = (
         "lease/search",
         "self.target, self._led = (self.target + 1) % self._hosts, 0",
         "self._led = 0",
+    ),
+    (
+        "a host that does not lead as it was said to is not gone back to",
+        "lease/search",
+        "self.failed()  # also where",
+        "self._next()  # also where",
     ),
     (
         "a leader that cannot be reached is not asked for again at once",

@@ -606,8 +606,14 @@ BREAKS = (
     Break(
         "a stranger does not drive the numbers of rounds up",
         "group/formation",
-        "min(max(seen, highest), highest + _ROUNDS_AHEAD_MAX)",
+        "min(max(seen, highest), self._state.round + _ROUNDS_AHEAD_MAX)",
         "max(seen, highest)",
+    ),
+    Break(
+        "other hosts that may lead do not drive the numbers of rounds up",
+        "group/formation",
+        "self._state.round + _ROUNDS_AHEAD_MAX",
+        "highest + _ROUNDS_AHEAD_MAX",
     ),
     Break(
         "the unit is kept",

@@ -77,6 +77,7 @@ class Formation:
         self._state.round = self._state.highest = self._next_round(members)
         self._state.formed_by = self._state.master_id
         self._state.term = self._state.settings.term
+        self._state.newest = self._state.term, self._state.round
         world = form(self._state.round, members)
         resumed = resumption(world, [member.offer.snapshots for member in members], line)
         self._state.world_nodes = size
@@ -107,13 +108,13 @@ class Formation:
     def _next_round(self, members: list[Candidate]) -> int:
         """Return a number that no member has seen: a node ignores what is not above its last.
 
-        What a node of another master says of that moves the number only where it is a member, and
-        not far.
+        What a node of another master says of that moves the number only where it is a member.
+        Neither that nor what other hosts say moves it far.
         """
         highest = max(self._state.round, self._state.highest)
         nodes = [self._roster.get(member.spec.node_id) for member in members]
         seen = max((node.last_round for node in nodes if node is not None), default=-1)
-        return min(max(seen, highest), highest + _ROUNDS_AHEAD_MAX) + 1
+        return min(max(seen, highest), self._state.round + _ROUNDS_AHEAD_MAX) + 1
 
     def _start(
         self, world: World, reason: str, cause: Failure | None, resumed: Resumption | None

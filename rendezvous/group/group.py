@@ -18,6 +18,7 @@ from ..policy.drain import Draining
 from ..protocol import notes
 from ..protocol.check_messages import CheckResult
 from ..protocol.drain_messages import Drain, Drained, MayLeave, Notice
+from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import (
     Attend,
     Challenge,
@@ -93,6 +94,19 @@ class Group:
     def round(self) -> int:
         """The present or last round; -1 before the first."""
         return self.state.round
+
+    @property
+    def formed(self) -> tuple[int, int]:
+        """Term and number of the present or last round."""
+        return (self.state.term, self.state.round) if self.state.round >= 0 else NO_ROUND
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Term and number of the round, or of the next one from the moment at which it is stopped.
+
+        Before it begins, other hosts that may lead must know of it.
+        """
+        return self.state.newest
 
     @property
     def formed_by(self) -> str:

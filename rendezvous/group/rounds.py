@@ -182,6 +182,7 @@ class Rounds:
         """End the round on every member: the lockstep stop."""
         assert self._state.phase is GroupPhase.RUNNING
         self._state.phase = GroupPhase.STOPPING
+        self._state.newest = self._state.settings.term, self._state.round + 1
         self.postmortem.begin(reason, counted=counted, preempted=departure)
         self._ran_s = None if self._formed_at is None else self._state.now - self._formed_at
         self.rescale_at = None
@@ -241,6 +242,7 @@ class Rounds:
         state, self.takeover = self._state, None
         state.formed_before, state.phase = True, GroupPhase.RUNNING
         state.round, state.formed_by, state.term = taken.round, taken.formed_by, taken.term
+        state.newest = taken.term, taken.round
         if taken.finding is TakeoverState.COMPLETE:
             state.starts_from = -math.inf  # its workers are all that there are
         state.world_nodes = taken.nodes

@@ -3,6 +3,7 @@
 import enum
 
 from ..policy.decision import Aftermath
+from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
 from .roster import Node, Roster
@@ -46,6 +47,9 @@ class JobState:
         self.round = -1
         self.term = settings.term
         """Of the leader that formed ``round``."""
+        self.newest = NO_ROUND
+        """Term and number of what other hosts must know of: the round, and the next one already
+        when it is being stopped, so that its start waits for nothing."""
         self.starts_from = settings.starts_from
         """No worker is started earlier; ``Rounds`` ends this when it finds a round whole."""
         self.formed_by = ""

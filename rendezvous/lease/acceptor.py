@@ -8,7 +8,7 @@ off from the leader disturbs nothing.
 
 import math
 
-from ..protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
+from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 
 _JUMP_MAX = 1_000_000
 """A number that is asked with may be so far above what this host knows: one message, which any
@@ -40,8 +40,8 @@ class Acceptor:
         """When the lease that was accepted last ends here."""
         self._first_term = 0
         """Of the first lease that this process has known of; 0: none."""
-        self.formed = (0, -1)
-        """Term and number of the newest round that a leader has told of before it began."""
+        self.formed = NO_ROUND
+        """Term and number of the newest round that a leader has told of: it may have begun."""
 
     def leader(self, now: float) -> tuple[int, int] | None:
         """Return host and term of the lease that runs here."""
@@ -61,7 +61,7 @@ class Acceptor:
         """Answer a proposer."""
         knows_earlier = bool(ask.term) and 0 < self._first_term < ask.term
         is_taken = False
-        if self.believes(ask.number) and ask.round <= self.formed[1] + _JUMP_MAX:
+        if self.believes(ask.number):
             self.learn(ask.number)
             is_taken = self._take(ask, now)
         return LeaseAnswer(is_taken, self.highest, knows_earlier, *self.formed)
@@ -88,7 +88,6 @@ class Acceptor:
         self._process, self._number = ask.process, ask.number
         self._host, self._term = ask.host, ask.term
         self.until = now + self._lease_s
-        if ask.round >= 0:
-            self.formed = max(self.formed, (ask.term, ask.round))
+        self.formed = max(self.formed, (ask.round_term, ask.round))
         self.learn(ask.number, ask.term)
         return True

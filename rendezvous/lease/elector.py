@@ -5,14 +5,15 @@ number with which a lease was won. It stays while the lease is renewed, also whe
 a higher number, because another host has asked for the lease meanwhile.
 
 The lease carries the newest round. No worker of a round is started before a majority knows of it,
-so that the next leader never takes an older one for the newest.
+so that the next leader never takes an older one for the newest. It is told when the round before is
+being stopped; earlier, the next leader could not tell whether it has begun.
 """
 
 import math
 from collections.abc import Callable
 
 from ...values import dataclass, field, replace
-from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
+from ..protocol.lease_messages import NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 from .acceptor import Acceptor
 from .times import LeaseTimes
 
@@ -63,10 +64,10 @@ class Elector:
         self._next_at = self.acceptor.takes_part_at + own * self._pause_s() / hosts
         self._vouched: tuple[int, set[int]] = (0, set())
         """A term, and the hosts that know of no lease before it."""
-        self._round = self.told_round = -1
-        """The newest round of this leader, and the newest that a majority knows of."""
-        self.known = (0, -1)
-        """Term and number of the newest round of an earlier leader, when this one was elected."""
+        self._newest = self.told = NO_ROUND
+        """Term and number of the newest round, and of the newest that a majority knows of."""
+        self.known = NO_ROUND
+        """The newest round of an earlier leader, when this one was elected."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -119,9 +120,9 @@ class Elector:
         self.acceptor.learn(term, term)
         return self.give_back(now) if self.leads(now) and term > self.term else None
 
-    def formed(self, number: int, now: float) -> LeaseAsk | None:
-        """This leader has formed a round: a majority has to know; return what is to be asked."""
-        self._round, self._next_at = number, now
+    def tell(self, newest: tuple[int, int], now: float) -> LeaseAsk | None:
+        """A majority has to know of a round, by term and number; return what is to be asked."""
+        self._newest, self._next_at = newest, now
         return self.due(now)
 
     def give_back(self, now: float, exit_code: int | None = None) -> LeaseAsk | None:
@@ -189,8 +190,8 @@ class Elector:
         is_held = self._held_until > -math.inf
         term = self.term if is_held else number
         lease_ms = round(self._times.lease_s * 1000)
-        round_number = self._round if is_held else -1
-        return LeaseAsk(step, self._own, self._process, number, term, lease_ms, round_number)
+        newest = self._newest if is_held else NO_ROUND
+        return LeaseAsk(step, self._own, self._process, number, term, lease_ms, *newest)
 
     def _next_number(self) -> int:
         """Return a number above all that were seen, which no other host uses."""
@@ -230,13 +231,13 @@ class Elector:
         self._held_until = attempt.since + self._times.held_s
         self._next_at = attempt.since + self._times.renew_s
         self._attempt = None
-        self.told_round = attempt.ask.round
-        return self.formed(self._round, now) if self.told_round != self._round else None
+        self.told = attempt.ask.round_term, attempt.ask.round
+        return self.tell(self._newest, now) if self.told != self._newest else None
 
     def _lose(self, now: float) -> None:
         self._held_until = -math.inf
         self._attempt, self._is_outbid = None, False
-        self._round = self.told_round = -1
+        self._newest = self.told = NO_ROUND
         self._next_at = now + self._pause_s()
 
     def _pause_s(self) -> float:

@@ -35,7 +35,7 @@ class Search:
         if is_known and (host, term) != self._failed:
             self.target, self._led = host, term
         else:
-            self._next()
+            self.failed()  # also where a host has said that it leads: that is not so, or not yet
 
     def failed(self) -> None:
         """The target could not be reached, or its stream has ended."""

@@ -123,6 +123,7 @@ def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
         _number("number", message.number, 0, BALLOT_MAX)
         _number("term", message.term, 0, message.number)
         _number("lease_ms", message.lease_ms)
+        _number("round_term", message.round_term, 0, message.term)
         _number("exit_code", message.exit_code, -EXIT_CODE_MAX, EXIT_CODE_MAX)
     else:
         _number("highest", message.highest, 0, BALLOT_MAX)

@@ -6,6 +6,8 @@ from ...values import dataclass
 
 NO_HOST = -1
 """Stands for a host where there is none: nothing leads."""
+NO_ROUND = (0, -1)
+"""Stands for term and number of a round where there is none."""
 
 
 class LeaseStep(enum.Enum):
@@ -41,8 +43,9 @@ class LeaseAsk:
     """The number with which the lease was won; it stays while the lease is renewed."""
     lease_ms: int
     """How long an acceptor keeps to it, by its own clock."""
+    round_term: int = 0
+    """With ``round``: the newest round that there is, or that may be next."""
     round: int = -1
-    """The newest round that this leader has formed or taken over."""
     exit_code: int = 0
     """Of the job, with ``END``."""
 

@@ -330,7 +330,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """Another process claims to be you; answer if you are there."""
+    """Answer if you are there.
+
+    Another process claims to be you, the others are silent, or this is the first word of one of
+    several hosts that may lead.
+    """
 
 
 class Outcome(enum.Enum):

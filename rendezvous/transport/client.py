@@ -193,8 +193,8 @@ class GrpcLink:
             except _ElsewhereError:
                 self._outbox = None
                 raise
-            self._on_event(LinkUp(again=self._was_up))
-            self._was_up = True
+            if not self._has_rivals:
+                self._up()
             writer = asyncio.create_task(self._write(call, outbox))
             try:
                 return await self._read(call)
@@ -222,10 +222,16 @@ class GrpcLink:
         except asyncio.InvalidStateError:  # the stream has ended since the master's first word
             raise _rpc_error(await call.code(), await call.details()) from None
 
+    def _up(self) -> None:
+        self._on_event(LinkUp(again=self._was_up))
+        self._was_up = True
+
     async def _read(self, call: Any) -> str:
         try:
             async for data in call:
                 message = decode_master(data)
+                if self._has_rivals and not self._has_heard:
+                    self._up()  # not before: a leader that has not heard of this node does not wait
                 self._has_heard = True
                 if isinstance(message, Verdict | Refused | Excluded):
                     self._over = True

@@ -24,7 +24,14 @@ from ..group.events import (
 )
 from ..group.examination import Examiner
 from ..group.group import Group
-from ..protocol.messages import Attend, MasterMessage, NodeMessage, Refused, Verdict
+from ..protocol.messages import (
+    Attend,
+    Challenge,
+    MasterMessage,
+    NodeMessage,
+    Refused,
+    Verdict,
+)
 from ..protocol.notes import MasterNote, NodeRefused
 from ..protocol.stacks import StackReport, Suspicion
 from ..protocol.steps import RankSteps, StepsOrder, StepsReport
@@ -45,11 +52,11 @@ class Office:
         """Return whether its lease still runs; if not, the master is closed."""
         return True
 
-    def formed(self, number: int) -> None:
-        """Tell the other hosts of a new round."""
+    def tell(self, newest: tuple[int, int]) -> None:
+        """Tell the other hosts of the newest round, by term and number."""
 
-    def has_told(self, number: int) -> bool:  # noqa: ARG002 - there is no other host
-        """Return whether a majority of them knows of the round."""
+    def has_told(self, formed: tuple[int, int]) -> bool:  # noqa: ARG002 - there is no other host
+        """Return whether a majority of them knows of a round."""
         return True
 
 
@@ -120,6 +127,8 @@ class Master:
         elif link in self._streams:
             if isinstance(message, Attend):
                 self._names[link] = f"node {message.node.node_id} at {message.node.address}"
+                if self._office is not ALONE and self._office.holds():
+                    self._say(link, Challenge())  # the node learns that it was heard
             self._handle(Received(link, message))
 
     def _own_stacks(self, link: int, report: StackReport) -> StackReport:
@@ -204,7 +213,7 @@ class Master:
 
     def release(self) -> None:
         """Say what was held back, if a majority knows of the round now."""
-        if not self._office.has_told(self.group.round):
+        if not self._office.has_told(self.group.formed):
             return
         held, self._held = self._held, []
         for command in held:
@@ -218,12 +227,13 @@ class Master:
     def _handle(self, event: Event) -> None:
         if not self._office.holds():
             return
-        round_before = self.group.round
+        round_before, newest_before = self.group.round, self.group.newest
         self._held += self.group.handle(event, self._clock())
         if self.group.round != round_before:
             self.round_started_at = self._clock()
-            self._office.formed(self.group.round)
-        self.release()
+        self.release()  # what can be said now goes first
+        if self.group.newest != newest_before:
+            self._office.tell(self.group.newest)
         self._set_timer()
         self._handled.set()
 

@@ -69,7 +69,6 @@ class Succession(Office):
         self.master: Master | None = None
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit status of the job, when the host that led has said that it is over."""
-        self._term = 0
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -105,8 +104,8 @@ class Succession(Office):
         if seen.isdecimal() and len(seen) <= _TERM_DIGITS:
             self._ask(self._elector.saw(int(seen), _now()))
             self._turn()
-        if self.leading() is not None:
-            return {TERM_KEY: str(self._term)}
+        if (master := self.leading()) is not None:
+            return {TERM_KEY: str(master.group.settings.term)}
         place, term = self.leader() or (NO_HOST, 0)
         return {TERM_KEY: str(term), LED_BY_KEY: str(place)}
 
@@ -139,20 +138,21 @@ class Succession(Office):
         master = self.master
         if master is None:
             return False
-        leads = self._elector.leads(_now()) and self._elector.term == self._term
+        term = master.group.settings.term
+        leads = self._elector.leads(_now()) and self._elector.term == term
         if not leads and master.group.verdict is None:
             self._step_down()
             return False
         return True
 
-    def formed(self, number: int) -> None:
-        """Tell the other hosts of a new round."""
-        self._ask(self._elector.formed(number, _now()))
+    def tell(self, newest: tuple[int, int]) -> None:
+        """Tell the other hosts of the newest round."""
+        self._ask(self._elector.tell(newest, _now()))
 
-    def has_told(self, number: int) -> bool:
+    def has_told(self, formed: tuple[int, int]) -> bool:
         """Return whether a majority knows of the round; a verdict needs no lease."""
         has_ended = self.master is not None and self.master.group.verdict is not None
-        return has_ended or self._elector.told_round == number
+        return has_ended or self._elector.told >= formed
 
     # --- by itself ---------------------------------------------------------------------------
 
@@ -196,16 +196,15 @@ class Succession(Office):
         if not self._elector.leads(_now()) or self._has_ended:
             return
         if self.master is None:
-            self._term = self._elector.term
             settings = replace(
                 self._settings,
-                term=self._term,
+                term=self._elector.term,
                 known=self._elector.known,
                 starts_from=time.monotonic() + self._times.wait_s,
                 takeover_grace_s=self._times.takeover_grace_s,
             )
             self.master = self._new_master(settings, self)
-            self._led(self._term)
+            self._led(settings.term)
         if self._elector.is_first and self.master.group.is_waiting:
             self.master.end_wait()
         self.master.release()

@@ -34,7 +34,7 @@ from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol import bounds, notes
 from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
-from ft_run.rendezvous.protocol.messages import JobSpec, NodeSpec, Start, Stop
+from ft_run.rendezvous.protocol.messages import Attend, Challenge, JobSpec, NodeSpec, Start, Stop
 from ft_run.tests.harness.invariants import InvariantError
 from ft_run.tests.harness.simulated_agent import BROKEN, Agent, Stream
 
@@ -74,6 +74,8 @@ class Link:
     is_open: dict[bool, bool] = field(default_factory=lambda: {True: True, False: True})
     """By end; True: the leader's."""
     is_moving: set[bool] = field(default_factory=set)
+    is_heard: bool = False
+    """The leader has said something: it knows of the node."""
 
 
 class Process:
@@ -467,7 +469,6 @@ class World:
         process.is_connecting = False
 
     def _attend(self, process: Process, leader: Process) -> None:
-        process.fence.found(process.clock())
         stream = process.agent.attend(self.number())
         process.link = link = Link(stream, process, leader)
         leader.links[stream.number] = link
@@ -572,6 +573,8 @@ class World:
             assert leader.elector is not None
             self._take_office(leader, leader.elector)
             if leader.group is not None:
+                if isinstance(message, Attend):
+                    link.stream.send_down(Challenge())  # as ``Master`` does
                 link.node.under = max(link.node.under, leader.group.state.settings.term)
                 self._handle(leader, Received(link.stream.number, message))
 
@@ -581,6 +584,9 @@ class World:
         if message is BROKEN:
             self._lost(link)
             return
+        if not link.is_heard:
+            link.is_heard = True
+            node.fence.found(node.clock())
         if isinstance(message, Start | Stop):
             node.withheld = None
         if isinstance(message, Start) and node.fence.is_down(node.clock()):
@@ -595,20 +601,20 @@ class World:
         group, elector = leader.group, leader.elector
         assert group is not None
         assert elector is not None
-        before = group.round
+        before = group.newest
         commands = group.handle(event, leader.clock())
         for command in commands:
             if isinstance(command, Note):
                 self._noted(leader, command.note)
             elif isinstance(command, Send | Close):
                 leader.held.append(command)
-        if group.round != before:
-            self._ask(leader, elector.formed(group.round, leader.clock()))
         self._say_what_is_held(leader)
+        if group.newest != before:
+            self._ask(leader, elector.tell(group.newest, leader.clock()))
 
     def _say_what_is_held(self, leader: Process) -> None:
         group, elector = leader.group, leader.elector
-        if group is None or elector is None or elector.told_round != group.round:
+        if group is None or elector is None or elector.told < group.formed:
             return
         held, leader.held = leader.held, []
         for command in held:

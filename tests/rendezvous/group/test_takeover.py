@@ -5,6 +5,7 @@ import sys
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.lease_messages import NO_ROUND
 from ft_run.rendezvous.protocol.messages import (
     ClaimState,
     Done,
@@ -33,6 +34,26 @@ def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
     scene.done("a", "b")
     verdict = scene.last("a", Verdict)
     assert (verdict.outcome, verdict.restarts, verdict.rounds) == (Outcome.SUCCEEDED, 2, 5)
+
+
+def test_other_hosts_hear_of_the_next_round_when_one_is_stopped():
+    scene = Scene(2, term=7)
+    heard = [scene.group.newest]
+    scene.attend("a", claim=claim_of(4, 0, term=3))
+    scene.attend("b", claim=claim_of(4, 1, term=3))
+    heard.append(scene.group.newest)
+    scene.say("a", Failed(4, worker_failure(0)))
+    heard.append(scene.group.newest)
+    scene.stopped("a", "b")
+    assert scene.group.formed == scene.group.newest == (7, 5)
+    assert heard == [NO_ROUND, (3, 4), (7, 5)]
+
+
+@pytest.mark.parametrize("known", [3, sys.maxsize])
+def test_what_other_hosts_know_moves_the_number_of_a_round_but_not_far(known: int) -> None:
+    scene = Scene(1, known=(5, known), term=7)
+    scene.attend("a")
+    assert scene.group.round == min(known + 1, 10_000)
 
 
 def test_numbers_restarts_and_ranks_go_on():

@@ -9,7 +9,7 @@ from ft_run.rendezvous.lease.fence import Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol.bounds import BALLOT_MAX, COUNT_MAX
-from ft_run.rendezvous.protocol.lease_messages import LeaseAnswer, LeaseAsk, LeaseStep
+from ft_run.rendezvous.protocol.lease_messages import NO_ROUND, LeaseAnswer, LeaseAsk, LeaseStep
 
 TIMES = LeaseTimes(lease_s=3.0, fence_s=6.0, silence_s=4.0)
 
@@ -271,8 +271,9 @@ def test_a_host_that_knows_of_nothing_learns_how_far_the_numbers_are() -> None:
     (first,) = hosts.leaders()
     elector = hosts.electors[first]
     assert elector.term > 19_000_000
-    hosts.say(first, elector.formed(elector.known[1] + 1, hosts.now))
-    assert elector.told_round == 3_000_001
+    newest = elector.term, elector.known[1] + 1
+    hosts.say(first, elector.tell(newest, hosts.now))
+    assert elector.told == newest == (elector.term, 3_000_001)
 
 
 def test_what_has_accepted_nothing_is_not_told_that_the_job_is_over() -> None:
@@ -285,14 +286,22 @@ def test_a_round_is_told_before_it_begins() -> None:
     hosts.run(6)
     (first,) = hosts.leaders()
     elector = hosts.electors[first]
-    ask = elector.formed(4, hosts.now)
-    assert elector.told_round == -1
+    ask = elector.tell((elector.term, 4), hosts.now)
+    assert elector.told == NO_ROUND
     hosts.say(first, ask)
-    assert elector.told_round == 4
+    assert elector.told == (elector.term, 4)
     hosts.deaf = {first}
     hosts.run(5)
     (second,) = hosts.leaders()
     assert hosts.electors[second].known == (elector.term, 4)
+
+
+def test_a_round_that_was_taken_over_is_told_as_that_of_its_own_leader() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    hosts.say(first, hosts.electors[first].tell((1, 4), hosts.now))
+    assert {elector.acceptor.formed for elector in hosts.electors} == {(1, 4)}
 
 
 def test_a_host_that_was_cut_off_learns_of_the_newest_round() -> None:
@@ -301,7 +310,7 @@ def test_a_host_that_was_cut_off_learns_of_the_newest_round() -> None:
     (first,) = hosts.leaders()
     second, third = (place for place in range(3) if place != first)
     hosts.deaf = {third}
-    hosts.say(first, hosts.electors[first].formed(4, hosts.now))
+    hosts.say(first, hosts.electors[first].tell((hosts.electors[first].term, 4), hosts.now))
     hosts.deaf = {first}
     hosts.now += 3.5
     hosts.say(third, hosts.electors[third].due(hosts.now))
@@ -327,9 +336,9 @@ def test_a_round_that_no_majority_hears_of_is_not_told() -> None:
     hosts.run(6)
     (first,) = hosts.leaders()
     hosts.deaf = {0, 1, 2}
-    hosts.say(first, hosts.electors[first].formed(4, hosts.now))
+    hosts.say(first, hosts.electors[first].tell((hosts.electors[first].term, 4), hosts.now))
     hosts.run(5)
-    assert hosts.electors[first].told_round == -1
+    assert hosts.electors[first].told == NO_ROUND
 
 
 def test_the_search_goes_where_it_is_sent_and_in_turn() -> None:
@@ -347,6 +356,15 @@ def test_the_search_goes_where_it_is_sent_and_in_turn() -> None:
     assert search.target == 0
     search.led_by(1, 5)  # of a lower term
     assert search.term == 6
+
+
+def test_a_host_that_does_not_lead_as_it_was_said_to_is_not_gone_back_to() -> None:
+    search = Search(3)
+    search.led_by(2, 5)
+    search.led_by(-1, 0)  # it has forgotten what it knew, or was elected but has not heard of it
+    assert search.target == 0
+    search.led_by(2, 5)
+    assert search.target == 1
 
 
 def test_the_fence_counts_from_the_loss() -> None:

@@ -12,6 +12,7 @@ from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
     Attend,
+    Challenge,
     Done,
     Heard,
     JobSpec,
@@ -22,8 +23,9 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.transport.channel_options import MASTER_KEY, SERVICE
+from ft_run.rendezvous.transport.channel_options import MASTER_KEY, SERVICE, TERM_KEY
 from ft_run.rendezvous.transport.client import GrpcLink, in_words, is_foreign
+from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
@@ -211,6 +213,32 @@ def test_connections_that_bring_nothing_do_not_count_as_a_master() -> None:
         node = Node(endpoint, attend, master_timeout_s=0.5)
         lost = await node.next(LinkLost)
         assert lost.sentence.startswith(f"the master at {endpoint} stayed away for 0.5 s")
+        await node.link.close()
+        await server.stop(None)
+
+    run(test)
+
+
+def test_a_leader_among_several_is_found_when_it_has_heard_of_the_node() -> None:
+    """A leader that has not heard of it starts workers without waiting for this node's."""
+    words = iter([(), (encode_master(Challenge()),)])
+
+    async def greet(requests: Any, context: Any) -> None:
+        await context.send_initial_metadata(((MASTER_KEY, "1"), (TERM_KEY, "5")))
+        await anext(aiter(requests))
+        for word in next(words):
+            await context.write(word)
+
+    async def test() -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(greet)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        node = Node(endpoint, attend, listed=[endpoint])
+        ended = LinkDown("the master ended the stream")
+        events = [await node.events.get() for _ in range(4)]
+        assert events == [ended, LinkUp(again=False), Challenge(), ended]
         await node.link.close()
         await server.stop(None)
 

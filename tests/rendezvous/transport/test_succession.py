@@ -9,11 +9,22 @@ import grpc
 import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol.bounds import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep
-from ft_run.rendezvous.protocol.messages import Outcome, Start, Verdict, Waiting
+from ft_run.rendezvous.protocol.messages import (
+    Challenge,
+    Failed,
+    Outcome,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, SERVICE, TERM_KEY
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
@@ -25,6 +36,7 @@ from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.trust.wire import Trust, open_channel
 from ft_run.tests.harness.ports import free_port
+from ft_run.tests.harness.scene import worker_failure
 from ft_run.tests.rendezvous.transport.test_server import attend
 from ft_run.values import replace
 
@@ -78,11 +90,15 @@ class Hosts:
                     return place
             await asyncio.sleep(0.02)
 
-    def link(self, number: int, said: "asyncio.Queue[LinkEvent]") -> GrpcLink:
+    def link(
+        self, number: int, said: "asyncio.Queue[LinkEvent]", max_restarts: int = 0
+    ) -> GrpcLink:
         """Let a node look for its leader."""
+        first = attend(number)
+        first = replace(first, job=replace(first.job, max_restarts=max_restarts))
         return GrpcLink(
             self.endpoints[0],
-            lambda: attend(number),
+            lambda: first,
             said.put_nowait,
             silence_s=5.0,
             connect_timeout_s=TIMEOUT_S,
@@ -209,9 +225,46 @@ def test_a_round_is_told_to_the_nodes_when_the_hosts_know_of_it() -> None:
             for said in queues:
                 assignment = (await until(said, Start)).assignment
                 assert assignment.term == succession.leader()[1]  # type: ignore[index]  # it leads
-                assert succession.has_told(assignment.round)
+                assert succession.has_told((assignment.term, assignment.round))
             for link in links:
                 await link.close()
+
+    run(test)
+
+
+def test_the_hosts_hear_of_the_next_round_while_one_is_stopped() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            succession = hosts.parts[leader][0]
+            queues = [asyncio.Queue[LinkEvent]() for _ in range(2)]
+            links = [hosts.link(number, said, 1) for number, said in enumerate(queues)]
+            for said in queues:
+                term = (await until(said, Start)).assignment.term
+            links[0].send(Failed(0, worker_failure(0)))
+            for said in queues:
+                await until(said, Stop)
+            while not succession.has_told((term, 1)):  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            assert succession.master is not None
+            assert succession.master.group.phase is GroupPhase.STOPPING
+            for link in links:
+                link.send(Stopped(0, Offer("127.0.0.1", 1000)))
+            for link, said in zip(links, queues, strict=True):
+                assert (await until(said, Start)).assignment.round == 1
+                await link.close()
+
+    run(test)
+
+
+def test_a_node_hears_from_its_leader_at_once_that_it_was_heard() -> None:
+    async def test() -> None:
+        async with Hosts() as hosts:
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said)
+            await until(said, LinkUp)
+            assert await said.get() == Challenge()
+            await link.close()
 
     run(test)
 
