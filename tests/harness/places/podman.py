@@ -1,4 +1,4 @@
-"""Containers by podman and runc (Debian's ``podman``, ``runc``, ``netavark``, ``aardvark-dns``).
+"""Containers by podman and runc, with netavark, aardvark-dns and iptables, all Debian's.
 
 Their image is one that was built, or the files of this machine: then a container gets what the
 Dockerfile says of its user, variables and command as options.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PROGRAMS = ("podman", "runc")
+_PROGRAMS = ("podman", "podman-compose", "runc", "iptables")
 _LOCK = Path("/tmp/ft-run-test-podman.lock")
 _CONF = """\
 [network]
