@@ -311,3 +311,21 @@ def test_a_stream_that_says_nonsense_and_does_not_read_is_over_too() -> None:
             await until(lambda: not scene.master._streams)
 
     run(test)
+
+
+def test_a_stream_that_has_ended_and_is_not_read_is_over_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_LAST_WORDS_S", 0.1)
+
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()))
+            await stream.read()
+            (deliver,) = scene.master._streams.values()
+            for _ in range(100):  # far more than what gRPC takes from a writer unread
+                deliver(Waiting(1, 2, 2, ("x" * 1_000_000,), 0.0, False))
+            await stream.done_writing()
+            await until(lambda: not scene.master._streams)
+
+    run(test)
