@@ -105,6 +105,23 @@ class Podman:
         own = ["--detach", f"--name={name}", f"--network={self._mark}", *options]
         self.run("run", *own, *image, *words)
 
+    def compose(self, file: Path, *words: str) -> None:
+        """Have podman-compose do something with a compose file, whose images are there."""
+        program = self._folder / "podman"
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(self._command)} "$@"\n')
+        program.chmod(0o700)
+        subprocess.run(
+            ["podman-compose", f"--podman-path={program}", f"--file={file}", *words],
+            env=self._environment, cwd=file.parent, check=True, timeout=1500,
+        )  # fmt: skip
+
+    def of_service(self, service: str) -> str:
+        """Return the name of the container that ``compose`` has made for a service."""
+        wanted = f"--filter=label=com.docker.compose.service={service}"
+        name = self.run("ps", "--all", wanted, "--format={{.Names}}")
+        self.names.append(name)
+        return name
+
     def state(self, name: str) -> dict[str, Any]:
         """Return what podman says of a container's state."""
         (found,) = json.loads(self.run("inspect", "--type=container", name))
