@@ -147,6 +147,10 @@ def test_two_containers_of_one_job(ft: Launcher, podman: Podman) -> None:
     job.until(lambda: "Z" not in podman.run("top", "node0", "state").split(), "no zombie is left")
     assert podman.run("exec", "node0", *STAGE.health).startswith("job digits")
     assert podman.run("exec", "node1", *STAGE.health).startswith("job digits")
+    seen = podman.run("top", "node0", "hpid", "args")
+    (worker, *_) = re.findall(r"^(\d+) .* -u /examples/train_digits.py", seen, re.MULTILINE)
+    os.kill(int(worker), signal.SIGKILL)
+    job.run()
     os.kill(podman.state("node1")["Pid"], signal.SIGKILL)
     job.run()
     assert podman.run("inspect", "--type=container", "--format={{.RestartCount}}", "node1") == "1"
