@@ -135,6 +135,12 @@ TRUST_BREAKS = (
         "if shown else",
     ),
     (
+        "a node is told that its certificate is not trusted",
+        "trust/doubt",
+        "(trust is None or trust.wire_name is None) and",
+        "trust is None and",
+    ),
+    (
         "a master that has gone away wants no token",
         "trust/doubt",
         "    except (OSError, UnicodeError):\n        return None\n",

@@ -118,6 +118,7 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
     strangers = {
         "wants a certificate; right would be --tls-cert, --tls-key and --tls-ca.": (),
         "is not trusted; right would be one that --tls-ca has signed": shown("foreign", "foreign"),
+        "does not trust the certificate of this node; right would be": shown("foreign"),
     }
     for sentence, flags in strangers.items():
         stranger = ft.run(*job, *quick, *flags, *script)
