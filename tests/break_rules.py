@@ -1,24 +1,27 @@
 """Do the tests of the group's rules notice a broken rule? Break each on purpose and see.
 
-Run it as a script: ``python tests/break_rules.py [HISTORIES] [--part K/N]``. Each rule is broken in
-a copy of the package, by replacing a piece of source text; then the scenario tests and, separately,
-the simulation must fail. Prints a table; exits 1 when a broken rule went unnoticed by both. With
-``--part 2/3`` it takes every third rule, from the second on: processes can share the work.
+Run it: ``python tests/break_rules.py [HISTORIES] [--of KIND] [--part K/N]``. Each rule is
+broken in a copy of the package, by replacing a piece of source text; then the scenario tests and,
+separately, the simulation must fail. Prints a table; exits 1 when a broken rule went unnoticed by
+both. ``--of trust`` takes the rules of that kind; ``--part 2/3`` takes every third rule, from the
+second on: processes can share the work.
 """
 
 import argparse
 import contextlib
+import enum
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ft_run.tests.break_lease_rules import LEASE_BREAKS, LEASE_HISTORIES, SIMULATE_LEASE
+from ft_run.tests.break_trust_rules import TRUST_BREAKS, TRUST_TESTS
 
 ROOT = Path(__file__).resolve().parents[1]
 HISTORIES = 4000
@@ -27,6 +30,7 @@ SCENARIOS = (
     "group/test_restarts",
     "group/test_joining",
     "group/test_takeover",
+    "group/test_speaking",
     "group/test_strangers",
     "group/test_world",
     "group/test_resumption",
@@ -46,6 +50,16 @@ SCENARIOS = (
 )
 
 
+class Kind(enum.Enum):
+    """What a rule is of, and so which tests may notice that it is broken."""
+
+    GROUP = "group"
+    LEASE = "lease"
+    """The simulation of hosts that may lead shows it."""
+    TRUST = "trust"
+    """Tests of the wire show it, and no simulation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Break:
     """One rule and how to break it: ``old`` in ``module`` becomes ``new``."""
@@ -54,8 +68,7 @@ class Break:
     module: str
     old: str
     new: str
-    is_of_lease: bool = False
-    """The simulation of hosts that may lead shows it."""
+    kind: Kind = Kind.GROUP
 
 
 BREAKS = (
@@ -1147,7 +1160,8 @@ BREAKS = (
         'return "is in a debugger"',
         'return ""',
     ),
-    *(Break(*named, is_of_lease=True) for named in LEASE_BREAKS),
+    *(Break(*named, Kind.LEASE) for named in LEASE_BREAKS),
+    *(Break(*named, Kind.TRUST) for named in TRUST_BREAKS),
 )
 
 
@@ -1207,9 +1221,10 @@ def run(package: Path, *command: str) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def failed_scenario(package: Path) -> str:
+def failed_scenario(package: Path, kind: Kind) -> str:
     """Run the scenario tests of a copy; return the name of the first that fails."""
-    paths = [str(package / "tests" / "rendezvous" / f"{name}.py") for name in SCENARIOS]
+    names = TRUST_TESTS if kind is Kind.TRUST else SCENARIOS
+    paths = [str(package / "tests" / "rendezvous" / f"{name}.py") for name in names]
     printed = run(package, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths)
     failed = re.search(r"^FAILED .*::(\S+)", printed, re.MULTILINE)
     if printed and failed is None:
@@ -1217,11 +1232,13 @@ def failed_scenario(package: Path) -> str:
     return failed.group(1) if failed else ""
 
 
-def failed_history(package: Path, histories: int = HISTORIES, broken: Break | None = None) -> str:
+def failed_history(package: Path, kind: Kind, histories: int = HISTORIES) -> str:
     """Simulate random histories in a copy; return what the first bad one breaks."""
     script = _SIMULATE
-    if broken is not None and broken.is_of_lease:
+    if kind is Kind.LEASE:
         script, histories = SIMULATE_LEASE, min(histories, LEASE_HISTORIES)
+    elif kind is Kind.TRUST:
+        return ""
     printed = run(package, "-c", script, str(histories))
     return printed.strip().splitlines()[-1][:70] if printed else ""
 
@@ -1239,21 +1256,21 @@ for number in range(int(sys.argv[1])):
 """
 
 
-def main(histories: int, part: int = 1, parts: int = 1) -> int:
+def main(histories: int, kinds: Collection[Kind], part: int = 1, parts: int = 1) -> int:
     """Break all rules of a part, one after the other; return the exit status."""
     check_breaks()
     unnoticed = 0
-    breaks = BREAKS[part - 1 :: parts]
+    breaks = [broken for broken in BREAKS if broken.kind in kinds][part - 1 :: parts]
     with tempfile.TemporaryDirectory() as folder:
         package = copy_package(Path(folder))
-        whole = failed_scenario(package) or failed_history(package, histories)
-        if whole:
-            sys.exit(f"nothing is broken yet, and still: {whole}")
+        for kind in kinds:
+            if whole := failed_scenario(package, kind) or failed_history(package, kind, histories):
+                sys.exit(f"nothing is broken yet, and still: {whole}")
         print(f"{'rule that is broken':58} | {'scenario test':54} | simulation, {histories}")
         for broken in breaks:
             with broken_rule(package, broken):
-                scenario = failed_scenario(package)
-                simulated = failed_history(package, histories, broken)
+                scenario = failed_scenario(package, broken.kind)
+                simulated = failed_history(package, broken.kind, histories)
             unnoticed += not (scenario or simulated)
             print(f"{broken.rule:58} | {scenario[:54] or '-':54} | {simulated or '-'}", flush=True)
     print(f"{len(breaks)} rules broken, {unnoticed} unnoticed")
@@ -1270,6 +1287,8 @@ def _part(text: str) -> tuple[int, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Break each rule and see whether it is noticed.")
     parser.add_argument("histories", type=int, nargs="?", default=HISTORIES)
+    parser.add_argument("--of", type=Kind, help="group, lease or trust; default: all")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
     arguments = parser.parse_args()
-    sys.exit(main(arguments.histories, *arguments.part))
+    chosen = tuple(Kind) if arguments.of is None else (arguments.of,)
+    sys.exit(main(arguments.histories, chosen, *arguments.part))

@@ -4,7 +4,18 @@
 variables by themselves: examples/kubernetes/jobset.yaml shows how a pod gets them.
 """
 
-from .place import GIVE_COUNT, PORT, Place, Taken, Variables, known, of_attempt, refuse_rank
+from .place import (
+    GIVE_COUNT,
+    LISTED,
+    PORT,
+    Place,
+    Taken,
+    Variables,
+    endpoints,
+    known,
+    of_attempt,
+    refuse_rank,
+)
 
 
 def read(variables: Variables) -> Place | None:
@@ -29,13 +40,16 @@ def _leader_worker_set(variables: Variables) -> Place:
     refuse_rank(rank, nodes)
     leader = variables.text("LWS_LEADER_ADDRESS")
     assert leader is not None
-    name = leader.text.partition(".")[0]
+    name, _, service = leader.text.partition(".")
+    # The leader's pod has the name of its group, and worker N this name and "-N", in one service.
+    size = 1 if nodes is None else int(nodes.text)
+    hosts = [leader.text, *(f"{name}-{index}.{service}" for index in range(1, min(size, LISTED)))]
     return Place(
         "LeaderWorkerSet",
         known(
             nnodes=nodes,
             node_rank=rank,
-            rdzv_endpoint=Taken(f"{leader.text}:{PORT}", leader.source),
+            rdzv_endpoint=Taken(endpoints(hosts, PORT), leader.source),
             rdzv_id=Taken(name, leader.source),
         ),
     )

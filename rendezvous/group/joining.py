@@ -21,7 +21,7 @@ from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
 from .lobby import Lobby
 from .outbox import Outbox
-from .roster import Node, NodePhase
+from .roster import Incarnations, Node, NodePhase
 from .rounds import IN_ROUND, Rounds
 from .state import GroupPhase, JobState
 from .takeover import Takeover, is_spare, over
@@ -57,10 +57,10 @@ class Joining:
         self._examiner = examiner
         self._gone = gone
         self.contest = Contest()
-        self._admitted: set[str] = set()
-        """By incarnation, all that have been in this job."""
-        self._given: dict[str, str] = {}
-        """By incarnation, the identities that nodes were given in place of those they proposed."""
+        self._admitted = Incarnations()
+        """What has been in this job."""
+        self._given = Incarnations()
+        """What was given another identity than it proposed."""
 
     def attend(self, link: int, attend: Attend, now: float) -> None:
         """Take in a node on a new stream, or refuse it, or let it wait."""
@@ -193,7 +193,7 @@ class Joining:
         """Give a node the next number of its host name."""
         spec = newcomer.attend.node
         given = next_identity(spec.node_id, self._is_taken)
-        self._given[spec.incarnation] = given
+        self._given.add(spec.incarnation, given)
         self._out.note(notes.NodeRenamed(given, spec.host))
         self._attend(newcomer.link, self._rename(newcomer.link, newcomer.attend, given), now)
 

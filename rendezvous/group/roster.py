@@ -4,10 +4,11 @@ Sets by phase make every rule O(1) per message, so that a round costs O(N) in al
 """
 
 import enum
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from ...values import dataclass
+from ..protocol.bounds import NODES_MAX
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Claim, NodeSpec
 from ..protocol.offer import Offer
@@ -82,6 +83,21 @@ class Node:
         node_rank, first_rank = -1 if place[0] is None else place[0], place[1]
         workers = self.spec.local_world_size
         return failure.reported_by(node_rank, first_rank, workers)
+
+
+class Incarnations(OrderedDict[str, str]):
+    """Processes that are remembered when they are gone, and the identities that they were given.
+
+    Only the newest: what comes again and again under another name takes no more memory than the
+    largest job.
+    """
+
+    def add(self, incarnation: str, given: str = "") -> None:
+        """Remember a process as the newest; forget the oldest where there are too many."""
+        self.pop(incarnation, None)
+        self[incarnation] = given
+        if len(self) > NODES_MAX:
+            self.popitem(last=False)
 
 
 class Roster:

@@ -6,7 +6,7 @@ from ..policy.decision import Aftermath
 from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
-from .roster import Node, Roster
+from .roster import Incarnations, Node, Roster
 from .world import usable_size
 
 _DEFAULT_POLICY = PolicySpec()
@@ -58,8 +58,8 @@ class JobState:
         """The highest round that any node of the job has been in: numbers never repeat."""
         self.formed_before = False
         """Some round is or was this master's own, formed or taken over."""
-        self.served: set[str] = set()
-        """By incarnation, the nodes that have been in a round of this master."""
+        self.served = Incarnations()
+        """The nodes that have been in a round of this master."""
         self.world_nodes = 0
         """Nodes in the world of ``round``."""
         self.members: dict[int, str] = {}

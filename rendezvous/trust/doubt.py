@@ -22,6 +22,7 @@ class Doubt(enum.Enum):
     WANTS_CERTIFICATE = "the master wants a certificate"
     OTHER_TOKEN = "the token differs"  # noqa: S105 - as above
     OTHER_CERTIFICATE = "the master's certificate is not trusted"
+    NOT_TRUSTED = "the master does not trust this node's certificate"
     PLAIN = "the master speaks plain text"
 
     def sentence(self, endpoint: Endpoint) -> str:
@@ -38,6 +39,8 @@ _SENTENCES = {
     " same token for the whole job.",
     Doubt.OTHER_CERTIFICATE: "the certificate of the master at {endpoint} is not trusted; right"
     " would be one that --tls-ca has signed, with the endpoint's host among its names.",
+    Doubt.NOT_TRUSTED: "the master at {endpoint} does not trust the certificate of this node; right"
+    " would be one that the master's --tls-ca has signed.",
     Doubt.PLAIN: "the master at {endpoint} speaks plain text, which this node, with its token or"
     " certificate, does not; right would be the same for the whole job.",
 }
@@ -57,9 +60,10 @@ async def doubt(details: str, endpoint: Endpoint, trust: Trust | None) -> Doubt 
         endpoint: where the master is.
         trust: of this process.
     """
+    if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
+        wanted = await asyncio.to_thread(_wanted, endpoint)
+        return wanted if trust is None or wanted is None else Doubt.NOT_TRUSTED
     if trust is None:
-        if _CLOSED.search(details):
-            return await asyncio.to_thread(_wanted, endpoint)
         return None
     if _NOT_TRUSTED.search(details):
         return Doubt.OTHER_CERTIFICATE if trust.wire_name is None else Doubt.OTHER_TOKEN

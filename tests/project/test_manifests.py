@@ -124,8 +124,9 @@ def test_auto_config_knows_each_pod(
     again = "-r1" if attempt and recipe in ("jobset", "trainjob") else ""
     for rank, pod in enumerate(found):
         rendezvous = options_of(pod, monkeypatch).rendezvous
+        namespace = ".default" if recipe == "leaderworkerset" else ""
         assert [endpoint.host for endpoint in rendezvous.endpoints] == [
-            f"{other.name}.{other.subdomain}" for other in found
+            f"{other.name}.{other.subdomain}{namespace}" for other in found
         ]
         assert rendezvous.job_id == {"leaderworkerset": "digits-0"}.get(recipe, f"digits{again}")
         assert (rendezvous.min_nodes, rendezvous.max_nodes) == (3, 3)

@@ -1,5 +1,6 @@
 """A job with a token, from the outside: what it lets in, what it tells, and where the token is."""
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,15 +49,83 @@ def test_two_nodes_with_a_token(ft: "Launcher", free_port: int, options: tuple[s
     assert secret not in command_lines(ft)
     asked = ft.run("status", endpoint, env={"FT_RUN_TOKEN_FILE": str(file)})
     assert "nodes 2 of 2" in asked.stdout, asked.stderr
-    asked = ft.run("status", endpoint)
-    assert asked.process.returncode == exit_codes.REFUSED
-    assert f"ft-run: error: the master at {endpoint} wants a token; right would be" in asked.stderr
+    asked = ft.run("stacks", endpoint, "--token-file", file)
+    assert "ranks 0-1" in asked.stdout, asked.stderr
+    for question in ("status", "stacks"):
+        asked = ft.run(question, endpoint)
+        assert (asked.process.returncode, asked.stdout) == (exit_codes.REFUSED, "")
+        assert f"ft-run: error: the master at {endpoint} wants a token; right" in asked.stderr
     gate.touch()
     assert [agent.wait() for agent in (host, other)] == [0, 0]
     told = host.stdout + host.stderr + other.stdout + other.stderr
     told += "".join(path.read_text() for path in log.rglob("*") if path.is_file())
     assert "up 1 1" in told
     assert secret not in told
+
+
+@pytest.mark.long
+def test_nodes_are_checked_together_with_a_token(ft: "Launcher", free_port: int) -> None:
+    endpoint, file = f"127.0.0.1:{free_port}", ft.folder / "job.token"
+    assert ft.run("token", file).process.returncode == 0
+    check = (
+        "check", "--nnodes", 2, "--rdzv-endpoint", endpoint, "--rdzv-id", f"check-{ft.mark}",
+        "--check-timeout", 120, "--straggler-threshold", 1000,
+    )  # fmt: skip
+    host = ft.start(*check, "--token-file", file)
+    host.expect("hosted here")
+    stranger = ft.run(*check, "--rdzv-conf", "connect_timeout=0.1")
+    assert stranger.process.returncode == exit_codes.REFUSED
+    assert f"the master at {endpoint} wants a token;" in stranger.stderr
+    other = ft.start(*check, env={"FT_RUN_TOKEN": file.read_text()})
+    assert [node.wait() for node in (host, other)] == [0, 0]
+    assert "2 of 2 nodes pass" in host.stdout + other.stdout
+
+
+def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int) -> None:
+    """As openssl makes them, one for each node; the master's has the name of its endpoint."""
+
+    def openssl(*words: object) -> None:
+        command = ["openssl", *map(str, words)]
+        subprocess.run(command, cwd=ft.folder, check=True, capture_output=True)
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("ca", "foreign"):
+        made = ("-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+        openssl("req", "-x509", *new, *made)
+    (ft.folder / "names").write_text("subjectAltName=DNS:localhost\n")
+    for name in ("host", "other"):
+        made = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl("req", *new, *made)
+        names = ("-extfile", "names") if name == "host" else ()
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"), *names,
+            *("-CAcreateserial", "-out", f"{name}.pem"),
+        )  # fmt: skip
+
+    def shown(name: str, ca: str = "ca") -> tuple[str, ...]:
+        return ("--tls-cert", f"{name}.pem", "--tls-key", f"{name}.key", "--tls-ca", f"{ca}.pem")
+
+    endpoint, gate = f"localhost:{free_port}", ft.folder / "gate"
+    job = ("--nnodes", 2, "--rdzv-id", f"own-{ft.mark}", "--rdzv-endpoint", endpoint)
+    script = ("--max-restarts", 1, ft.script(WORKER), gate)
+    host = ft.start(*job, *shown("host"), *script)
+    host.expect("hosted here")
+    other = ft.start(*job, *shown("other"), *script)
+    for agent in (host, other):
+        agent.expect("up . 1")
+    assert "nodes 2 of 2" in ft.run("status", endpoint, *shown("other")).stdout
+    quick = ("--rdzv-conf", "connect_timeout=0.1")
+    strangers = {
+        "wants a certificate; right would be --tls-cert, --tls-key and --tls-ca.": (),
+        "is not trusted; right would be one that --tls-ca has signed": shown("foreign", "foreign"),
+        "does not trust the certificate of this node; right would be": shown("foreign"),
+    }
+    for sentence, flags in strangers.items():
+        stranger = ft.run(*job, *quick, *flags, *script)
+        assert stranger.process.returncode == exit_codes.REFUSED
+        assert sentence in stranger.stderr
+    gate.touch()
+    assert [agent.wait() for agent in (host, other)] == [0, 0]
 
 
 def test_a_node_with_another_token_is_told_so(ft: "Launcher", free_port: int) -> None:

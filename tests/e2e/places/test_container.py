@@ -1,10 +1,12 @@
 """The image and the compose file of ``examples/container``, in real containers.
 
-Once with this machine's files as the image, and in the slow tests with one that is built.
+Once with this machine's files as the image, and in the slow tests with one that is built, where
+podman-compose reads the file.
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +65,15 @@ class Composed:
         os.chown(self._token, 1000, -1)
         self._without = without
         self._stores: set[str] = set()
+        self.names = {name: name for name in self.services}
+
+    def up(self) -> None:
+        """Have podman-compose start both, by the file as it stands."""
+        file = self._ft.folder / "examples" / "container" / "compose.yaml"
+        file.parent.mkdir(parents=True)
+        shutil.copy(FOLDER / file.name, file)
+        self.podman.compose(file, "up", "--no-build", "--detach")
+        self.names = {name: self.podman.of_service(name) for name in self.services}
 
     def start(self, image: list[str], options: list[str], volume: str) -> None:
         """Start both; the volume is a folder of this machine or the name of one."""
@@ -79,15 +90,19 @@ class Composed:
             self._ft.wait_until(condition, what, limit_s)
         except BaseException:
             for name in self.services:
-                print(f"--- {name}\n{self.podman.log(name)}")
+                print(f"--- {name}\n{self.log(name)}")
             raise
+
+    def log(self, name: str) -> str:
+        """Return what a service has printed."""
+        return self.podman.log(self.names[name])
 
     def run(self) -> None:
         """Wait until both run the workers of one round, a newer one."""
         self.until(self._is_new_round, "both containers run a new round")
 
     def _is_new_round(self) -> bool:
-        logs = (self.podman.log(name) for name in self.services)
+        logs = (self.log(name) for name in self.services)
         rounds = [re.findall(STARTED, log, re.MULTILINE)[-2:] for log in logs]
         stores = {store for of_node in rounds for store in of_node}
         if {len(of_node) for of_node in rounds} != {2} or len(stores) != 1:
@@ -98,7 +113,7 @@ class Composed:
 
     def end(self) -> dict[str, int]:
         """Wait until both have ended; return their statuses."""
-        return {name: int(self.podman.run("wait", name)) for name in self.services}
+        return {name: int(self.podman.run("wait", own)) for name, own in self.names.items()}
 
 
 def on_this_machine(image: Path) -> tuple[list[str], list[str]]:
@@ -132,6 +147,10 @@ def test_two_containers_of_one_job(ft: Launcher, podman: Podman) -> None:
     job.until(lambda: "Z" not in podman.run("top", "node0", "state").split(), "no zombie is left")
     assert podman.run("exec", "node0", *STAGE.health).startswith("job digits")
     assert podman.run("exec", "node1", *STAGE.health).startswith("job digits")
+    seen = podman.run("top", "node0", "hpid", "args")
+    (worker, *_) = re.findall(r"^(\d+) .* -u /examples/train_digits.py", seen, re.MULTILINE)
+    os.kill(int(worker), signal.SIGKILL)
+    job.run()
     os.kill(podman.state("node1")["Pid"], signal.SIGKILL)
     job.run()
     assert podman.run("inspect", "--type=container", "--format={{.RestartCount}}", "node1") == "1"
@@ -163,11 +182,12 @@ def test_the_image_is_built_and_trains(
                       "--nproc-per-node=2", "/examples/smoke.py")  # fmt: skip
     assert done.count("of 2: all-reduce ok") == 2
     job = Composed(ft, podman)
-    job.start(["ft-run"], [], "checkpoints")
+    job.up()
     # From its start on: a training that is over has no master to ask.
-    job.until(lambda: podman.is_healthy("node0"), "the image's own health check answers", 300)
+    healthy = "the image's own health check answers"
+    job.until(lambda: podman.is_healthy(job.names["node0"]), healthy, 300)
     assert job.end() == {"node0": 0, "node1": 0}
-    assert "test accuracy: 0.9" in podman.log("node0")
+    assert "test accuracy: 0.9" in job.log("node0")
 
 
 def pip_of_this_machine(ft: Launcher) -> list[str]:

@@ -158,12 +158,13 @@ def test_a_job_on_the_hosts_of_a_file(ft: Launcher, ssh: Ssh) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_job_in_order(ft: Launcher, ssh: Ssh) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_job_in_order(ft: Launcher, ssh: Ssh, number: signal.Signals) -> None:
     job = ssh.job("--hosts", "a,b")
     job.expect(r"\[.\] rank \d 2 0 ", 2)
-    job.send(signal.SIGINT)
-    assert job.wait() == exit_codes.SIGNAL_BASE + signal.SIGINT
-    job.expect(r"\[.\] .*ft-run received SIGINT", 2)
+    job.send(number)
+    assert job.wait() == exit_codes.SIGNAL_BASE + number
+    job.expect(rf"\[.\] .*ft-run received {number.name}", 2)
 
 
 @pytest.mark.slow

@@ -144,3 +144,30 @@ def test_the_steps_of_the_workflow_run(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{step['name']}: {done.stdout}{done.stderr}"
     assert calls.read_text().splitlines()[1] == "install .[examples]"
     assert (tmp_path / "killed").read_bytes() == (tmp_path / "undisturbed").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("has_token", [False, True], ids=["open", "token"])
+def test_the_two_nodes_of_the_guide_train(ft: Launcher, free_port: int, has_token: bool) -> None:
+    """By the command of the guide, and with what it says of a token."""
+    guide = (EXAMPLES / "README.md").read_text().partition("## Two nodes")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```bash\n(.*?)```", guide, re.DOTALL)
+    (ft.folder / "examples").symlink_to(EXAMPLES)
+    command = block.replace("\\\n", " ").replace("HOST:29400", f"localhost:{free_port}")
+    words = shlex.split(command)
+    assert words.pop(0) == "ft-run"
+    if has_token:
+        for command in ("`ft-run token job.token`", "`--token-file job.token`"):
+            assert command in guide
+        assert ft.run("token", "job.token").process.returncode == 0
+        words[:0] = ["--token-file", "job.token"]
+    nodes = ft.start_two(*words)
+    assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr + nodes[1].stderr
+    told = nodes[0].stdout + nodes[1].stdout
+    assert "rank 1 kills itself in epoch 3" in told
+    assert "epoch 10/10" in told
+    assert float(re.findall(r"^test accuracy: (.*)$", told, re.MULTILINE)[0]) > 0.95
+    for node in nodes:
+        assert node.stderr.count("job succeeded: all workers succeeded (1 of 2 restarts used)") == 1
+    assert not (ft.folder / "digits-checkpoints-demo").exists()

@@ -1,4 +1,4 @@
-"""Containers by podman and runc (Debian's ``podman``, ``runc``, ``netavark``, ``aardvark-dns``).
+"""Containers by podman and runc, with netavark, aardvark-dns and iptables, all Debian's.
 
 Their image is one that was built, or the files of this machine: then a container gets what the
 Dockerfile says of its user, variables and command as options.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_PROGRAMS = ("podman", "runc")
+_PROGRAMS = ("podman", "podman-compose", "runc", "iptables")
 _LOCK = Path("/tmp/ft-run-test-podman.lock")
 _CONF = """\
 [network]
@@ -104,6 +104,23 @@ class Podman:
         self.names.append(name)
         own = ["--detach", f"--name={name}", f"--network={self._mark}", *options]
         self.run("run", *own, *image, *words)
+
+    def compose(self, file: Path, *words: str) -> None:
+        """Have podman-compose do something with a compose file, whose images are there."""
+        program = self._folder / "podman"
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(self._command)} "$@"\n')
+        program.chmod(0o700)
+        subprocess.run(
+            ["podman-compose", f"--podman-path={program}", f"--file={file}", *words],
+            env=self._environment, cwd=file.parent, check=True, timeout=1500,
+        )  # fmt: skip
+
+    def of_service(self, service: str) -> str:
+        """Return the name of the container that ``compose`` has made for a service."""
+        wanted = f"--filter=label=com.docker.compose.service={service}"
+        name = self.run("ps", "--all", wanted, "--format={{.Names}}")
+        self.names.append(name)
+        return name
 
     def state(self, name: str) -> dict[str, Any]:
         """Return what podman says of a container's state."""

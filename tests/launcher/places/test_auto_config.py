@@ -154,7 +154,8 @@ COMMANDS = [
     (JOB_SET | {"JOBSET_RESTART_ATTEMPT": "3", "JOBSET_REPLICATEDJOB_REPLICAS": "2"}, "--nnodes=4",
      "--nnodes=4 --rdzv-endpoint=digits-node-0-0.digits:29400 --rdzv-id=digits-r3"),
     (LEADER_WORKER_SET, "",
-     "--nnodes=4 --rdzv-endpoint=digits-0.digits.default:29400 --rdzv-id=digits-0 --node-rank=3"),
+     "--nnodes=4 --rdzv-endpoint=digits-0.digits.default:29400,digits-0-1.digits.default:29400,"
+     "digits-0-2.digits.default:29400 --rdzv-id=digits-0 --node-rank=3"),
     (SKYPILOT, "",
      "--nproc-per-node=8 --nnodes=2 --rdzv-endpoint=10.0.0.4:29400"
      " --rdzv-id=sky-2026-11-22-10-00-00-000000_train_1 --node-rank=1"),
@@ -303,7 +304,8 @@ def test_a_pod_without_a_service_cannot_be_found(
 
 
 def test_a_wrong_value_of_a_place_names_its_variable(script: str) -> None:
-    wrong = LEADER_WORKER_SET | {"LWS_LEADER_ADDRESS": "a b"}
+    wrong = LEADER_WORKER_SET | {"LWS_LEADER_ADDRESS": "a b", "LWS_WORKER_INDEX": "1"}
+    wrong["LWS_GROUP_SIZE"] = "2"
     with pytest.raises(UsageError, match="LWS_LEADER_ADDRESS was given 'a b:29400'"):
         parse(["--auto-config", script], wrong)
 

@@ -105,6 +105,16 @@ COMMANDS = [
     (leader_worker_set(1, 2, group=3), "--nproc-per-node=gpu",
      "--nproc-per-node=gpu --nnodes=2 --rdzv-endpoint=digits-3.digits.default:29400"
      " --rdzv-id=digits-3 --node-rank=1"),
+    (leader_worker_set(4, 5, group=3), "",
+     "--nproc-per-node=auto --nnodes=5 --rdzv-endpoint=digits-3.digits.default:29400,"
+     "digits-3-1.digits.default:29400,digits-3-2.digits.default:29400 --rdzv-id=digits-3"
+     " --node-rank=4"),
+    (leader_worker_set(2, 3), "--rdzv-endpoint=digits-0.digits",
+     "--nproc-per-node=auto --nnodes=3 --rdzv-endpoint=digits-0.digits --rdzv-id=digits-0"
+     " --node-rank=2"),
+    (leader_worker_set(2, 3) | {"LWS_GROUP_SIZE": ""}, "--nnodes=3",
+     "--nproc-per-node=auto --nnodes=3 --rdzv-endpoint=digits-0.digits.default:29400"
+     " --rdzv-id=digits-0 --node-rank=2"),
     (leader_worker_set(0, 1), "", "--nproc-per-node=auto --nnodes=1 --rdzv-id=digits-0"),
 
     (job_set(0), "--nnodes=2",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.tests import break_rules
-from ft_run.tests.break_rules import BREAKS, Break
+from ft_run.tests.break_rules import BREAKS, Break, Kind
 
 SEED = int(os.environ.get("FT_RUN_BREAKS_SEED") or random.randrange(1 << 32))
 """Of the sample that the slow test takes, which prints it when it fails."""
@@ -40,14 +40,14 @@ def test_rules_have_names_of_their_own() -> None:
 
 
 def test_what_is_not_broken_is_not_found(package: Path) -> None:
-    assert break_rules.failed_history(package, 20) == ""
+    assert break_rules.failed_history(package, Kind.GROUP, 20) == ""
 
 
 @pytest.mark.parametrize("rule", BROKEN_IN_CI)
 def test_the_simulation_notices_a_broken_rule(package: Path, rule: str) -> None:
     (broken,) = (b for b in BREAKS if b.rule == rule)
     with break_rules.broken_rule(package, broken):
-        found = break_rules.failed_history(package, 200, broken)
+        found = break_rules.failed_history(package, broken.kind, 200)
     assert f": {BROKEN_IN_CI[rule]}" in found
 
 
@@ -57,7 +57,7 @@ def test_a_sample_of_broken_rules_is_noticed(package: Path) -> None:
     print(f"FT_RUN_BREAKS_SEED={SEED}")
     for broken in random.Random(SEED).sample(BREAKS, 6):
         with break_rules.broken_rule(package, broken):
-            noticed = break_rules.failed_scenario(package) or break_rules.failed_history(
-                package, broken=broken
-            )
+            noticed = break_rules.failed_scenario(
+                package, broken.kind
+            ) or break_rules.failed_history(package, broken.kind)
         assert noticed, broken.rule

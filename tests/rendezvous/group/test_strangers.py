@@ -1,7 +1,17 @@
 """What a node that was never in a round of this master can change of a job that runs: nothing."""
 
 import pytest
-from ft_run.rendezvous.protocol.messages import Claim, Past, PolicySpec, Stopped
+from ft_run.rendezvous.group import roster
+from ft_run.rendezvous.protocol.messages import (
+    ChallengeReply,
+    Claim,
+    Leave,
+    Past,
+    PolicySpec,
+    Renamed,
+    Stopped,
+    Verdict,
+)
 from ft_run.tests.harness.scene import Scene, claim_of, running
 
 _POISON = Past(restart_ages_s=(1, 2, 3), excluded=("a", "b", "c"))
@@ -59,3 +69,36 @@ def test_what_a_member_learned_while_it_was_away_counts(is_taken_over):
     assert scene.rounds("a")[-1] == 10
     assert scene.assignment("a").restarts == 3, "two that it learned of, and one more"
     assert scene.assignment("a").past == past
+
+
+def test_of_what_comes_and_goes_under_ever_new_names_only_the_newest_is_remembered(monkeypatch):
+    monkeypatch.setattr(roster, "NODES_MAX", 20)
+    scene = running(2)
+    for number in range(100):
+        name = f"x{number}"
+        scene.attend(name, node_id="a", address=name)
+        scene.say("a", ChallengeReply())
+        assert scene.last(name, Renamed)
+        scene.say(name, Leave("it goes"))
+    kept = [scene.group._joining._admitted, scene.group._joining._given]
+    assert [len(some) for some in kept] == [20, 20]
+    scene.done("a", "b")
+    scene.attend("x0")
+    scene.attend("x99")
+    assert scene.all_told("x0", Verdict) == [], "it may be of the next job"
+    assert scene.last("x99", Verdict) == scene.last("a", Verdict)
+
+
+def test_processes_that_were_in_rounds_are_forgotten_too_but_not_those_that_still_are(monkeypatch):
+    monkeypatch.setattr(roster, "NODES_MAX", 20)
+    scene = running(1, 2, names="a", restarts=1000)
+    for number in range(50):
+        name = f"x{number}"
+        scene.attend(name)
+        scene.wait(30)
+        scene.stopped("a")
+        assert scene.assignment("a").nodes == 2
+        assert "a" in scene.group.state.served
+        scene.say(name, Leave("it goes"))
+        scene.stopped("a", name)
+    assert len(scene.group.state.served) == 20

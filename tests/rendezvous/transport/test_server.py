@@ -174,6 +174,14 @@ def test_what_messages_that_never_end_take_of_the_memory_is_bounded() -> None:
     """Of one connection."""
     assert STREAMS_PER_CONNECTION * MAX_FROM_NODE_BYTES <= 12 * 2**20
 
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(bytes(MAX_FROM_NODE_BYTES + 1))
+            assert await stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert scene.refusals == []
+
+    run(test)
+
 
 @pytest.mark.parametrize(
     ("files", "connections"),
@@ -211,6 +219,19 @@ def test_a_message_out_of_bounds_ends_its_stream() -> None:
             stream = await scene.say(encode_node(attend()), encode_node(Done(2**32 - 1)))
             assert isinstance(decode_master(await stream.read()), Waiting)
             assert await ended(stream)
+
+    run(test)
+
+
+def test_a_stream_that_attends_again_is_over() -> None:
+    """Else one stream could speak for as many nodes as it likes."""
+
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()), encode_node(attend(1)))
+            assert isinstance(decode_master(await stream.read()), Waiting)
+            assert await ended(stream)
+            assert scene.master.group.roster.get("h/1") is None
 
     run(test)
 
@@ -287,6 +308,24 @@ def test_a_stream_that_says_nonsense_and_does_not_read_is_over_too() -> None:
             for _ in range(100):  # far more than what gRPC takes from a writer unread
                 deliver(Waiting(1, 2, 2, ("x" * 1_000_000,), 0.0, False))
             await stream.write(b"\xff\xff")
+            await until(lambda: not scene.master._streams)
+
+    run(test)
+
+
+def test_a_stream_that_has_ended_and_is_not_read_is_over_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_LAST_WORDS_S", 0.1)
+
+    async def test() -> None:
+        async with Scene() as scene:
+            stream = await scene.say(encode_node(attend()))
+            await stream.read()
+            (deliver,) = scene.master._streams.values()
+            for _ in range(100):  # far more than what gRPC takes from a writer unread
+                deliver(Waiting(1, 2, 2, ("x" * 1_000_000,), 0.0, False))
+            await stream.done_writing()
             await until(lambda: not scene.master._streams)
 
     run(test)

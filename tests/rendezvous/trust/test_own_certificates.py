@@ -1,5 +1,6 @@
 """Certificates of the user's own instead of a token."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,8 @@ from typing import Any
 import grpc
 import pytest
 from ft_run.errors import UsageError
-from ft_run.rendezvous.protocol.messages import (
-    Waiting,
-)
+from ft_run.rendezvous.protocol.endpoint import Endpoint
+from ft_run.rendezvous.protocol.messages import Waiting
 from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.link import LinkDown
 from ft_run.rendezvous.trust import certificates
@@ -125,6 +125,26 @@ def test_a_node_without_a_certificate_is_told_that_the_master_wants_one(
             node = Node(there.endpoint, None)
             assert await node.events.get() == LinkDown(Doubt.WANTS_CERTIFICATE.value)
             await node.link.close()
+
+    run(test)
+
+
+def test_a_node_with_a_foreign_certificate_is_told_that_the_master_does_not_trust_it(
+    files: Folder, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "WIRE_NAME", "localhost")
+    files.write(papers(TOKEN))
+    foreign = Folder(tmp_path_factory.mktemp("foreign"))
+    foreign.write(dataclasses.replace(papers(OTHER), authority=papers(TOKEN).authority))
+    trust = foreign.trust()
+    trust.wire_name = None
+
+    async def test() -> None:
+        async with door(files.trust()) as there:
+            node = Node(Endpoint("localhost", there.endpoint.port), trust)
+            assert await node.events.get() == LinkDown(Doubt.NOT_TRUSTED.value)
+            await node.link.close()
+            assert there.is_untouched
 
     run(test)
 
