@@ -4,7 +4,7 @@ The worker shares a page of memory with the agent, which holds it as a file with
 number there is written by one aligned store of 8 bytes, so that the agent reads no half of one.
 Only the worker's own process writes, none that it forks or starts.
 
-In all workers that ft-run forks or watches it also has torch wait for its store (``await_store``).
+It also has torch wait for its store (``await_store``), as in workers that are forked with torch.
 
 This file is also run by path, in interpreters that have no ft-run: it imports nothing of it.
 """
@@ -263,6 +263,7 @@ def install(page_fd: int, stacks_fd: int) -> None:
         {
             _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),
             _LOADERS: lambda loaders: _notice_batches(loaders, hook),
+            _RENDEZVOUS: _await_before_connecting,
         }
     )
 
@@ -271,13 +272,14 @@ def install(page_fd: int, stacks_fd: int) -> None:
 
 
 def await_store() -> None:
-    """Have ranks that do not host torch's store connect to it when it listens, and not before.
+    """Where torch is loaded, have ranks connect to its store when that listens, and not before.
 
     All ranks begin at the same moment, and one of them hosts the store (or a process of its own
     does). A connection that comes too early is refused, and torch tries again after 0.25 to 0.75 s,
     then ever later. That is more than all else that a restart takes with a fork server.
     """
-    _when_loaded({_RENDEZVOUS: _await_before_connecting})
+    if (rendezvous := sys.modules.get(_RENDEZVOUS)) is not None:
+        _await_before_connecting(rendezvous)
 
 
 def _await_before_connecting(rendezvous: Any) -> None:

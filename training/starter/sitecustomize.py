@@ -30,11 +30,9 @@ def _watch(hook_file: str, descriptors: "tuple[int, int]") -> None:
         code = compile(file.read(), hook_file, "exec")
     names: dict[str, object] = {"__name__": "_ft_run_hook", "__file__": hook_file}
     exec(code, names)  # noqa: S102 - a file of this package, in an interpreter that may lack it
-    install, await_store = names["install_or_say"], names["await_store"]
+    install = names["install_or_say"]
     assert callable(install)
-    assert callable(await_store)
     install(*descriptors)
-    await_store()
     for fd in descriptors:
         os.close(fd)
 
