@@ -76,15 +76,9 @@ class Checkpointer:
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._is_first_round = True
         self._snapshots = self._find_memory() if snapshot_every is not None else None
-        place = Place(self._folder.folder, keep, at_breakpoint=bool(self._checkpoint_every))
-        can_save = self._snapshots is not None and self._snapshots.save_to(place)
-        self._has_saver = self._snapshots is not None and self._ranks.all_say(can_save)
-        """The same on all ranks."""
-        self._of_others = self._find_replicas()
-        self._replicas: Replicas | None = None
-        if self._snapshots is not None and self._of_others:
-            self._replicas = Replicas(self._ranks, self._snapshots, self._of_others)
-            self._snapshots.beside = self._of_others
+        self._has_saver = self._find_saver()
+        self._of_others = self._find_others()
+        self._replicas = self._begin_replicas()
         self._notice = find_notice(self._rank, keeps=True)
         self._question: Question | None = None
         self._overlaps = overlap
@@ -259,7 +253,15 @@ class Checkpointer:
             snapshots.close()
         return None
 
-    def _find_replicas(self) -> list[Snapshots]:
+    def _find_saver(self) -> bool:
+        """Return whether there is one, the same on all ranks."""
+        if self._snapshots is None:
+            return False
+        at_breakpoint = bool(self._checkpoint_every)
+        place = Place(self._folder.folder, self._folder.keep, at_breakpoint=at_breakpoint)
+        return self._ranks.all_say(self._snapshots.save_to(place))
+
+    def _find_others(self) -> list[Snapshots]:
         """Return where shares of other ranks are kept: as many on all ranks."""
         found: list[Snapshots] = []
         while self._snapshots is not None and self._ranks.size > 1:
@@ -270,6 +272,12 @@ class Checkpointer:
                 break
             found.append(Snapshots(memory, self._rank, self._ranks.size))
         return found
+
+    def _begin_replicas(self) -> Replicas | None:
+        if self._snapshots is None or not self._of_others:
+            return None
+        self._snapshots.beside = self._of_others
+        return Replicas(self._ranks, self._snapshots, self._of_others)
 
     def _replicate(self, number: int) -> None:
         """Begin to send a snapshot to other nodes, if all ranks have sent the one before."""

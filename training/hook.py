@@ -4,6 +4,8 @@ The worker shares a page of memory with the agent, which holds it as a file with
 number there is written by one aligned store of 8 bytes, so that the agent reads no half of one.
 Only the worker's own process writes, none that it forks or starts.
 
+It also has torch wait for its store (``await_store``), as in workers that are forked with torch.
+
 This file is also run by path, in interpreters that have no ft-run: it imports nothing of it.
 """
 
@@ -36,6 +38,9 @@ PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
 """What links to them in /proc say."""
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"
+_RENDEZVOUS = "torch.distributed.rendezvous"
+_STORE_WAIT_S = 60.0
+"""The longest wait for torch's store; then torch does what it does without it."""
 _FD_MIN = 100
 """Far from what programs take for the next free descriptor."""
 
@@ -143,34 +148,45 @@ for _function in (Hook.before_step, Hook.after_step):
 class _Finder:
     """Waits on ``sys.meta_path`` for the import of parts of torch, and is gone after the last."""
 
-    def __init__(self, hook: Hook, awaited: dict[str, Callable[[Any, Hook], None]]) -> None:
-        self._hook = hook
+    def __init__(self, awaited: dict[str, Callable[[Any], None]]) -> None:
         self._awaited = awaited
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as it would be found, and have the hook registered when it is loaded."""
+        """Find the module as it would be found, and have it changed when it is loaded."""
         if name not in self._awaited:
             return None
-        register = self._awaited.pop(name)
+        change = self._awaited.pop(name)
         if not self._awaited:
             sys.meta_path.remove(self)
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if finder is not self else None
             if spec is not None:
-                _after_loading(spec.loader, register, self._hook)
+                _after_loading(spec.loader, change)
                 return spec
         return None
 
 
-def _after_loading(loader: Any, register: Callable[[Any, Hook], None], hook: Hook) -> None:
+def _after_loading(loader: Any, change: Callable[[Any], None]) -> None:
     execute = loader.exec_module
 
-    def execute_and_register(module: Any) -> None:
+    def execute_and_change(module: Any) -> None:
         del loader.exec_module  # what the class has is seen again
         execute(module)
-        register(module, hook)
+        change(module)
 
-    loader.exec_module = execute_and_register
+    loader.exec_module = execute_and_change
+
+
+def _when_loaded(changes: dict[str, Callable[[Any], None]]) -> None:
+    """Change modules, by their names: now, or when they are imported."""
+    awaited = {}
+    for name, change in changes.items():
+        if (loaded := sys.modules.get(name)) is not None:
+            change(loaded)
+        else:
+            awaited[name] = change
+    if awaited:
+        sys.meta_path.insert(0, _Finder(awaited))
 
 
 def _count_steps(optimizers: Any, hook: Hook) -> None:
@@ -194,12 +210,6 @@ def _notice_batches(loaders: Any, hook: Hook) -> None:
     next_batch.__name__, next_batch.__qualname__ = fetch.__name__, fetch.__qualname__
     next_batch.__doc__, next_batch.__module__ = fetch.__doc__, fetch.__module__
     iterators.__next__ = next_batch
-
-
-_REGISTER: dict[str, Callable[[Any, Hook], None]] = {
-    _OPTIMIZERS: _count_steps,
-    _LOADERS: _notice_batches,
-}
 
 
 def _is_running(frame: Any, inner: Any) -> bool:
@@ -249,11 +259,74 @@ def install(page_fd: int, stacks_fd: int) -> None:
     module: Any = type(sys)(NAME)
     module.progress = hook.progress
     sys.modules[NAME] = module
-    awaited: dict[str, Callable[[Any, Hook], None]] = {}
-    for name, register in _REGISTER.items():
-        if (loaded := sys.modules.get(name)) is not None:
-            register(loaded, hook)
-        else:
-            awaited[name] = register
-    if awaited:
-        sys.meta_path.insert(0, _Finder(hook, awaited))
+    _when_loaded(
+        {
+            _OPTIMIZERS: lambda optimizers: _count_steps(optimizers, hook),
+            _LOADERS: lambda loaders: _notice_batches(loaders, hook),
+            _RENDEZVOUS: _await_before_connecting,
+        }
+    )
+
+
+# --- torch's store ------------------------------------------------------------------------------
+
+
+def await_store() -> None:
+    """Where torch is loaded, have ranks connect to its store when that listens, and not before.
+
+    All ranks begin at the same moment, and one of them hosts the store (or a process of its own
+    does). A connection that comes too early is refused, and torch tries again after 0.25 to 0.75 s,
+    then ever later. That is more than all else that a restart takes with a fork server.
+    """
+    if (rendezvous := sys.modules.get(_RENDEZVOUS)) is not None:
+        _await_before_connecting(rendezvous)
+
+
+def _await_before_connecting(rendezvous: Any) -> None:
+    create = getattr(rendezvous, "_create_c10d_store", None)
+    if create is None:
+        return
+
+    def create_store(*arguments: Any, **named: Any) -> Any:
+        try:
+            host, port, rank, ranks, timeout = arguments[:5]
+            if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                _await(host, port, ranks, min(_STORE_WAIT_S, timeout.total_seconds() / 4))
+        except Exception:  # noqa: S110 - torch says what is wrong with its arguments and the address
+            pass
+        return create(*arguments, **named)
+
+    create_store.__name__, create_store.__qualname__ = create.__name__, create.__qualname__
+    create_store.__doc__, create_store.__module__ = create.__doc__, create.__module__
+    rendezvous._create_c10d_store = create_store
+
+
+def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
+    """Return when an address accepts connections, or after a time.
+
+    The store takes a connection without a word for one of a client that is gone, which it may be.
+
+    Args:
+        host: where.
+        port: likewise.
+        ranks: of the job; all of them together ask 10,000 times a second at most.
+        limit_s: how long it may take.
+
+    Raises:
+        OSError: there is something other than nothing that listens yet.
+    """
+    deadline = time.monotonic() + limit_s
+    shortest_s = pause_s = 0.002 + ranks / 10_000
+    while (left_s := deadline - time.monotonic()) > 0 and not _listens(host, port, left_s):
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, max(0.05, shortest_s))
+
+
+def _listens(host: str, port: int, limit_s: float) -> bool:
+    import socket  # torch has it already
+
+    try:
+        socket.create_connection((host, port), limit_s).close()
+    except ConnectionRefusedError:
+        return False
+    return True

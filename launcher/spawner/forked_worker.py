@@ -140,6 +140,8 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     set_up(worker, place.streams)
     if worker["is_watched"]:
         hook.install_or_say(*place.streams[-2:])
+    else:
+        hook.await_store()
     for fd in place.close[2:]:
         os.close(fd)
     for name, value in worker["env"].items():

@@ -2,16 +2,23 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import ft_run
 import pytest
 from ft_run.launcher.processes.worker_watch import starter_env
+from ft_run.tests.harness.ports import free_port
 from ft_run.training import hook, progress
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
+
+LIMIT = timedelta(seconds=60)
 
 DRIVER = Path(__file__).parents[1] / "harness" / "preload_driver.py"
 
@@ -304,6 +311,60 @@ def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
     for fd in files:
         os.close(fd)
     assert ticks == 2
+
+
+# --- torch's store ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Torch's rendezvous, changed as in a worker until the test is over."""
+    # As an attribute of its package, that name is a function.
+    module: Any = sys.modules["torch.distributed.rendezvous"]
+    monkeypatch.setattr(module, "_create_c10d_store", module._create_c10d_store)
+    hook.await_store()
+    return module
+
+
+@pytest.mark.parametrize(("rank", "libuv"), [(1, True), (1, False), (0, True)])
+def test_a_client_waits_until_the_store_listens(
+    rendezvous: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    rank: int,
+    libuv: bool,
+) -> None:
+    if rank == 0:  # it is none, but with --store separate
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    port = free_port()
+    stores: list[Any] = []
+
+    def listen(_: float) -> None:
+        if stores:
+            return
+        stores.append(
+            TCPStore("127.0.0.1", port, 2, True, LIMIT, wait_for_workers=False, use_libuv=libuv)
+        )
+
+    monkeypatch.setattr(time, "sleep", listen)
+    client = rendezvous._create_c10d_store("127.0.0.1", port, rank, 2, LIMIT, libuv)
+    assert len(stores) == 1
+    client.set("word", "said")
+    assert stores[0].get("word") == b"said"
+    assert capfd.readouterr().err == "", "the store says nothing of a connection without a word"
+
+
+def test_rank_0_does_not_wait_for_itself(rendezvous: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    assert rendezvous._create_c10d_store("127.0.0.1", 0, 0, 1, LIMIT).port > 0
+
+
+def test_where_nothing_ever_listens_torch_says_so(rendezvous: Any) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"{port}"):
+            rendezvous._create_c10d_store("127.0.0.1", port, 1, 2, timedelta(seconds=1))
 
 
 # --- a script without ft-run --------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The file in a buffer: DCP reads it, also after its values were overwritten in place."""
 
+import mmap
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -167,3 +168,17 @@ def test_what_is_not_trusted_is_plain_data(new: New) -> None:
     assert file.read(0, is_trusted=False) == [1, 2.5, "x", None]
     with pytest.raises(pickle.UnpicklingError):
         file.read(1, is_trusted=False)
+
+
+def test_a_file_with_a_hole_has_memory_when_it_is_opened() -> None:
+    """Or a write into the hole, when there is no memory, would end the worker."""
+    fd = os.memfd_create("test")
+    file = SnapshotFile(fd)
+    file.lay_out({"weight": torch.ones(1 << 18)})
+    length = file.data_bytes + file.layout_bytes
+    with mmap.mmap(fd, length) as memory:
+        memory.madvise(mmap.MADV_REMOVE, 1 << 16, 1 << 16)
+    assert os.fstat(fd).st_blocks * 512 < length
+    SnapshotFile(fd).open(file.data_bytes, file.layout_bytes)
+    assert os.fstat(fd).st_blocks * 512 >= length
+    os.close(fd)
