@@ -133,7 +133,7 @@ def test_the_oldest_of_too_many_silent_streams_ends() -> None:
 
 def test_one_connection_has_so_many_streams_and_no_more() -> None:
     async def test() -> None:
-        async with Scene() as scene:
+        async with Scene(SilentStreams(limit_s=3600.0)) as scene:
             streams = [scene.stream() for _ in range(1000)]
             await until(lambda: len(scene.server._silent) >= STREAMS_PER_CONNECTION)
             other = scene.connect()
