@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from .checkpoint_metadata import metadata_of, places_of
 from .late_copy import Copies, LateCopy, copy_now, kept, local
-from .snapshot_layout import Description, packed, unpacked
+from .snapshot_page import Description, packed, unpacked
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""

@@ -16,8 +16,8 @@ from .checkpoint_metadata import Places, metadata_of, places_of, plan_of
 from .late_copy import local
 from .memory_left import available
 from .snapshot_file import Item, MisfitError, SnapshotFile
-from .snapshot_layout import Description, digest
 from .snapshot_memory import Memory
+from .snapshot_page import Description, digest
 
 Plan = tuple[SavePlan, Places, str]
 """What a rank's file holds, where, and the digest of that."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...training.checkpoint_storage import METADATA, Storage, open_storage, words_of
-from ...training.snapshot_layout import digest, unpacked
+from ...training.snapshot_page import digest, unpacked
 from .containers import mend
 from .order import Order, Share, Written
 

@@ -19,7 +19,7 @@ from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_memory
 from ft_run.training import snapshot_page as page
 from ft_run.training.agent_socket import connect
-from ft_run.training.snapshot_layout import Description, digest, packed
+from ft_run.training.snapshot_page import Description, digest, packed
 from ft_run.values import replace
 
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)

@@ -17,7 +17,7 @@ from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoint_metadata import metadata_of, places_of, plan_of
 from ft_run.training.checkpoint_storage import file_of
 from ft_run.training.snapshot_file import SnapshotFile
-from ft_run.training.snapshot_layout import Description, digest
+from ft_run.training.snapshot_page import Description, digest
 from ft_run.training.state import flatten
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
