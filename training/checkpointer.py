@@ -147,11 +147,13 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        takes_snapshot, saves, is_busy, drain, is_missing = self._answer()
+        takes_snapshot, saves, is_busy, drain, lacks_plan, is_missing = self._answer()
         if is_missing and self._snapshots is not None:
             self._snapshots.forget(self._taken)
         if is_missing == _NO_MORE:
             self._end_snapshots()
+        if lacks_plan:
+            self._make_plans()
         now = time.monotonic()
         takes_snapshot = self._snapshot_every.is_due(number, takes_snapshot)
         saves = self._checkpoint_every.is_due(number, saves)
@@ -293,23 +295,53 @@ class Checkpointer:
     def _save_from_memory(self, number: int) -> bool:
         """Have the saver write a snapshot, which is taken if there is none; return whether it does.
 
-        One rank's share is enough: it is the state of all ranks, or none is used.
+        One rank's share is enough if it is the state of all ranks. Else it takes all of them, which
+        one node must have.
         """
         snapshots = self._snapshots
-        if snapshots is not None and not snapshots.is_replicated(number):
+        if snapshots is not None and not snapshots.has(number):
             self._snapshot_every.begin(number, time.monotonic())
             complete = self._take_snapshot(snapshots, number)
             if complete is not None:
                 complete()
             snapshots = self._snapshots
-        is_there = snapshots is not None and snapshots.is_replicated(number)
-        if not self._ranks.all_say(is_there):
+        is_there = snapshots is not None and snapshots.has(number)
+        is_alike = snapshots is not None and snapshots.is_replicated(number)
+        is_there, is_alike = map(bool, self._ranks.least(is_there, is_alike))
+        if not is_there or not (is_alike or self._is_planned(number)):
             return False
+        is_mine = self._ranks.rank == 0 or not is_alike
         has_begun = True
-        if self._ranks.rank == 0 and snapshots is not None and snapshots.saver is not None:
+        if is_mine and snapshots is not None and snapshots.saver is not None:
             snapshots.saver.wait()  # it writes one at a time
             has_begun = snapshots.save(number)
         return self._ranks.all_say(has_begun)
+
+    @property
+    def _plans(self) -> bool:
+        """Whether the saver writes sharded state, all of it; the same on all ranks."""
+        return self._has_saver and self._ranks.are_on_one_node and not self._of_others
+
+    def _is_planned(self, number: int) -> bool:
+        """Return whether the shares of a step are a checkpoint; if not, try to make them one."""
+        snapshots = self._snapshots
+        if not self._plans or snapshots is None:
+            return False
+        if not self._ranks.all_say(snapshots.is_planned(number)):
+            self._make_plans()
+        return self._ranks.all_say(snapshots.is_planned(number))
+
+    def _make_plans(self) -> None:
+        """Have rank 0 keep the metadata of all shares of the newest snapshot, and the next ones."""
+        snapshots = self._snapshots
+        if snapshots is None:
+            return
+        plan = snapshots.plan(self._state.collect(), self._flat_state.collect())
+        plans = self._ranks.gather(plan)
+        try:
+            snapshots.use_plans(plans, self._taken)
+        except OSError as error:
+            self._give_up_snapshots(self._taken, error)
 
     def _take_snapshot(self, snapshots: Snapshots, number: int) -> Callable[[], bool] | None:
         self._taken = number
@@ -319,13 +351,16 @@ class Checkpointer:
         try:
             return snapshots.write(number, self._state.collect, state, late, keep)
         except OSError as error:
-            _say(
-                f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
-                "checkpoints only."
-            )
-            self._missing = _NO_MORE
-            self._end_snapshots()
+            self._give_up_snapshots(number, error)
         return None
+
+    def _give_up_snapshots(self, number: int, error: OSError) -> None:
+        _say(
+            f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
+            "checkpoints only."
+        )
+        self._missing = _NO_MORE
+        self._end_snapshots()
 
     def _end_snapshots(self) -> None:
         if self._snapshots is not None:
@@ -342,7 +377,8 @@ class Checkpointer:
                 self._missing = _CHANGED
             if self._replicas is not None:
                 self._replicas.start()
-            self._question = self._ranks.ask(*map(int, asked), self._missing)
+            lacks_plan = self._plans and self._snapshots is not None and self._snapshots.lacks_plan
+            self._question = self._ranks.ask(*map(int, (*asked, lacks_plan)), self._missing)
 
         if complete is None:
             act()
@@ -367,7 +403,7 @@ class Checkpointer:
     def _answer(self) -> list[int]:
         """Return what is due by time, and whether a rank has not its share of what was taken."""
         self._wait_for_copy()
-        answer = self._question.answer() if self._question is not None else [0] * 5
+        answer = self._question.answer() if self._question is not None else [0] * 6
         self._question = None
         return answer
 

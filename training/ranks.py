@@ -20,6 +20,8 @@ class Ranks:
         """
         self.group: Any = None
         self.rank, self.size = 0, 1
+        self.are_on_one_node = False
+        """Whether the launcher says that one node has all of them."""
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if self.size > 1:
@@ -29,6 +31,7 @@ class Ranks:
                 "Checkpointer was made before torch.distributed.init_process_group() in a job of "
                 "several ranks; right would be to make it afterwards."
             )
+        self.are_on_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(self.size)
 
     def least(self, *numbers: int) -> list[int]:
         """Return the least of each number that the ranks have."""
@@ -38,12 +41,12 @@ class Ranks:
         """Return the greatest of each number that the ranks have."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
-    def gather(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of each rank; all give as many. Objects would be pickled."""
-        table = torch.tensor([numbers] * self.size, dtype=torch.int64)
+    def table(self, *numbers: int) -> list[list[int]]:
+        """Return the numbers of each rank; all give as many."""
+        rows = torch.tensor([numbers] * self.size, dtype=torch.int64)
         if self.group is not None:
-            dist.all_gather(list(table), table[self.rank].clone(), group=self.group)
-        return [[int(number) for number in row] for row in table]
+            dist.all_gather(list(rows), rows[self.rank].clone(), group=self.group)
+        return [[int(number) for number in row] for row in rows]
 
     def all_say(self, is_true: bool) -> bool:
         """Return whether something is true on all ranks."""
@@ -53,6 +56,17 @@ class Ranks:
         """Have all ranks hold the bytes that one has."""
         for start in range(0, data.numel(), _CHUNK_BYTES):
             dist.broadcast(data[start : start + _CHUNK_BYTES], source, group=self.group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return on rank 0 what all ranks have, by rank; elsewhere nothing.
+
+        As DCP does it, it is pickled among the ranks.
+        """
+        if self.group is None:
+            return [value]
+        found: list[Any] = [None] * self.size if self.rank == 0 else []
+        dist.gather_object(value, found or None, dst=0, group=self.group)
+        return found
 
     def ask(self, *numbers: int) -> "Question":
         """Begin to ask for the greatest of each number, without waiting for the others."""

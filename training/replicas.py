@@ -147,7 +147,7 @@ class Replicas:
         """Return how far away, in ranks, the others are: on other hosts if that can be."""
         size = self._ranks.size
         name = hashlib.sha256(socket.gethostname().encode()).digest()
-        hosts = self._ranks.gather(int.from_bytes(name[:8], "little", signed=True))
+        hosts = self._ranks.table(int.from_bytes(name[:8], "little", signed=True))
         (local,) = self._ranks.most(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         steps = [distance for distance in range(local, size, local) if distance % size]
 
@@ -209,7 +209,7 @@ def fetch(
     places = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
     # Of each buffer, whose share it has.
     room = BUFFERS * (len(of_others) + 1)
-    there = ranks.gather(*sorted(places), *[-1] * (room - len(places)))
+    there = ranks.table(*sorted(places), *[-1] * (room - len(places)))
     holders: dict[int, int] = {}
     for holder, shares in enumerate(there):
         for share in shares:

@@ -5,9 +5,7 @@ It is written once; then it is known where the bytes of each tensor are, and onl
 A value that is no tensor has a slot that it need not fill: the container's comment does.
 """
 
-import base64
 import io
-import json
 import mmap
 import os
 import pickle
@@ -22,8 +20,9 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from .checkpoint_metadata import metadata_of
+from .checkpoint_metadata import metadata_of, places_of
 from .late_copy import Copies, LateCopy, copy_now, kept, local
+from .snapshot_page import Description, packed, unpacked
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""
@@ -74,6 +73,8 @@ class SnapshotFile:
         """
         self._fd = fd
         self._items: tuple[Item, ...] = ()
+        self.description = Description()
+        """What makes this file a checkpoint, with those of the other ranks or alone."""
         self._keys: tuple[str, ...] = ()
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
@@ -95,11 +96,11 @@ class SnapshotFile:
         """Read what stands where in a file that is there."""
         self._map_all(data_bytes, layout_bytes, is_there=True)
         assert self._map is not None
-        layout = json.loads(self._map[data_bytes : data_bytes + layout_bytes])
+        items, self.description = unpacked(self._map[data_bytes : data_bytes + layout_bytes])
         self._use(
             [
                 Item(tuple(path), start, length, dtype, tuple(shape), data_start)
-                for path, start, length, dtype, shape, data_start in layout["items"]
+                for path, start, length, dtype, shape, data_start in items
             ]
         )
 
@@ -212,13 +213,9 @@ class SnapshotFile:
                 shape = tuple(tensor.shape)
                 items.append(Item(path, start, length, _name_of(tensor.dtype), shape, at))
             size = file.tell()
-            metadata = b""
             if is_whole:
-                indexes = (write.index for write in plan.items)
-                places = {i: (o.start, o.length) for i, o in zip(indexes, items, strict=True)}
-                metadata = metadata_of([plan], [places])
-            known = {"items": items, "metadata": base64.b64encode(metadata).decode()}
-            layout = json.dumps(known, separators=(",", ":")).encode()
+                self.description = Description(metadata_of([plan], [places_of(plan, items)]))
+            layout = packed(items, self.description)
             file.write(layout)
         self._map_all(size, len(layout))
         self._use(items)
@@ -230,7 +227,21 @@ class SnapshotFile:
         os.ftruncate(self._fd, length)
         self._map_all(other.data_bytes, other.layout_bytes)
         self.all_bytes.copy_(other.all_bytes)
+        self.description = other.description
         self._use(other._items)
+
+    def describe(self, description: Description) -> None:
+        """Say what makes this file a checkpoint; its values stay.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        items, layout = self._items, packed(self._items, description)
+        os.ftruncate(self._fd, self.data_bytes + len(layout))
+        os.pwrite(self._fd, layout, self.data_bytes)
+        self._map_all(self.data_bytes, len(layout))
+        self.description = description
+        self._use(items)
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -314,6 +325,7 @@ class SnapshotFile:
         """Let go of the memory: views of it keep it mapped."""
         self._unpin()
         self._views, self._items, self._keys, self._map = [], (), (), None
+        self.description = Description()
         self.data_bytes = self.layout_bytes = 0
 
 

@@ -8,14 +8,19 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
 from . import snapshot_page as page
+from .checkpoint_metadata import Places, metadata_of, places_of, plan_of
 from .late_copy import local
 from .memory_left import available
-from .snapshot_file import MisfitError, SnapshotFile
+from .snapshot_file import Item, MisfitError, SnapshotFile
 from .snapshot_memory import Memory
+from .snapshot_page import Description, digest
 
+Plan = tuple[SavePlan, Places, str]
+"""What a rank's file holds, where, and the digest of that."""
 _MARGIN = 1.1
 """What the files have beside the tensors, and what training needs meanwhile."""
 
@@ -42,6 +47,12 @@ class Snapshots:
         self.beside: list[Snapshots] = []
         """Replicas of other ranks' shares, which are sent where the state is sharded."""
         self._receiving = 0
+        self._last: SnapshotFile | None = None
+        """What was written last, if it is sharded."""
+        self._planned: tuple[Item, ...] = ()
+        """What stood where when all ranks made their plans."""
+        self._description = Description()
+        """Of all ranks' files, if this is the first of them."""
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
     @property
@@ -85,10 +96,13 @@ class Snapshots:
                 values = file.values_of(flat)
             if values is None:
                 raise MisfitError
+            self._describe(file)
             copy = file.write(values, late)
         except MisfitError:
             self._check_room(flat)
             file.lay_out(state(), is_whole=is_replicated)
+            self._describe(file)
+        self._last = None if is_replicated else file
         if copy is None:
             self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
             return None
@@ -221,6 +235,57 @@ class Snapshots:
             if entry is not None and entry.step == step and self.saver is not None:
                 return self.saver.save(index, step)
         return False
+
+    @property
+    def lacks_plan(self) -> bool:
+        """Whether the last snapshot is sharded, and stands otherwise than when plans were made."""
+        return self._last is not None and self._last.items != self._planned
+
+    def plan(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> Plan | None:
+        """Return what this rank's file holds, for the first rank; None: it is another state.
+
+        Args:
+            state: the nested state dict of this rank.
+            flat: the same, flattened as DCP does it.
+        """
+        if self._last is None:
+            return None
+        self._planned, self._description = self._last.items, Description()
+        plan, keys = plan_of(state)
+        if keys != [item.key for item in self._planned] or self._last.values_of(flat) is None:
+            return None
+        return plan, places_of(plan, self._planned), digest(self._planned)
+
+    def use_plans(self, plans: list[Plan | None], step: int) -> None:
+        """Make the shares of all ranks a checkpoint, from the snapshot of a step on.
+
+        Args:
+            plans: of all ranks; none: this is not the first one.
+            step: the newest one, which is complete.
+        """
+        known = [plan for plan in plans if plan is not None]
+        if not known or len(known) < len(plans):
+            return
+        metadata = metadata_of([plan for plan, _, _ in known], [places for _, places, _ in known])
+        self._description = Description(metadata, tuple(one for _, _, one in known))
+        for index, entry in enumerate(self._entries):
+            is_newest = entry is not None and entry.step == step
+            if is_newest and self._files[index] is self._last and not self._is_held(index):
+                page.write(self._page, index, None)
+                self._describe(self._files[index])
+                self._now_holds(index, step, rank=self._rank, is_replicated=False)
+
+    def is_planned(self, step: int) -> bool:
+        """Return whether a sharded snapshot is a checkpoint, with those of the other ranks."""
+        file = self.written(step)
+        if file is None or file.items != self._planned:
+            return False
+        return self._rank > 0 or bool(self._description.metadata)
+
+    def _describe(self, file: SnapshotFile) -> None:
+        is_meant = bool(self._description.metadata) and file.items == self._planned
+        if is_meant and file.description != self._description:
+            file.describe(self._description)
 
     def clear(self) -> None:
         """Forget all snapshots: the ranks go on from another state."""

@@ -18,11 +18,11 @@ from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
-from ..saver.saves import Saves, WholeSnapshot
+from ..saver.saves import HeldShare, Saves, WholeSnapshot
 
 _MESSAGE_MAX = max(page.REQUEST.size, page.REPLICA.size, page.SAVE.size)
 _SAYS_NOTHING = -1
-"""In the place of a local rank."""
+"""In the place of a local rank, or of a step."""
 
 
 class HeldSnapshots:
@@ -46,6 +46,10 @@ class HeldSnapshots:
         self._assignment: Assignment | None = None
         self._asking: dict[socket.socket, int] = {}
         """The local ranks of workers that have said it."""
+        self._orders: dict[int, tuple[int, int]] = {}
+        """By local rank: buffer and step of what is to be saved, until all shares of it are."""
+        self._refused = _SAYS_NOTHING
+        """The step of which a share is not what its worker said."""
         self._workers = WorkerSocket(self._answer, lambda at: self._asking.pop(at, None))
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -59,6 +63,8 @@ class HeldSnapshots:
             while self._answer(connection):
                 pass
             self._workers.hang_up(connection)
+        self._orders.clear()
+        self._refused = _SAYS_NOTHING
         before, self._assignment, resumed = self._assignment, assignment, assignment.resumption
         is_of_these = (
             before is not None
@@ -99,22 +105,43 @@ class HeldSnapshots:
         return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
 
     def newest_whole(self) -> WholeSnapshot | None:
-        """Return the newest snapshot that is the state of all ranks; None: there is none."""
+        """Return the newest snapshot of which all is here; None: there is none."""
         held = self.held()
         for snapshot in reversed(held.held if held is not None else ()):
             for local_rank in sorted(self._memory):
-                if (found := self._memory[local_rank].whole(local_rank, snapshot.step)) is not None:
+                if (found := self._whole(local_rank, snapshot.step)) is not None:
                     return found
         return None
 
+    def _whole(self, local_rank: int, step: int) -> WholeSnapshot | None:
+        """Return a snapshot that is to be saved: the share of a rank, if it is the state of all.
+
+        Else all shares, if this node has them.
+        """
+        place = self._memory[local_rank].place
+        mine = self._memory[local_rank].share(local_rank, step)
+        if place is None or mine is None:
+            return None
+        if mine.entry.is_replicated:
+            return WholeSnapshot((mine,), place)
+        found = [self._memory[other].share(other, step) for other in sorted(self._memory)]
+        shares = tuple(share for share in found if share is not None)
+        ranks = [(one.entry.world_size, one.entry.rank) for one in shares]
+        size = self._local_world_size
+        return WholeSnapshot(shares, place) if ranks == [(size, n) for n in range(size)] else None
+
     def _saved(self, snapshot: WholeSnapshot, is_complete: bool) -> None:
-        """What a worker has asked to be saved need not be left alone any more."""
-        memory = self._memory.get(snapshot.local_rank)
-        if memory is not None:
-            memory.held &= ~(1 << snapshot.buffer)
-        reply = page.SAVED.pack(page.MAGIC, snapshot.buffer, snapshot.entry.step, is_complete)
-        for connection, local_rank in self._asking.items():
-            if local_rank == snapshot.local_rank:
+        """What workers have asked to be saved need not be left alone any more."""
+        for share in snapshot.shares:
+            memory = self._memory.get(share.local_rank)
+            if memory is not None:
+                memory.held &= ~(1 << share.buffer)
+            self._reply(share.local_rank, share.buffer, snapshot.step, is_complete)
+
+    def _reply(self, local_rank: int, buffer: int, step: int, is_complete: bool) -> None:
+        reply = page.SAVED.pack(page.MAGIC, buffer, step, is_complete)
+        for connection, asks in self._asking.items():
+            if asks == local_rank:
                 with suppress(OSError):  # the worker is gone
                     connection.send(reply)
 
@@ -164,17 +191,27 @@ class HeldSnapshots:
         self, connection: socket.socket, local_rank: int, magic: bytes, buffer: int, step: int
     ) -> None:
         memory = self._memory.get(local_rank)
-        snapshot = memory.whole(local_rank, step) if memory is not None else None
         if magic != page.MAGIC or memory is None:
             self._workers.hang_up(connection)
+            return
+        share = memory.share(local_rank, step)
+        self._orders[local_rank] = (buffer, step)
+        if share is None or share.buffer != buffer:
+            self._refused = step  # for the other ranks too
         elif (
-            snapshot is not None
-            and snapshot.buffer == buffer
-            and self._saves.begin(snapshot, partial(self._saved, snapshot))
+            not share.entry.is_replicated
+            and step != self._refused
+            and len(self._orders) < self._local_world_size
         ):
-            memory.held |= 1 << buffer
-        else:
-            connection.send(page.SAVED.pack(page.MAGIC, buffer, step, False))
+            return  # the shares of the other ranks belong to it
+        snapshot = self._whole(local_rank, step) if step != self._refused else None
+        orders, self._orders = self._orders, {}
+        if snapshot is not None and self._saves.begin(snapshot, partial(self._saved, snapshot)):
+            for one in snapshot.shares:
+                self._memory[one.local_rank].held |= 1 << one.buffer
+            return
+        for other, (other_buffer, other_step) in orders.items():
+            self._reply(other, other_buffer, other_step, is_complete=False)
 
     def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
         """Return the memory of a rank, or that for a replica; None: it is not of this node.
@@ -228,15 +265,17 @@ class _RankMemory:
             if one.rank >= local_rank
         }
 
-    def whole(self, local_rank: int, step: int) -> WholeSnapshot | None:
-        """Return the snapshot of a step if it is the state of all ranks, and is to be saved."""
-        place = page.read_place(self._page)
+    @property
+    def place(self) -> page.Place | None:
+        """Where checkpoints are to be written; None: the saver writes none."""
+        return page.read_place(self._page)
+
+    def share(self, local_rank: int, step: int) -> HeldShare | None:
+        """Return what the worker has left of a step; None: nothing."""
         for index in range(page.BUFFERS):
             entry = page.read(self._page, index)
-            if place is None or entry is None or entry.step != step:
-                continue
-            if entry.is_replicated:
-                return WholeSnapshot(local_rank, index, self.fds[1 + index], entry, place)
+            if entry is not None and entry.step == step:
+                return HeldShare(local_rank, index, self.fds[1 + index], entry)
         return None
 
     def entries(self) -> list[page.Entry]:

@@ -28,7 +28,7 @@ class Order:
     attempt: str
     """Tells this writer from others of the same step."""
     shares: tuple[Share, ...]
-    """All of them; the first one's layout has the metadata."""
+    """All of them, by rank; what is behind the first one has the metadata."""
     unless_newer: bool = False
     """Nothing is to be done where there is one as new or newer."""
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, TypeVar
 
 from ... import events as ev
@@ -16,16 +16,28 @@ T = TypeVar("T")
 _UNFINISHED = "it took longer than --shutdown-timeout leaves for it"
 
 
-class WholeSnapshot(NamedTuple):
-    """A snapshot of which one buffer is the state of all ranks."""
+class HeldShare(NamedTuple):
+    """A rank's share of a snapshot, in a buffer of this node."""
 
     local_rank: int
     buffer: int
     fd: int
     """Of the buffer; it is not closed here."""
     entry: page.Entry
+
+
+class WholeSnapshot(NamedTuple):
+    """A snapshot of which this node has all."""
+
+    shares: tuple[HeldShare, ...]
+    """One that is the state of all ranks, or those of all ranks, by rank."""
     place: page.Place
     """Where its checkpoint is to be written."""
+
+    @property
+    def step(self) -> int:
+        """How many steps were done."""
+        return self.shares[0].entry.step
 
 
 class Saves:
@@ -57,16 +69,27 @@ class Saves:
         """
         if self._writing is not None and not self._writing.done():
             return False
-        fd = os.dup(snapshot.fd)  # this node may become a spare meanwhile
-        self._writing = asyncio.get_running_loop().create_task(self._write(snapshot, fd, ended))
+        with ExitStack() as files:
+            fds = []
+            for share in snapshot.shares:
+                fds.append(os.dup(share.fd))  # this node may become a spare meanwhile
+                files.callback(os.close, fds[-1])
+            writing = self._write(snapshot, fds, ended, files.pop_all())
+        self._writing = asyncio.get_running_loop().create_task(writing)
         return True
 
-    async def _write(self, snapshot: WholeSnapshot, fd: int, ended: Callable[[bool], None]) -> None:
-        step, written = snapshot.entry.step, Written(_UNFINISHED)
+    async def _write(
+        self,
+        snapshot: WholeSnapshot,
+        fds: Sequence[int],
+        ended: Callable[[bool], None],
+        files: ExitStack,
+    ) -> None:
+        step, written = snapshot.step, Written(_UNFINISHED)
         try:
-            written = await self._saver.write(_order(snapshot), [fd])
+            written = await self._saver.write(_order(snapshot), fds)
         finally:
-            os.close(fd)
+            files.close()
             if written.words:
                 self._tell(ev.CheckpointFailed(step, written.words))
             else:
@@ -86,11 +109,13 @@ class Saves:
             await _within(self._writing, deadline)
         if snapshot is None or not snapshot.place.at_breakpoint:
             return
-        step = snapshot.entry.step
+        step = snapshot.step
         if step <= self._newest:
             return
         order = _order(snapshot, is_last=True)
-        writing = asyncio.ensure_future(self._saver.write(order, [snapshot.fd]))
+        writing = asyncio.ensure_future(
+            self._saver.write(order, [one.fd for one in snapshot.shares])
+        )
         written = await _within(writing, deadline) or Written(_UNFINISHED)
         if written.words:
             self._tell(ev.BreakpointUnsaved(step, written.words))
@@ -103,10 +128,13 @@ class Saves:
 
 
 def _order(snapshot: WholeSnapshot, *, is_last: bool = False) -> Order:
-    entry, place = snapshot.entry, snapshot.place
-    share = Share(file_of(0), entry.data_bytes, entry.layout_bytes)
-    attempt = f"{entry.rank}-{entry.generation}"
-    return Order(place.folder, entry.step, place.keep, attempt, (share,), unless_newer=is_last)
+    entries, place = [share.entry for share in snapshot.shares], snapshot.place
+    shares = tuple(
+        Share(file_of(0 if one.is_replicated else one.rank), one.data_bytes, one.layout_bytes)
+        for one in entries
+    )
+    attempt = f"{entries[0].rank}-{entries[0].generation}"
+    return Order(place.folder, snapshot.step, place.keep, attempt, shares, unless_newer=is_last)
 
 
 def _written(step: int, written: Written, *, is_last: bool = False) -> ev.CheckpointWritten:

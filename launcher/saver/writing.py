@@ -1,13 +1,13 @@
 """Writes one checkpoint from buffers in memory, which are its files already."""
 
-import base64
-import json
 import mmap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from ...training.checkpoint_storage import METADATA, Storage, open_storage, words_of
+from ...training.snapshot_page import digest, unpacked
 from .containers import mend
 from .order import Order, Share, Written
 
@@ -37,13 +37,21 @@ def _write(order: Order, fds: Sequence[int], storage: Storage) -> int:
     """Write a checkpoint; return how many bytes it has."""
     draft = storage.draft(order.step, order.attempt)
     try:
+        # They are not closed: where an error comes out of here, parts of them are still looked at.
+        buffers = [
+            mmap.mmap(fd, share.data_bytes + share.layout_bytes)
+            for share, fd in zip(order.shares, fds, strict=True)
+        ]
+        layouts = [
+            unpacked(buffer[share.data_bytes :])
+            for share, buffer in zip(order.shares, buffers, strict=True)
+        ]
+        metadata, digests = layouts[0][1]
+        if not metadata or (digests and [*digests] != [digest(items) for items, _ in layouts]):
+            raise ValueError("its ranks had not agreed yet on what stands where in their files")
         storage.begin(draft)
-        metadata = b""
-        for share, fd in zip(order.shares, fds, strict=True):
-            # It is not closed: where an error comes out of here, parts of it are still looked at.
-            buffer = mmap.mmap(fd, share.data_bytes + share.layout_bytes)
-            found = _put(storage, draft, share, buffer)
-            metadata = metadata or found
+        for share, buffer, (items, _) in zip(order.shares, buffers, layouts, strict=True):
+            _put(storage, draft, share, buffer, items)
         storage.put(draft, METADATA, [metadata])
         storage.publish(order.step, draft, order.keep)
     except BaseException:
@@ -53,19 +61,19 @@ def _write(order: Order, fds: Sequence[int], storage: Storage) -> int:
     return len(metadata) + sum(share.data_bytes for share in order.shares)
 
 
-def _put(storage: Storage, draft: str, share: Share, buffer: mmap.mmap) -> bytes:
-    """Write one file; return the metadata that comes with it.
+def _put(
+    storage: Storage, draft: str, share: Share, buffer: mmap.mmap, items: Sequence[Any]
+) -> None:
+    """Write one file.
 
     Raises:
         ValueError: the buffer is not what it should be.
     """
-    layout = json.loads(buffer[share.data_bytes :])
     data = memoryview(buffer)[: share.data_bytes]
-    for _, start, length, dtype, *_ in layout["items"]:
+    for _, start, length, dtype, *_ in items:
         if dtype:
             mend(data[start : start + length])
     storage.put(draft, share.file, _Parts(data))
-    return base64.b64decode(layout["metadata"])
 
 
 class _Parts:

@@ -119,6 +119,25 @@ def test_ranks_that_are_killed(ft: "Launcher", kind: str, ranks: int) -> None:
     assert train(ft, kind, ranks, 200, 4) == undisturbed
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["fsdp2", "tp"])
+def test_what_a_failed_job_leaves_is_a_checkpoint(ft: "Launcher", kind: str) -> None:
+    undisturbed = train(ft, kind, 2, 60, 0)
+    job = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *PRELOAD)
+    arguments = (ft.script(SCRIPT, "train.py"), kind, ft.folder, 60, 1000)
+    command = ft.start(*job, *arguments)
+    for life in (0, 1):
+        found = command.expect(rf"life {life} of rank \d of 2 is (\d+)", 2)
+        command.expect(f"life {life} of rank . goes on", 2)
+        os.kill(int(found[1][1]), signal.SIGKILL)
+    assert command.wait() == 1
+    saved = command.expect(r"The checkpoint of step (\d+) is complete")[0]
+    command = ft.start(*job, *arguments)
+    assert ends(command, 2) == undisturbed
+    begun = command.expect(r"life 0 of rank \d of 2 is \d+ from (\d+)", 2)
+    assert {match[1] for match in begun} == {saved[1]}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["fsdp2", "tp"])
@@ -129,10 +148,12 @@ def test_another_number_of_ranks_goes_on_from_the_checkpoint(ft: "Launcher", kin
         command = ft.run(
             *("--standalone", "--nproc-per-node", ranks, *PRELOAD),
             *(script, kind, ft.folder, steps, 10),
+            env={"LOGLEVEL": "DEBUG"},
         )
         assert command.process.returncode == 0, command.stderr
         begun = command.expect(r"life 0 of rank \d of \d is \d+ from (\d+) with (\w+)", ranks)
         assert {int(match[1]) for match in begun} == {10 * life}
+        command.expect(f"The checkpoint of step {steps} is complete")  # so says the saver
         if known:
             assert {match[2] for match in begun} == {known}
         (known,) = {match[1] for match in command.expect(r"ends with (\w+)", ranks)}

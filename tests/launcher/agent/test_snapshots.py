@@ -1,12 +1,14 @@
 """The memory that an agent holds for its workers: to whom it goes, and what stays of it."""
 
 import asyncio
+import mmap
 import os
 import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from ft_run.launcher.agent.snapshots import HeldSnapshots
@@ -14,7 +16,10 @@ from ft_run.launcher.saver.saves import Saves
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
+from ft_run.training import snapshot_memory
 from ft_run.training import snapshot_page as page
+from ft_run.training.agent_socket import connect
+from ft_run.training.snapshot_page import Description, digest, packed
 from ft_run.values import replace
 
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
@@ -157,6 +162,72 @@ def test_a_spare_gives_the_memory_back() -> None:
             held.drop()
             assert held.held() is None
             assert await ask(2) is None  # a spare has no workers
+
+    run(test)
+
+
+class Worker:
+    """A worker of this process, with a sharded state of two ranks."""
+
+    def __init__(self, rank: int) -> None:
+        channel = connect(page.address_of(os.getpid()))
+        memory = snapshot_memory._ask(channel, page.REQUEST.pack(page.MAGIC, rank))
+        assert memory is not None
+        assert memory.saver is not None
+        self.rank, self.memory, self.saver = rank, memory, memory.saver
+        self._map = mmap.mmap(memory.page_fd, page.PAGE_BYTES)
+        self.page = memoryview(self._map)
+
+    def leave(self, step: int, folder: Path, size: int = 2) -> None:
+        """Leave a share, in the buffer 1."""
+        layout = packed([], Description(b"meta", (digest([]),) * 2))
+        os.pwrite(self.memory.buffer_fds[1], b"data" + layout, 0)
+        page.write_place(self.page, page.Place(str(folder), 3, True))
+        entry = page.Entry(step, step, size, self.rank, 4, len(layout), False)
+        page.write(self.page, 1, entry)
+
+    def close(self) -> None:
+        self.saver.close()
+        self.page.release()
+        self._map.close()
+        for fd in (self.memory.page_fd, *self.memory.buffer_fds):
+            os.close(fd)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: int) -> None:
+    async def test() -> None:
+        async with holding(replace(ROUND, rank_offset=0)) as held:
+            workers = [await asyncio.to_thread(Worker, rank) for rank in (0, 1)]
+            asking = [workers[first], workers[1 - first]]
+
+            async def save(step: int) -> list[int]:
+                for worker in asking:
+                    worker.saver.save(1, step)
+                for worker in asking:
+                    await asyncio.to_thread(worker.saver.wait)
+                return [worker.saver.saved for worker in asking]
+
+            for worker in workers:
+                worker.leave(7, tmp_path)
+            assert await save(7) == [7, 7]
+            files = sorted(os.listdir(tmp_path / "step-00000007"))
+            assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+            assert held.newest_whole() is not None
+            workers[0].leave(8, tmp_path)
+            assert await save(8) == [7, 7]  # rank 1 has none: no rank waits for ever
+            assert held.newest_whole() is None
+            workers[1].leave(8, tmp_path)
+            whole = held.newest_whole()
+            assert whole is not None
+            assert [share.entry.rank for share in whole.shares] == [0, 1]
+            for worker in workers:
+                worker.leave(9, tmp_path, size=3)
+            assert await save(9) == [7, 7]  # another node has the rest
+            assert held.newest_whole() is None
+            held._saves.close()
+            for worker in workers:
+                worker.close()
 
     run(test)
 

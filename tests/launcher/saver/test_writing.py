@@ -14,7 +14,10 @@ import pytest
 import torch
 from ft_run.launcher.saver.order import Order, Share, Written
 from ft_run.launcher.saver.writing import write
+from ft_run.training.checkpoint_metadata import metadata_of, places_of, plan_of
+from ft_run.training.checkpoint_storage import file_of
 from ft_run.training.snapshot_file import SnapshotFile, _Slice
+from ft_run.training.snapshot_page import Description, digest
 from ft_run.training.state import flatten
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -128,6 +131,39 @@ def test_a_snapshot_becomes_a_checkpoint(tmp_path: Path, snapshot: Snapshot) -> 
         assert loaded(tmp_path / f"new/step-{number:08}") == str(state_of(number))
     assert sorted(os.listdir(tmp_path / "new")) == ["latest", "step-00000002", "step-00000003"]
     assert (tmp_path / "new/latest").read_text() == "step-00000003\n"
+
+
+def test_shares_that_do_not_fit_together_are_no_checkpoint(
+    tmp_path: Path, snapshot: Snapshot
+) -> None:
+    other = Snapshot(state_of(1))
+    both = (snapshot, other)
+    plans = [plan_of(state_of(1))[0] for _ in both]
+    places = [places_of(plan, one.file.items) for plan, one in zip(plans, both, strict=True)]
+    digests = tuple(digest(one.file.items) for one in both)
+    snapshot.file.describe(Description(metadata_of(plans, places), digests))
+
+    def save(step: int) -> str:
+        sizes = [(one.file.data_bytes, one.file.layout_bytes) for one in both]
+        shares = tuple(Share(file_of(rank), *size) for rank, size in enumerate(sizes))
+        return write(Order(str(tmp_path), step, 2, "0", shares), [one.fd for one in both]).words
+
+    assert save(1) == ""
+    assert sorted(os.listdir(tmp_path / "step-00000001")) == [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    ]
+    assert loaded(tmp_path / "step-00000001") == str(state_of(1))
+    other.file.lay_out({"model": {"weight": torch.ones(3)}})
+    words = "its ranks had not agreed yet on what stands where in their files"
+    assert save(2) == words
+    other.file.lay_out(state_of(1))
+    assert save(3) == ""
+    snapshot.file.lay_out(state_of(1), is_whole=False)
+    assert save(4) == words
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000001", "step-00000003"]
+    os.close(other.fd)
 
 
 def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
