@@ -100,8 +100,14 @@ LEASE_BREAKS = (
     (
         "a round that was taken over stays that of its leader",
         "group/rounds",
-        "state.newest = taken.term, taken.round",
-        "state.newest = state.settings.term, taken.round",
+        "state.newest = state.term, state.round",
+        "state.newest = state.settings.term, state.round",
+    ),
+    (
+        "no round is of a later leader than the one that takes it over",
+        "group/rounds",
+        "state.term = min(taken.term, state.settings.term)",
+        "state.term = taken.term",
     ),
     (
         "only the first leader of a job does not wait",
