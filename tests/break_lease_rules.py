@@ -148,8 +148,14 @@ LEASE_BREAKS = (
     (
         "the end of the job is told also without a lease",
         "lease/elector",
-        "        elif not self.leads(now):\n            return None\n        self._lose(now)",
-        "        if not self.leads(now):\n            return None\n        self._lose(now)",
+        "        elif not self.leads(now):\n            return None\n        return self._release",
+        "        if not self.leads(now):\n            return None\n        return self._release",
+    ),
+    (
+        "a lease that is over leaves no vote behind",
+        "lease/elector",
+        "return self._release(self._ask(LeaseStep.RELEASE, number), now)",
+        "self._lose(now)",
     ),
     (
         "a candidate begins with an answer from itself",
