@@ -100,8 +100,14 @@ LEASE_BREAKS = (
     (
         "a round that was taken over stays that of its leader",
         "group/rounds",
-        "state.newest = taken.term, taken.round",
-        "state.newest = state.settings.term, taken.round",
+        "state.newest = state.term, state.round",
+        "state.newest = state.settings.term, state.round",
+    ),
+    (
+        "no round is of a later leader than the one that takes it over",
+        "group/rounds",
+        "state.term = min(taken.term, state.settings.term)",
+        "state.term = taken.term",
     ),
     (
         "only the first leader of a job does not wait",
@@ -142,8 +148,14 @@ LEASE_BREAKS = (
     (
         "the end of the job is told also without a lease",
         "lease/elector",
-        "        elif not self.leads(now):\n            return None\n        self._lose(now)",
-        "        if not self.leads(now):\n            return None\n        self._lose(now)",
+        "        elif not self.leads(now):\n            return None\n        return self._release",
+        "        if not self.leads(now):\n            return None\n        return self._release",
+    ),
+    (
+        "a lease that is over leaves no vote behind",
+        "lease/elector",
+        "return self._release(self._ask(LeaseStep.RELEASE, number), now)",
+        "self._lose(now)",
     ),
     (
         "a candidate begins with an answer from itself",

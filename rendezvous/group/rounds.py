@@ -241,8 +241,9 @@ class Rounds:
         """Go on with the round of an earlier master as if it were our own."""
         state, self.takeover = self._state, None
         state.formed_before, state.phase = True, GroupPhase.RUNNING
-        state.round, state.formed_by, state.term = taken.round, taken.formed_by, taken.term
-        state.newest = taken.term, taken.round
+        state.round, state.formed_by = taken.round, taken.formed_by
+        state.term = min(taken.term, state.settings.term)  # or a node has made it up
+        state.newest = state.term, state.round
         if taken.finding is TakeoverState.COMPLETE:
             state.starts_from = -math.inf  # its workers are all that there are
         state.world_nodes = taken.nodes

@@ -137,15 +137,15 @@ class Elector:
             held = replace(held, step=LeaseStep.END, exit_code=exit_code)
         elif not self.leads(now):
             return None
-        self._lose(now)
-        self.acceptor.ask(held, now)
-        return held
+        return self._release(held, now)
 
     def due(self, now: float) -> LeaseAsk | None:
         """Let time pass; return what is to be asked of all others."""
-        if self._held_until > -math.inf and not self.leads(now):
-            self._lose(now)
         attempt = self._attempt
+        if self._held_until > -math.inf and not self.leads(now):
+            # The votes for a renewal that has not sufficed would keep others from being elected.
+            number = self._number if attempt is None else attempt.ask.number
+            return self._release(self._ask(LeaseStep.RELEASE, number), now)
         if attempt is not None and now >= attempt.since + self._times.renew_s:
             return self._give_up_attempt(now)
         if self._attempt is not None or now < self._next_at:
@@ -221,6 +221,11 @@ class Elector:
         if attempt is None or attempt.ask.step is not LeaseStep.PROPOSE or self.leads(now):
             return None
         held = replace(attempt.ask, step=LeaseStep.RELEASE)
+        self.acceptor.ask(held, now)
+        return held
+
+    def _release(self, held: LeaseAsk, now: float) -> LeaseAsk:
+        self._lose(now)
         self.acceptor.ask(held, now)
         return held
 

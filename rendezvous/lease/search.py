@@ -21,6 +21,11 @@ class Search:
         self._led = 0
         """The term of the leader that the target is said to be; 0: it is only its turn."""
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether a host has said that the target leads."""
+        return self._led > 0
+
     def may_follow(self, term: int) -> bool:
         """Return whether a leader of that term is followed; it is from now on."""
         if term < self.term:

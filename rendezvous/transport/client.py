@@ -131,6 +131,7 @@ class GrpcLink:
     async def _run(self) -> None:
         away_since = time.monotonic()
         attempts = 0
+        was_sent = False
         while True:
             tried_at = time.monotonic()
             self._has_heard = is_elsewhere = False
@@ -169,7 +170,9 @@ class GrpcLink:
                 return
             if not is_elsewhere:
                 self._on_event(LinkDown(reason))
-            await asyncio.sleep(_backoff_s(attempts))
+            # To the host that is said to lead it goes at once, but not from there to another.
+            was_sent = is_elsewhere and self._search.is_sent and not was_sent
+            await asyncio.sleep(0.0 if was_sent else _backoff_s(attempts))
             attempts += 1
 
     async def _attend_once(self) -> str:

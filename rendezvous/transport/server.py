@@ -150,6 +150,9 @@ class MasterServer:
         await context.send_initial_metadata(tuple(greeting.items()))
         master = self._master_now()
         if LED_BY_KEY in greeting or master is None:
+            # What ends at once may lose its first word: the node leaves when it has it.
+            with suppress(EOFError, TimeoutError):
+                await self._silent.first_word(context.read)
             return
         try:
             attend = decode_node(await self._silent.first_word(context.read))

@@ -49,6 +49,13 @@ def test_other_hosts_hear_of_the_next_round_when_one_is_stopped():
     assert heard == [NO_ROUND, (3, 4), (7, 5)]
 
 
+def test_a_round_is_of_no_later_leader_than_the_one_that_takes_it_over():
+    """What other hosts are told of it they would not believe."""
+    scene = Scene(1, term=7)
+    scene.attend("a", claim=claim_of(4, 0, nodes=1, term=99))
+    assert scene.group.newest == scene.group.formed == (7, 4)
+
+
 @pytest.mark.parametrize("known", [3, sys.maxsize])
 def test_what_other_hosts_know_moves_the_number_of_a_round_but_not_far(known: int) -> None:
     scene = Scene(1, known=(5, known), term=7)

@@ -133,6 +133,21 @@ def test_a_renewal_that_fails_gives_nothing_back() -> None:
         hosts.run(0.05)
 
 
+def test_a_lease_that_is_over_leaves_no_vote_behind() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    elector = hosts.electors[first]
+    hosts.deaf = {0, 1, 2}
+    while elector.leads(hosts.now):
+        hosts.run(0.05)
+    assert elector.acceptor.leader(hosts.now) is not None
+    release = elector.due(hosts.now)
+    assert release is not None
+    assert release.step is RELEASE
+    assert elector.acceptor.leader(hosts.now) is None
+
+
 def test_a_late_answer_to_a_renewal_does_not_count_for_the_next_one() -> None:
     hosts = Hosts()
     hosts.run(6)

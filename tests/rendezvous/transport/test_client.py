@@ -23,7 +23,8 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.transport.channel_options import MASTER_KEY, SERVICE, TERM_KEY
+from ft_run.rendezvous.transport import client
+from ft_run.rendezvous.transport.channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY
 from ft_run.rendezvous.transport.client import GrpcLink, in_words, is_foreign
 from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp
@@ -166,6 +167,16 @@ async def foreign_server(port: int = 0) -> tuple[grpc.aio.Server, Endpoint]:
     return server, Endpoint("127.0.0.1", port)
 
 
+async def attended(attend: Callable[[Any, Any], Any]) -> tuple[grpc.aio.Server, Endpoint]:
+    """Serve what answers nodes in a master's place."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(attend)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, Endpoint("127.0.0.1", port)
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE])
 def test_a_master_that_ends_a_stream_just_after_accepting_it(code: grpc.StatusCode) -> None:
     """As a master does that is stopped at that moment: the node tries again, and can close."""
@@ -176,11 +187,7 @@ def test_a_master_that_ends_a_stream_just_after_accepting_it(code: grpc.StatusCo
             await context.abort(code, "stopping")
 
     async def test() -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(end_at_once)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
+        server, endpoint = await attended(end_at_once)
         told = set()
         for _ in range(5):
             nodes = [Node(endpoint, attend, connect_timeout_s=9.0) for _ in range(30)]
@@ -205,11 +212,7 @@ def test_connections_that_bring_nothing_do_not_count_as_a_master() -> None:
         await anext(aiter(requests))
 
     async def test() -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(hear_and_end)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
+        server, endpoint = await attended(hear_and_end)
         node = Node(endpoint, attend, master_timeout_s=0.5)
         lost = await node.next(LinkLost)
         assert lost.sentence.startswith(f"the master at {endpoint} stayed away for 0.5 s")
@@ -230,17 +233,51 @@ def test_a_leader_among_several_is_found_when_it_has_heard_of_the_node() -> None
             await context.write(word)
 
     async def test() -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(greet)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        endpoint = Endpoint("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
+        server, endpoint = await attended(greet)
         node = Node(endpoint, attend, listed=[endpoint])
         ended = LinkDown("the master ended the stream")
         events = [await node.events.get() for _ in range(4)]
         assert events == [ended, LinkUp(again=False), Challenge(), ended]
         await node.link.close()
         await server.stop(None)
+
+    run(test)
+
+
+def test_a_node_goes_at_once_to_the_host_that_is_said_to_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pause there would be that of a search that has lasted for a whole election."""
+    pauses: list[int] = []
+
+    def pause(attempts: int) -> float:
+        pauses.append(attempts)
+        return 0.0
+
+    monkeypatch.setattr(client, "_backoff_s", pause)
+    asked: list[int] = []
+
+    def host(place: int) -> Callable[[Any, Any], Coroutine[Any, Any, None]]:
+        async def greet(requests: Any, context: Any) -> None:
+            asked.append(place)
+            named = {0: 1, 1: 2, 2: 1}[place] if len(asked) < 4 else -1
+            where = () if named < 0 else ((LED_BY_KEY, str(named)),)
+            await context.send_initial_metadata(((MASTER_KEY, "1"), (TERM_KEY, "5"), *where))
+            await anext(aiter(requests))
+            await context.write(encode_master(Challenge()))
+
+        return greet
+
+    async def test() -> None:
+        servers = [await attended(host(place)) for place in range(3)]
+        endpoints = [endpoint for _, endpoint in servers]
+        node = Node(endpoints[0], attend, listed=endpoints)
+        await node.next(LinkUp)
+        assert asked == [0, 1, 2, 1]
+        assert pauses == [1]  # what sends it on and on does not have it hammer the hosts
+        await node.link.close()
+        for server, _ in servers:
+            await server.stop(None)
 
     run(test)
 

@@ -25,7 +25,7 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, SERVICE, TERM_KEY
+from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, LED_BY_KEY, SERVICE, TERM_KEY
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
 from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
@@ -265,6 +265,21 @@ def test_a_node_hears_from_its_leader_at_once_that_it_was_heard() -> None:
             await until(said, LinkUp)
             assert await said.get() == Challenge()
             await link.close()
+
+    run(test)
+
+
+def test_a_host_that_does_not_lead_leaves_it_to_the_node_to_end_the_stream() -> None:
+    """What ends just after its first word may end without it."""
+
+    async def test() -> None:
+        async with Hosts() as hosts:
+            endpoint = hosts.endpoints[(await hosts.leader() + 1) % 3]
+            async with grpc.aio.insecure_channel(str(endpoint)) as channel:
+                call: Any = channel.stream_stream(f"/{SERVICE}/Attend")()
+                assert LED_BY_KEY in await call.initial_metadata()
+                await status(endpoint)
+                assert not call.done()
 
     run(test)
 
