@@ -3,8 +3,8 @@
     snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
 
 MODE is ``checkpointer`` or ``torch-save`` (every 20 steps, rank 0 writes, all read): in the first
-life rank 0 kills itself in the middle between two of them. Or ``stall``: one process, whose
-snapshots are measured. What is measured goes to FOLDER as lines of JSON.
+life rank 0 kills itself in the middle of a step, half way between two of them. Or ``stall``: one
+process, whose snapshots are measured. What is measured goes to FOLDER as lines of JSON.
 """
 
 import json
@@ -74,6 +74,7 @@ def train() -> None:
     is_first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     for step in steps:
         if is_first_life and step == DIES_AT and dist.get_rank() == 0:
+            time.sleep(STEP_S / 2)
             note(death=time.time())
             os.kill(os.getpid(), signal.SIGKILL)
         if not optimizer.state:
