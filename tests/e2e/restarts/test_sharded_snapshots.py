@@ -120,7 +120,7 @@ def test_ranks_that_are_killed(ft: "Launcher", kind: str, ranks: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["fsdp2", "tp"])
+@pytest.mark.parametrize("kind", ["fsdp2", pytest.param("tp", marks=pytest.mark.slow)])
 def test_what_a_failed_job_leaves_is_a_checkpoint(ft: "Launcher", kind: str) -> None:
     undisturbed = train(ft, kind, 2, 60, 0)
     job = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, *PRELOAD)
