@@ -34,8 +34,8 @@ LEASE_BREAKS = (
     (
         "what was promised to a higher number is kept",
         "lease/acceptor",
-        "if ask.number < self._promised:",
-        "if False:",
+        "if ask.number < self._promised or",
+        "if",
     ),
     (
         "a leader counts on its lease for less than acceptors keep to it",
@@ -124,8 +124,8 @@ LEASE_BREAKS = (
     (
         "a lease is given back in order",
         "lease/elector",
-        "held = self._ask(LeaseStep.RELEASE, self._number)",
-        "held = self._ask(LeaseStep.PROPOSE, self._number)",
+        "held = self._ask(LeaseStep.RELEASE, self._last_number)",
+        "held = self._ask(LeaseStep.PROPOSE, self._last_number)",
     ),
     (
         "a lease that is given back too late, after the next one, runs on",
@@ -154,8 +154,20 @@ LEASE_BREAKS = (
     (
         "a lease that is over leaves no vote behind",
         "lease/elector",
-        "return self._release(self._ask(LeaseStep.RELEASE, number), now)",
+        "return self._release(self._ask(LeaseStep.RELEASE, self._last_number), now)",
         "self._lose(now)",
+    ),
+    (
+        "a renewal that its release has overtaken is refused",
+        "lease/acceptor",
+        " or ask.number <= self._given_back:",
+        ":",
+    ),
+    (
+        "the votes that were asked for last are given back",
+        "lease/elector",
+        "return self._number if self._attempt is None else self._attempt.ask.number",
+        "return self._number",
     ),
     (
         "a candidate begins with an answer from itself",

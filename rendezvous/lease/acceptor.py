@@ -36,6 +36,8 @@ class Acceptor:
         """Of the proposal that was accepted last."""
         self._host = NO_HOST
         self._term = 0
+        self._given_back = 0
+        """The number that was given back last: what it asked for may arrive only now."""
         self.until = -math.inf
         """When the lease that was accepted last ends here."""
         self._first_term = 0
@@ -71,7 +73,7 @@ class Acceptor:
         if ask.step.gives_back:
             is_last = is_own and ask.number >= self._number  # or it comes late, after the next one
             if is_last:
-                self.until = now
+                self.until, self._given_back = now, ask.number
             return is_last
         if now < self.takes_part_at or round(self._lease_s * 1000) != ask.lease_ms:
             return False
@@ -82,7 +84,7 @@ class Acceptor:
                 return False
             self._promised = ask.number
             return True
-        if ask.number < self._promised:
+        if ask.number < self._promised or ask.number <= self._given_back:
             return False
         self._promised = ask.number
         self._process, self._number = ask.process, ask.number

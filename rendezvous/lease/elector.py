@@ -132,7 +132,7 @@ class Elector:
             now: the time.
             exit_code: of the job, where that is over and all nodes have heard so.
         """
-        held = self._ask(LeaseStep.RELEASE, self._number)
+        held = self._ask(LeaseStep.RELEASE, self._last_number)
         if exit_code is not None:
             held = replace(held, step=LeaseStep.END, exit_code=exit_code)
         elif not self.leads(now):
@@ -144,8 +144,7 @@ class Elector:
         attempt = self._attempt
         if self._held_until > -math.inf and not self.leads(now):
             # The votes for a renewal that has not sufficed would keep others from being elected.
-            number = self._number if attempt is None else attempt.ask.number
-            return self._release(self._ask(LeaseStep.RELEASE, number), now)
+            return self._release(self._ask(LeaseStep.RELEASE, self._last_number), now)
         if attempt is not None and now >= attempt.since + self._times.renew_s:
             return self._give_up_attempt(now)
         if self._attempt is not None or now < self._next_at:
@@ -192,6 +191,11 @@ class Elector:
         lease_ms = round(self._times.lease_s * 1000)
         newest = self._newest if is_held else NO_ROUND
         return LeaseAsk(step, self._own, self._process, number, term, lease_ms, *newest)
+
+    @property
+    def _last_number(self) -> int:
+        """Of the votes that were asked for last."""
+        return self._number if self._attempt is None else self._attempt.ask.number
 
     def _next_number(self) -> int:
         """Return a number above all that were seen, which no other host uses."""

@@ -122,7 +122,7 @@ def test_votes_that_did_not_suffice_are_given_back() -> None:
     assert not elector.leads(4.1)
 
 
-def test_a_renewal_that_fails_gives_nothing_back() -> None:
+def test_a_renewal_that_fails_gives_nothing_back_before_the_lease_is_over() -> None:
     hosts = Hosts()
     hosts.run(6)
     (first,) = hosts.leaders()
@@ -131,21 +131,55 @@ def test_a_renewal_that_fails_gives_nothing_back() -> None:
     while elector.leads(hosts.now):
         assert elector.acceptor.leader(hosts.now) is not None
         hosts.run(0.05)
-
-
-def test_a_lease_that_is_over_leaves_no_vote_behind() -> None:
-    hosts = Hosts()
-    hosts.run(6)
-    (first,) = hosts.leaders()
-    elector = hosts.electors[first]
-    hosts.deaf = {0, 1, 2}
-    while elector.leads(hosts.now):
-        hosts.run(0.05)
     assert elector.acceptor.leader(hosts.now) is not None
     release = elector.due(hosts.now)
     assert release is not None
     assert release.step is RELEASE
     assert elector.acceptor.leader(hosts.now) is None
+
+
+def test_a_renewal_that_a_release_has_overtaken_is_refused() -> None:
+    acceptor = Acceptor(3.0, now=0.0)
+    acceptor.ask(asked(PREPARE, 3), 4.0)
+    acceptor.ask(asked(PROPOSE, 3), 4.0)
+    assert acceptor.ask(asked(RELEASE, 3), 4.2).accepted
+    assert not acceptor.ask(asked(PROPOSE, 3), 4.3).accepted
+    assert acceptor.leader(4.3) is None
+    assert acceptor.ask(asked(PREPARE, 6), 4.4).accepted
+    assert acceptor.ask(asked(PROPOSE, 6), 4.4).accepted
+
+
+def test_a_leader_gives_back_the_votes_that_it_has_asked_for_last() -> None:
+    hosts = Hosts()
+    hosts.run(6)
+    (first,) = hosts.leaders()
+    elector = hosts.electors[first]
+    hosts.deaf = {0, 1, 2}
+    hosts.run(0.3)
+    renewal = None
+    while renewal is None:
+        hosts.now += 0.05
+        renewal = elector.due(hosts.now)
+    outbid = LeaseAnswer(False, renewal.number + 7)
+    prepare = elector.heard((first + 1) % 3, renewal, outbid, hosts.now)
+    assert prepare is not None
+    assert prepare.number > renewal.number
+    release = elector.give_back(hosts.now)
+    assert release is not None
+    assert release.number == prepare.number
+
+
+def test_three_of_five_hosts_give_the_lease() -> None:
+    elector = Elector(5, 0, "p0", TIMES, 0.0, lambda: 0.5)
+    prepare = elector.due(4.0)
+    assert prepare is not None
+    assert elector.heard(1, prepare, LeaseAnswer(True, 0), 4.0) is None
+    propose = elector.heard(2, prepare, LeaseAnswer(True, 0), 4.0)
+    assert propose is not None
+    assert elector.heard(1, propose, LeaseAnswer(True, 0), 4.0) is None
+    assert not elector.leads(4.0)
+    elector.heard(2, propose, LeaseAnswer(True, 0), 4.0)
+    assert elector.leads(4.0)
 
 
 def test_a_late_answer_to_a_renewal_does_not_count_for_the_next_one() -> None:
