@@ -1,6 +1,7 @@
 """How a node's part in its job ends: by the verdict, by a signal, or for a local reason."""
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from .signals import heard
 from .supervisor import Supervisor
 from .worker_group import WorkerGroupState
 
+SAME_S = 0.2
+"""A signal that comes again so soon is the same one: ``timeout`` sends it to its child and to its
+process group, and wrappers pass on a Ctrl-C that the terminal has sent to all."""
 _FAREWELL_S = 5.0
 """The longest time that a leaving node waits for an absent master, to tell it why."""
 
@@ -160,15 +164,22 @@ class Farewell:
         """
         self._end, self._parts, self._departure = end, parts, departure
         self._is_missed, self._send, self._post = is_missed, send, post
+        self._heard_at: dict[int, float] = {}
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Handle signals from now on."""
         signals = self._parts.options.signals
         for number in heard(signals):
-            loop.add_signal_handler(number, self._post, Signalled(number))
+            loop.add_signal_handler(number, self._hear, number)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             if number not in signals:
                 loop.add_signal_handler(number, self._parts.spawner.signal, number)
+
+    def _hear(self, number: int) -> None:
+        now = time.monotonic()
+        if now - self._heard_at.get(number, -math.inf) >= SAME_S:
+            self._heard_at[number] = now
+            self._post(Signalled(number))
 
     def signalled(self, event: Signalled, workers: Supervisor) -> None:
         """Stop the workers and leave; a second Ctrl-C kills them."""

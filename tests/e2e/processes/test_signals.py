@@ -3,8 +3,10 @@
 import contextlib
 import signal
 import subprocess
+import time
 
 import pytest
+from ft_run.launcher.agent.ending import SAME_S
 
 TIDY = """
 import os, pathlib, signal, sys, threading
@@ -65,9 +67,32 @@ def test_a_second_ctrl_c_kills_at_once(ft):
     command.expect("^ready")
     command.send(signal.SIGINT)
     command.expect("received SIGINT")
+    time.sleep(SAME_S)  # a hand is slower
     command.send(signal.SIGINT)
     assert command.wait() == 128 + signal.SIGINT
     assert "a second Ctrl-C" in command.stderr
+
+
+def test_a_signal_that_is_sent_twice_is_one(ft):
+    """``timeout`` sends it to its child, and then to the process group that it is in."""
+    script = ft.script(
+        "import os, signal, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    os.write(1, b'saved\\n')\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGINT, save)\n"
+        "os.write(1, b'ready\\n')\n"
+        "while True: signal.pause()\n"
+    )
+    command = ft.start("--standalone", script)
+    command.expect("^ready")
+    command.send(signal.SIGINT)
+    command.expect("received SIGINT")
+    command.send(signal.SIGINT)
+    command.expect("^saved")
+    assert command.wait() == 128 + signal.SIGINT
+    assert "a second Ctrl-C" not in command.stderr
 
 
 @pytest.mark.parametrize("code", [0, 1])
