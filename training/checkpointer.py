@@ -122,15 +122,19 @@ class Checkpointer:
         if self._done is not None:
             return self._done
         self._saved = newest = self._folder.newest(cleans=self._is_first_round)
-        done = -1
-        if self._snapshots is not None and self._snapshots.resume_step >= max(newest, 0):
-            done = self._restore_snapshot(self._snapshots, self._snapshots.resume_step, newest)
+        done, source = -1, "snapshot"
+        offered = self._snapshots.resume_step if self._snapshots is not None else -1
+        if self._snapshots is not None and offered >= max(newest, 0):
+            done = self._restore_snapshot(self._snapshots, offered)
         if done < 0:
             if self._snapshots is not None:
                 self._snapshots.clear()
             if newest >= 0:
                 self._folder.load(newest, self._state)
-            done = max(newest, 0)
+            done, source = max(newest, 0), "checkpoint"
+        if self._ranks.rank == 0 and (done or offered > 0):
+            what = f"goes on from the {source} of step {done}" if done else "begins anew"
+            _say(f"training {what}.")
         self._done = done
         self._ranks.all_say(True)  # no rank is ahead of one that still has older snapshots
         now = time.monotonic()
@@ -407,7 +411,7 @@ class Checkpointer:
         self._question = None
         return answer
 
-    def _restore_snapshot(self, snapshots: Snapshots, step: int, checkpoint: int) -> int:
+    def _restore_snapshot(self, snapshots: Snapshots, step: int) -> int:
         """Load the snapshot of a step; return -1 if that is not possible."""
         file, is_trusted = snapshots.find(step), True
         if not self._ranks.all_say(file is not None):
@@ -429,9 +433,7 @@ class Checkpointer:
         self._state.forget_initialised()
         first = self._ranks.least(self._ranks.rank if words else self._ranks.size)[0]
         if first == self._ranks.rank:  # one line is enough
-            instead = f"goes on from the checkpoint of step {checkpoint}"
-            instead = instead if checkpoint >= 0 else "begins anew"
-            _say(f"the snapshot of step {step} does not fit: {words}; training {instead}.")
+            _say(f"the snapshot of step {step} does not fit: {words}.")
         return -1
 
 

@@ -336,7 +336,7 @@ def test_an_optimizer_without_state_is_left_without(
 
 
 def test_no_optimizer_steps_to_be_restored(
-    tmp_path: Path, memory: Given, undisturbed: list[Any]
+    tmp_path: Path, memory: Given, undisturbed: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     memory(-1)
     Script(tmp_path, checkpoint_every=None).train(10, until=6)
@@ -344,6 +344,7 @@ def test_no_optimizer_steps_to_be_restored(
     script, stepped = Script(tmp_path, checkpoint_every=None), []
     hook = script.optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
     assert (script.checkpointer.restore(), stepped) == (6, [])
+    assert capfd.readouterr().err == "ft-run: training goes on from the snapshot of step 6.\n"
     hook.remove()
     assert script.train(10).everything() == undisturbed
 
@@ -373,7 +374,8 @@ def test_another_model_resumes_from_the_checkpoint(
     assert script.train(10, until=2).resumed_at == 2
     assert capfd.readouterr().err == (
         "ft-run: the snapshot of step 6 does not fit: model.0.weight is float32 [3, 4] in it and "
-        "float32 [4, 4] in the script; training goes on from the checkpoint of step 2.\n"
+        "float32 [4, 4] in the script.\n"
+        "ft-run: training goes on from the checkpoint of step 2.\n"
     )
     memory(6)  # and it is gone, so that no rank resumes from it later
     assert Script(tmp_path / "none", checkpoint_every=None).train(10, until=0).resumed_at == 0
@@ -389,7 +391,7 @@ def test_another_model_without_checkpoint_begins_anew(
     script = Script(tmp_path, width=4, checkpoint_every=None).train(10, until=0)
     assert script.resumed_at == 0
     assert script.optimizer.state_dict()["state"] == {}
-    assert capfd.readouterr().err.endswith("; training begins anew.\n")
+    assert capfd.readouterr().err.endswith("\nft-run: training begins anew.\n")
 
 
 def test_without_memory_there_are_checkpoints(
