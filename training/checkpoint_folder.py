@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from .checkpoint_storage import is_url, open_storage, words_of
 from .ranks import Ranks
-from .state import State, put
+from .state import State, flatten, put
 
 
 class CheckpointFolder:
@@ -75,12 +75,14 @@ class CheckpointFolder:
             reader = _reader(path)
             metadata = reader.read_metadata()
             keys = metadata.state_dict_metadata
-            nested = state.prepare(keys)
+            flat = flatten(state.prepare(keys))
             for key, value in keys.items():
-                where = metadata.planner_data[key]
-                if where[0] in state.others:
-                    put(nested, where, _room_for(value))
-            self._dcp(load, nested, storage_reader=reader)
+                if metadata.planner_data[key][0] in state.others:
+                    flat[key] = _room_for(value)
+            self._dcp(load, flat, storage_reader=reader)
+            nested: dict[str, Any] = {}
+            for key, value in flat.items():
+                put(nested, metadata.planner_data[key], value)
             state.apply(nested)
 
         words = self._together(read)

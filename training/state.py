@@ -1,7 +1,9 @@
 """The state of a training script: what is saved of its objects, and how it comes back to them."""
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +17,14 @@ from .snapshot_file import Item, MisfitError, SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
 """An optimizer has no state for a parameter that never had a gradient."""
+KEYS = "ft_run_keys"
+"""Where a state dict has what DCP does not keep of its dictionaries: keys that are no texts, empty
+ones, and their kinds. ``MultiStepLR`` looks up numbers in a ``Counter``: with texts instead it
+would go on, and never change the rate again."""
+_KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+_PLAIN = (str, int, float, type(None))
+"""Keys of other types become texts: what comes from other hosts may hold nothing else."""
+_Path = tuple[str | int, ...]
 
 
 class State:
@@ -45,14 +55,15 @@ class State:
         self.objects = dict(objects)
         self._initialised: list[Optimizer] = []
         """Optimizers that were given state only to load into it."""
-        modules = [value for value in objects.values() if isinstance(value, nn.Module)]
+        modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
+        candidates = [*modules.values(), _together(modules)]
         self.owners: dict[str, nn.Module] = {}
         """By the name of an optimizer: the module whose parameters it optimizes."""
         for name, value in objects.items():
-            if isinstance(value, Optimizer):
-                mine = {id(p) for group in value.param_groups for p in group["params"]}
-                for module in modules:
-                    if mine <= {id(p) for p in module.parameters()}:
+            if isinstance(value, Optimizer) and _steps_alone(value):
+                mine = set(map(id, _parameters(value)))
+                for module in candidates:
+                    if mine <= set(map(id, module.parameters())):
                         self.owners[name] = module
                         break
 
@@ -73,7 +84,7 @@ class State:
             if isinstance(value, nn.Module):
                 found[name] = dcp.get_model_state_dict(value)
             elif name not in self.owners:
-                found[name] = value.state_dict()
+                found[name] = _with_keys(value.state_dict())
             elif name in initialised:
                 if not value.state:
                     self._initialised.append(value)
@@ -97,7 +108,7 @@ class State:
                     self.owners[name], value, optim_state_dict=mine, options=_LENIENT
                 )
             else:
-                value.load_state_dict(mine)
+                value.load_state_dict(_without_keys(mine))
 
     def forget_initialised(self) -> None:
         """Take the state from the optimizers that have it only to be loaded into: it was not."""
@@ -215,18 +226,65 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
     return dict(planner.state_dict)
 
 
-def put(nested: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+def put(nested: dict[str, Any], path: _Path, value: Any) -> None:
     """Put a value where its path leads, as DCP unflattens: numbers are positions in lists."""
     place: Any = nested
     for key, following in zip(path, [*path[1:], None], strict=True):
         if isinstance(key, int):
-            place.extend([None] * (key + 1 - len(place)))
+            place.extend({} for _ in range(len(place), key + 1))  # DCP leaves empty ones out
         present = place[key] if isinstance(key, int) else place.get(key)
         if following is None:
             place[key] = value
-        elif present is None:
+        elif not present:
             present = place[key] = [] if isinstance(following, int) else {}
         place = present
+
+
+def _with_keys(state: Any) -> Any:
+    """Return a state dict with what DCP does not keep of it, where there is any."""
+    found = [[list(path), *of] for path, *of in _odd_ones(state, ())]
+    return {**state, KEYS: found} if found else state
+
+
+def _without_keys(state: Any) -> Any:
+    """Return what ``_with_keys`` was given, of what DCP has kept of its answer."""
+    if not isinstance(state, Mapping) or KEYS not in state:
+        return state
+    whole: dict[str, Any] = {"": {key: value for key, value in state.items() if key != KEYS}}
+    for path, kind, keys in reversed(state[KEYS]):  # the inner ones first: their paths are texts
+        kept: Any = whole
+        for key in ("", *path):
+            kept = (dict(enumerate(kept)) if isinstance(key, int) else kept).get(key) or {}
+        put(whole, ("", *path), _KINDS[kind]({key: kept[str(key)] for key in keys}))
+    return whole[""]
+
+
+def _odd_ones(value: Any, path: _Path) -> Iterator[tuple[_Path, str, list[Any]]]:
+    """Yield of each dictionary that DCP does not give back as it is: its path, kind and keys."""
+    if isinstance(value, Mapping):
+        kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
+        if not value or kind != "dict" or not all(isinstance(key, str) for key in value):
+            yield path, kind, [key if isinstance(key, _PLAIN) else str(key) for key in value]
+        for key, inner in value.items():
+            yield from _odd_ones(inner, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _odd_ones(inner, (*path, index))
+
+
+def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a module that has all parameters of some: an optimizer may have those of several."""
+    whole = nn.Module()
+    for name, module in modules.items():
+        if not hasattr(whole, name):
+            whole.add_module(name, module)
+    return whole
+
+
+def _steps_alone(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer needs no closure, as LBFGS does: DCP has it step, to load it."""
+    closure = signature(optimizer.step).parameters.get("closure")
+    return closure is None or closure.default is not closure.empty
 
 
 def _parameters(optimizer: Optimizer) -> list[Any]:

@@ -154,6 +154,8 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.changed_at = 0.0
         """When a host has come, gone, frozen or thawed, or the network has changed, last."""
+        self.outdated_at: list[float] = []
+        """When leaders have heard from nodes of a term after their own."""
 
     # --- time --------------------------------------------------------------------------------
 
@@ -448,7 +450,9 @@ class World:
             self._try_again(process)
             return
         now = other.clock()
-        self._ask(other, other.elector.saw(process.search.term, now))
+        if (release := other.elector.saw(process.search.term, now)) is not None:
+            self.outdated_at.append(self.now)
+            self._ask(other, release)
         self._take_office(other, other.elector)
         if other.group is None or not other.elector.leads(now):
             place, term = other.elector.leader(now) or (NO_HOST, 0)

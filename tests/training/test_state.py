@@ -1,0 +1,139 @@
+"""The state of objects comes back as it was, from a snapshot and from a checkpoint."""
+
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ft_run.training.checkpoint_folder import CheckpointFolder
+from ft_run.training.ranks import Ranks
+from ft_run.training.snapshot_file import SnapshotFile
+from ft_run.training.state import State
+from torch import nn
+from torch.optim import LBFGS, Adam, Optimizer
+from torch.optim.lr_scheduler import MultiStepLR
+
+Move = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
+
+
+class Holder:
+    """Anything with state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+@pytest.fixture(params=["snapshot", "snapshot of another host", "checkpoint"])
+def move(request: pytest.FixtureRequest, tmp_path: Path) -> Move:
+    """Give objects the state of others."""
+
+    def by_snapshot(of: Mapping[str, Any], to: Mapping[str, Any]) -> None:
+        fd = os.memfd_create("test")
+        file = SnapshotFile(fd)
+        file.lay_out(State(of).collect())
+        found = SnapshotFile(fd)
+        found.open(file.data_bytes, file.layout_bytes)
+        State(to).load(found, is_trusted=request.param == "snapshot").finish()
+        os.close(fd)
+
+    def by_checkpoint(of: Mapping[str, Any], to: Mapping[str, Any]) -> None:
+        folder = CheckpointFolder(tmp_path, 1, Ranks())
+        assert folder.save(1, State(of).collect()) is None
+        folder.load(1, State(to))
+
+    return by_checkpoint if request.param == "checkpoint" else by_snapshot
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"empty": {}, "newest": 3},
+        {1: "one", 2.5: "two", None: "three"},
+        {"milestones": Counter({30: 1, 80: 2})},
+        {"order": OrderedDict(z=1, a=2)},
+        {"list": [{}, {"a": 1}, {}], "deep": [[{}]]},
+        {"layers": {0: {"past": [1.5, None], 5: {6: {7: 8}}}, 1: {}}},
+        {"tuple": ({1: 2}, {}), "nothing": None},
+    ],
+    ids=str,
+)
+def test_dictionaries_come_back_as_they_were(move: Move, state: Any) -> None:
+    found = Holder(None)
+    move({"it": Holder(state)}, {"it": found})
+    assert found.state == state
+    kinds = [{key: type(value) for key, value in one.items()} for one in (found.state, state)]
+    assert kinds[0] == kinds[1]
+
+
+def test_keys_of_other_types_are_texts(move: Move) -> None:
+    found = Holder(None)
+    move({"it": Holder({(1, 2): "pair", "tensors": {3: torch.ones(2)}})}, {"it": found})
+    assert found.state["(1, 2)"] == "pair"
+    assert torch.equal(found.state["tensors"][3], torch.ones(2))
+
+
+class Script:
+    """What is trained by one optimizer, in one life."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        first, second, weight = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        parameters = [*first.parameters(), *second.parameters(), weight]
+        self.objects: dict[str, Any] = {"first": first}
+        if kind != "train":
+            self.objects["second"] = second
+        else:  # the name of a method of every module
+            self.objects["train"] = second
+        if kind == "in no module":
+            self.objects["weight"] = Holder({"it": weight.detach()})
+        else:
+            parameters.pop()
+        optimizer: Optimizer = Adam(parameters, lr=0.1)
+        if kind == "closure":
+            optimizer = LBFGS(parameters, lr=0.1, max_iter=2)
+        self.objects["optimizer"] = optimizer
+        self.objects["schedule"] = self.schedule = MultiStepLR(optimizer, [2, 5])
+        self.optimizer, self.network = optimizer, nn.Sequential(first, second)
+        self.weight = weight
+
+    def train(self, begin: int, end: int) -> None:
+        """Do some steps."""
+        for step in range(begin, end):
+            torch.manual_seed(step)
+            batch = torch.randn(5, 4)
+
+            def loss(batch: torch.Tensor = batch) -> torch.Tensor:
+                self.optimizer.zero_grad()
+                value: torch.Tensor = (self.network(batch) * self.weight).square().sum()
+                value.backward()
+                return value
+
+            self.optimizer.step(loss)  # type: ignore[arg-type]
+            self.schedule.step()
+
+    def everything(self) -> str:
+        """Return all that it has learned."""
+        names = ("first", "optimizer", "schedule")
+        return str([self.weight, *(self.objects[name].state_dict() for name in names)])
+
+
+@pytest.mark.parametrize("kind", ["of two modules", "in no module", "closure", "train"])
+def test_an_optimizer_goes_on(move: Move, kind: str) -> None:
+    undisturbed, before, after = Script(kind), Script(kind), Script(kind)
+    undisturbed.train(0, 7)
+    before.train(0, 3)
+    move(before.objects, after.objects)
+    if kind == "in no module":
+        after.weight.data.copy_(after.objects["weight"].state["it"])
+    after.train(3, 7)
+    assert after.everything() == undisturbed.everything()
