@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,14 +75,15 @@ class CheckpointFolder:
             reader = _reader(path)
             metadata = reader.read_metadata()
             keys = metadata.state_dict_metadata
-            flat = flatten(state.prepare(keys))
+            paths = metadata.planner_data
+            flat = flatten(state.prepare([(paths[key], *_kind(keys[key])) for key in keys]))
             for key, value in keys.items():
-                if metadata.planner_data[key][0] in state.others:
+                if paths[key][0] in state.others:
                     flat[key] = _room_for(value)
             self._dcp(load, flat, storage_reader=reader)
             nested: dict[str, Any] = {}
             for key, value in flat.items():
-                put(nested, metadata.planner_data[key], value)
+                put(nested, paths[key], value)
             state.apply(nested)
 
         words = self._together(read)
@@ -108,6 +109,13 @@ class CheckpointFolder:
         except (Exception, CheckpointException) as error:
             words = _words(error)
         return None if self._ranks.all_say(words is None) else words or ""
+
+
+def _kind(value: Any) -> tuple[str, Sequence[int]]:
+    """Return the type and the shape of a value in a checkpoint."""
+    if isinstance(value, TensorStorageMetadata):
+        return str(value.properties.dtype).removeprefix("torch."), value.size
+    return "", ()
 
 
 def _room_for(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The state of a training script: what is saved of its objects, and how it comes back to them."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.optim import Optimizer
 
 from .late_copy import local
-from .snapshot_file import Item, MisfitError, SnapshotFile
+from .snapshot_file import MisfitError, SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
 """An optimizer has no state for a parameter that never had a gradient."""
@@ -25,6 +25,9 @@ _KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": Order
 _PLAIN = (str, int, float, type(None))
 """Keys of other types become texts: what comes from other hosts may hold nothing else."""
 _Path = tuple[str | int, ...]
+Saved = tuple[_Path, str, Sequence[int]]
+"""Of a value: where it is in a nested state dict, its type (such as ``float32``; empty: it is no
+tensor) and its shape."""
 
 
 class State:
@@ -86,8 +89,6 @@ class State:
             elif name not in self.owners:
                 found[name] = _with_keys(value.state_dict())
             elif name in initialised:
-                if not value.state:
-                    self._initialised.append(value)
                 with _without_gradients(value):
                     found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
             else:
@@ -116,45 +117,48 @@ class State:
             optimizer.state.clear()
         self._initialised.clear()
 
-    def with_optimizer_state(self, keys: Mapping[str, Any]) -> frozenset[str]:
-        """Return the optimizers of which a flat state dict has state."""
-        return frozenset(
-            name for name in self.owners if any(key.startswith(f"{name}.state.") for key in keys)
-        )
+    def prepare(self, saved: Sequence[Saved]) -> dict[str, Any]:
+        """Return a nested state dict to load what was saved into.
 
-    def prepare(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a nested state dict to load a flat one into.
-
-        Of objects that are neither modules nor optimizers it has nothing.
+        Of objects that are neither modules nor optimizers of one it has nothing.
         """
-        state = self.collect(initialised=self.with_optimizer_state(keys))
+        those = frozenset(path[0] for path, *_ in saved if path[1:2] == ("state",))
+        those &= self.owners.keys()
+        for name in map(str, those):
+            if not self.objects[name].state:
+                self._initialised.append(self.objects[name])
+                self._make_room(name, saved)
+        state = self.collect(initialised=frozenset(map(str, those)))
         return {name: value for name, value in state.items() if self._is_of_torch(name)}
 
-    def _make_room(self, name: str, saved: Mapping[str, Item]) -> None:
-        """Give an optimizer that has no state what a snapshot has, to load into.
+    def _make_room(self, name: str, saved: Sequence[Saved]) -> None:
+        """Give an optimizer that has no state what was saved, to load into.
 
-        DCP makes an optimizer step for that, which takes longer than all the rest. It is left to
-        DCP where parameters are sharded, and where the snapshot's optimizer is another one.
+        DCP makes an optimizer step for that, which takes longer than all the rest, and not each can
+        (``SparseAdam``). It is left to DCP where parameters are sharded, and where the optimizer
+        that was saved is another one.
         """
         optimizer = self.objects[name]
         with _as_it_is(optimizer):
             found: Any = dcp.get_optimizer_state_dict(self.owners[name], optimizer)
         groups = found["param_groups"]
         mine = flatten({name: {"param_groups": groups}}).keys()
-        if mine != {key for key in saved if key.startswith(f"{name}.param_groups.")}:
+        theirs = {
+            ".".join(map(str, path)) for path, *_ in saved if path[:2] == (name, "param_groups")
+        }
+        if mine != theirs:
             return
         names = [key for group in groups for key in group["params"]]
         parameters = dict(zip(names, _parameters(optimizer), strict=True))
-        items = [item for item in saved.values() if item.path[:2] == (name, "state")]
+        items = [item for item in saved if item[0][:2] == (name, "state")]
         if any(
-            len(item.path) != 4 or type(parameters.get(item.path[2])) is not nn.Parameter
-            for item in items
+            len(path) != 4 or type(parameters.get(path[2])) is not nn.Parameter
+            for path, *_ in items
         ):
             return
-        for item in items:
-            if item.dtype:
-                state = optimizer.state[parameters[item.path[2]]]
-                state[item.path[3]] = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
+        for path, dtype, shape in items:
+            value = torch.empty(shape, dtype=getattr(torch, dtype)) if dtype else None
+            optimizer.state[parameters[path[2]]][path[3]] = value
 
     def _is_of_torch(self, name: str) -> bool:
         return name in self.owners or isinstance(self.objects[name], nn.Module)
@@ -171,11 +175,7 @@ class State:
             MisfitError: it is the state of other objects.
         """
         saved = {item.key: item for item in file.items}
-        for name in self.with_optimizer_state(saved):
-            if not self.objects[name].state:
-                self._initialised.append(self.objects[name])
-                self._make_room(name, saved)
-        mine = flatten(self.prepare(saved))
+        mine = flatten(self.prepare([(item.path, item.dtype, item.shape) for item in file.items]))
         for key, value in mine.items():
             item = saved.get(key)
             if isinstance(value, torch.Tensor):

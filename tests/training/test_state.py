@@ -13,7 +13,7 @@ from ft_run.training.ranks import Ranks
 from ft_run.training.snapshot_file import SnapshotFile
 from ft_run.training.state import State
 from torch import nn
-from torch.optim import LBFGS, Adam, Optimizer
+from torch.optim import LBFGS, Adam, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import MultiStepLR
 
 Move = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
@@ -137,3 +137,24 @@ def test_an_optimizer_goes_on(move: Move, kind: str) -> None:
         after.weight.data.copy_(after.objects["weight"].state["it"])
     after.train(3, 7)
     assert after.everything() == undisturbed.everything()
+
+
+def test_an_optimizer_that_takes_only_sparse_gradients_goes_on(move: Move) -> None:
+    lives: list[dict[str, Any]] = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3, sparse=True)
+        lives.append({"table": table, "optimizer": SparseAdam(table.parameters(), lr=0.1)})
+
+    def train(life: dict[str, Any], begin: int, end: int) -> None:
+        for step in range(begin, end):
+            life["optimizer"].zero_grad()
+            life["table"](torch.tensor([step, 0])).square().sum().backward()
+            life["optimizer"].step()
+
+    undisturbed, before, after = lives
+    train(undisturbed, 0, 4)
+    train(before, 0, 2)
+    move(before, after)
+    train(after, 2, 4)
+    assert str(State(after).collect()) == str(State(undisturbed).collect())
