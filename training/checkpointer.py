@@ -62,7 +62,7 @@ class Checkpointer:
 
         Raises:
             RuntimeError: it was made before ``init_process_group``.
-            TypeError: an object in ``state`` has no state.
+            TypeError: an object in ``state`` has no state, or is of FSDP1.
             ValueError: an argument is none of what is said above.
         """
         if keep < 1:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from .late_copy import local
@@ -62,9 +61,9 @@ class FlatState:
         for name, value in self._state.objects.items():
             shortcut: _Module | _Optimizer | None = None
             owner = self._state.owners.get(name)
-            if isinstance(value, nn.Module) and not _is_fsdp1(value):
+            if isinstance(value, nn.Module):
                 shortcut = _Module(name, value, nested[name])
-            elif isinstance(value, Optimizer) and owner is not None and not _is_fsdp1(owner):
+            elif isinstance(value, Optimizer) and owner is not None:
                 shortcut = _Optimizer(name, value, owner, nested[name])
             mine = shortcut.collect() if shortcut is not None else None
             is_right = mine is not None and _is_same(
@@ -160,11 +159,6 @@ def _without_wrappers(key: str) -> str:
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _is_fsdp1(module: nn.Module) -> bool:
-    """Return whether its state dict is made by all ranks together, as DCP asks for it."""
-    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
 
 
 def _place(tensor: Any) -> tuple[int, torch.device]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 from .late_copy import local
@@ -37,7 +38,7 @@ class State:
         """Look at the objects.
 
         Raises:
-            TypeError: one has not these methods.
+            TypeError: one has not these methods, or is of FSDP1, whose state has no DTensors.
             ValueError: there is none, or a name has a dot.
         """
         if not objects:
@@ -54,6 +55,13 @@ class State:
                 raise TypeError(
                     f"Checkpointer was given {name}={type(value).__name__}, which has no "
                     "state_dict and load_state_dict; right would be an object that has both."
+                )
+            if isinstance(value, nn.Module) and any(
+                isinstance(part, FullyShardedDataParallel) for part in value.modules()
+            ):
+                raise TypeError(
+                    f"Checkpointer was given {name} with FullyShardedDataParallel; right would be "
+                    "fully_shard of torch.distributed.fsdp."
                 )
         self.objects = dict(objects)
         self._initialised: list[Optimizer] = []

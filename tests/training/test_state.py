@@ -13,6 +13,7 @@ from ft_run.training.ranks import Ranks
 from ft_run.training.snapshot_file import SnapshotFile
 from ft_run.training.state import State
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import LBFGS, Adam, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import MultiStepLR
 
@@ -158,3 +159,11 @@ def test_an_optimizer_that_takes_only_sparse_gradients_goes_on(move: Move) -> No
     move(before, after)
     train(after, 2, 4)
     assert str(State(after).collect()) == str(State(undisturbed).collect())
+
+
+@pytest.mark.usefixtures("mesh")
+@pytest.mark.filterwarnings("ignore:FSDP is switching")  # of one rank there are no shards
+def test_fsdp_of_the_first_kind_is_refused() -> None:
+    model = nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu")))
+    with pytest.raises(TypeError, match=r"given model with Fully.*; right would be fully_shard of"):
+        State({"model": model})
