@@ -1,6 +1,7 @@
 """The memory that an agent holds for its workers: to whom it goes, and what stays of it."""
 
 import asyncio
+import json
 import mmap
 import os
 import socket
@@ -19,6 +20,7 @@ from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_memory
 from ft_run.training import snapshot_page as page
 from ft_run.training.agent_socket import connect
+from ft_run.training.checkpoint_storage import LocalStorage
 from ft_run.training.snapshot_page import Description, digest, packed
 from ft_run.values import replace
 
@@ -180,7 +182,7 @@ class Worker:
 
     def leave(self, step: int, folder: Path, size: int = 2) -> None:
         """Leave a share, in the buffer 1."""
-        layout = packed([], Description(b"meta", (digest([]),) * 2))
+        layout = packed([], Description(b"meta", (digest([]),) * size))
         os.pwrite(self.memory.buffer_fds[1], b"data" + layout, 0)
         page.write_place(self.page, page.Place(str(folder), 3, True))
         entry = page.Entry(step, step, size, self.rank, 4, len(layout), False)
@@ -223,7 +225,10 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             assert [share.entry.rank for share in whole.shares] == [0, 1]
             for worker in workers:
                 worker.leave(9, tmp_path, size=3)
-            assert await save(9) == [7, 7]  # another node has the rest
+            # The rest is another node's, which counts alike how often its workers have asked.
+            words = json.dumps({"digests": {"2": digest([])}, "bytes": 4}).encode()
+            LocalStorage(tmp_path).mark(9, held._meeting("3"), "2", words)
+            assert await save(9) == [9, 9]
             assert held.newest_whole() is None
             held._saves.close()
             for worker in workers:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ft_run import events as ev
 from ft_run.launcher.processes.tree import descendants, is_zombie
-from ft_run.launcher.saver.saves import HeldShare, Saves, WholeSnapshot
+from ft_run.launcher.saver.saves import HeldShare, NodeShares, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_page as page
 
@@ -45,10 +45,10 @@ class Node:
         self._fd = os.memfd_create("test")
         os.write(self._fd, b"data" + LAYOUT)
 
-    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> WholeSnapshot:
+    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShares:
         entry = page.Entry(step, step, 1, 0, 4, len(LAYOUT), True)
         place = page.Place(folder or str(self.root / "kept"), 3, at_breakpoint)
-        return WholeSnapshot((HeldShare(0, 0, self._fd, entry),), place)
+        return NodeShares((HeldShare(0, 0, self._fd, entry),), place)
 
     def begin(self, step: int, folder: str = "") -> bool:
         return self.saves.begin(self.snapshot(step, folder), self.ended.append)
