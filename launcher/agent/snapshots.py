@@ -11,12 +11,11 @@ import mmap
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Snapshot, Snapshots
+from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Saving, Snapshot, Snapshots
 from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
@@ -120,22 +119,18 @@ class HeldSnapshots:
                     return found
         return None
 
-    def part(self, step: int, ranks: Iterable[int]) -> NodeShares | None:
-        """Return what is to be saved here when the job ends; None: it is not here.
-
-        Args:
-            step: of the snapshot.
-            ranks: whose shares, which may be those of another node's.
-        """
+    def part(self, saving: Saving) -> NodeShares | None:
+        """Return what the master has this node save, with the others; None: it is not here."""
         places = [memory.place for memory in self._memory.values() if memory.place is not None]
         shares = {
             share.entry.rank: share
             for memory in (*self._of_others.values(), *self._memory.values())
-            for share in memory.all_shares(step)
+            for share in memory.all_shares(saving.step)
         }
-        if not places or not all(rank in shares for rank in ranks):
+        ranks = sorted(saving.ranks)
+        if not ranks or not places or not all(rank in shares for rank in ranks):
             return None
-        return NodeShares(tuple(shares[n] for n in sorted(ranks)), places[0], self._meeting("end"))
+        return NodeShares(tuple(shares[n] for n in ranks), places[0], self._meeting("end"))
 
     def _shares(self, local_rank: int, step: int, what: str) -> NodeShares | None:
         """Return what is to be saved: the share of a rank, if all have the same, or those here.

@@ -1,11 +1,18 @@
 """Which snapshots the ranks of the next round resume from."""
 
 import pytest
-from ft_run.rendezvous.group.resumption import Line, resumption
+from ft_run.rendezvous.group.resumption import Holder, Line, resumption, savings
 from ft_run.rendezvous.group.world import Candidate, World, form
-from ft_run.rendezvous.protocol.messages import NodeSpec, Waiting
-from ft_run.rendezvous.protocol.offer import Offer, Replica, Resumption, Snapshot, Snapshots
-from ft_run.tests.harness.scene import Scene
+from ft_run.rendezvous.protocol.messages import NodeSpec, Outcome, Stopped, Verdict, Waiting
+from ft_run.rendezvous.protocol.offer import (
+    Offer,
+    Replica,
+    Resumption,
+    Saving,
+    Snapshot,
+    Snapshots,
+)
+from ft_run.tests.harness.scene import Scene, running
 from ft_run.values import replace
 
 LINE = Line(3, "master")
@@ -114,3 +121,90 @@ def test_a_spare_gives_up_what_it_has() -> None:
     assert scene.last("spare", Waiting).spare
     held = {node.spec.node_id: node.offer.snapshots for node in scene.group.roster}
     assert held == {"a": left(9), "spare": None}
+
+
+# --- what is saved when the job ends without success ---------------------------------------------
+
+
+def shards(*steps: int, offset: int = 0, size: int = 4) -> Snapshots:
+    return left(*steps, offset=offset, size=size, is_replicated=False)
+
+
+def saved(*offered: Snapshots | None) -> dict[str, Saving]:
+    """Return what nodes of two ranks save."""
+    return savings([Holder(f"n{n}", 2, of_node) for n, of_node in enumerate(offered)], LINE)
+
+
+def test_each_node_saves_its_shares_of_the_newest_step_that_all_have() -> None:
+    found = saved(shards(8, 9), shards(7, 8, offset=2))
+    assert found == {"n0": Saving(8, (0, 1)), "n1": Saving(8, (2, 3))}
+    assert saved(shards(8, 9, size=2)) == {"n0": Saving(9, (0, 1))}
+
+
+def test_what_is_not_whole_is_not_saved() -> None:
+    assert saved() == saved(None, None) == saved(shards(9), None) == {}
+    assert saved(shards(8), shards(9, offset=2)) == {}
+    assert saved(shards(9), shards(9)) == {}
+    assert saved(shards(9), shards(9, offset=2, size=6)) == {}
+    assert saved(shards(9), Snapshots(2, "master", shards(9, offset=2).held)) == {}
+
+
+def test_a_replica_is_saved_in_the_place_of_a_lost_node() -> None:
+    holder = replace(shards(8, 9), replicas=replica(8, 9, ranks=(2, 3)))
+    assert saved(holder) == {"n0": Saving(9, (0, 1, 2, 3))}
+    assert saved(holder, None) == {"n0": Saving(9, (0, 1, 2, 3))}
+    both = saved(holder, shards(9, offset=2))
+    assert both == {"n0": Saving(9, (0, 1)), "n1": Saving(9, (2, 3))}  # its own, if it is there
+    # Of three nodes the second is lost: the third has it.
+    third = replace(shards(9, offset=4, size=6), replicas=replica(9, ranks=(2, 3), size=6))
+    found = saved(shards(9, size=6), third)
+    assert found == {"n0": Saving(9, (0, 1)), "n1": Saving(9, (2, 3, 4, 5))}
+
+
+def test_what_all_ranks_have_alike_is_not_saved_by_shares() -> None:
+    assert saved(left(9), left(9, offset=2)) == {}
+
+
+def fail(scene: Scene, *steps: int) -> None:
+    """Have the job of two nodes of one rank fail, with these steps left by both."""
+    scene.fail("a")
+    for name in "ab":
+        line = (scene.group.round, scene.group.formed_by)
+        offset = scene.assignment(name).rank_offset
+        held = Snapshots(*line, tuple(Snapshot(n, 2, offset, False) for n in steps))
+        scene.say(name, Stopped(scene.group.round, replace(scene.offer(name), snapshots=held)))
+
+
+def test_the_verdict_says_to_each_node_what_it_saves() -> None:
+    scene = running(restarts=0)
+    fail(scene, 4, 5)
+    verdicts = [scene.last(name, Verdict) for name in "ab"]
+    assert [verdict.saving for verdict in verdicts] == [Saving(5, (0,)), Saving(5, (1,))]
+    assert {replace(verdict, saving=None) for verdict in verdicts} == {scene.group.verdict}
+    scene.detach("b")
+    scene.attend("b", claim=None)
+    assert scene.last("b", Verdict) == verdicts[1]  # it may not have heard it
+    assert len(scene.all_told("b", Verdict)) == 2
+
+
+def test_a_job_that_has_succeeded_saves_nothing_by_order() -> None:
+    scene = running(restarts=1)
+    fail(scene, 5)
+    scene.done("a", "b")
+    assert {scene.last(name, Verdict).outcome for name in "ab"} == {Outcome.SUCCEEDED}
+    assert {scene.last(name, Verdict).saving for name in "ab"} == {None}
+
+
+def test_a_node_that_is_away_saves_nothing() -> None:
+    scene = running(restarts=1)
+    fail(scene)
+    scene.fail("a")
+    for name in "ab":
+        line = (scene.group.round, scene.group.formed_by)
+        offset = scene.assignment(name).rank_offset
+        held = Snapshots(*line, (Snapshot(5, 2, offset, False),), (Replica(5, 2, (1 - offset,)),))
+        stopped = Stopped(scene.group.round, replace(scene.offer(name), snapshots=held))
+        if name == "b":
+            scene.detach("a")
+        scene.say(name, stopped)
+    assert scene.last("b", Verdict).saving == Saving(5, (0, 1))
