@@ -98,8 +98,8 @@ BREAKS = (
     Break(
         "only a state of which all shares are there is saved at the end",
         "group/resumption",
-        "if sum(map(len, of_nodes.values())) == size > 0:",
-        "if of_nodes:",
+        "if sum(map(len, of_nodes.values())) == size > 0 and",
+        "if of_nodes and",
     ),
     Break(
         "replicas are saved at the end",
@@ -110,8 +110,8 @@ BREAKS = (
     Break(
         "what all ranks have alike is not saved as shares",
         "group/resumption",
-        "if not one.is_replicated:",
-        "if True:",
+        " == size > 0 and step not in alike:",
+        " == size > 0:",
     ),
     Break(
         "what another round has left is not saved at the end",

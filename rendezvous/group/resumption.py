@@ -69,13 +69,15 @@ def savings(nodes: Iterable[Holder], line: Line) -> dict[str, Saving]:
     """
     own: dict[tuple[int, int], dict[int, str]] = {}
     replicas: dict[tuple[int, int], dict[int, str]] = {}
+    alike: set[int] = set()
     for node_id, workers, there in nodes:
         if there is None or (there.round, there.formed_by) != line:
             continue
         for one in there.held:
             ranks = range(one.rank_offset, one.rank_offset + workers)
-            if not one.is_replicated:
-                own.setdefault((one.step, one.world_size), {}).update(dict.fromkeys(ranks, node_id))
+            own.setdefault((one.step, one.world_size), {}).update(dict.fromkeys(ranks, node_id))
+            if one.is_replicated:
+                alike.add(one.step)
         for replica in there.replicas:
             held = replicas.setdefault((replica.step, replica.world_size), {})
             held.update(dict.fromkeys(replica.ranks, node_id))
@@ -84,7 +86,7 @@ def savings(nodes: Iterable[Holder], line: Line) -> dict[str, Saving]:
         of_nodes: dict[str, list[int]] = {}
         for rank in sorted(rank for rank in holders if rank < size):
             of_nodes.setdefault(holders[rank], []).append(rank)
-        if sum(map(len, of_nodes.values())) == size > 0:
+        if sum(map(len, of_nodes.values())) == size > 0 and step not in alike:
             return {node_id: Saving(step, tuple(ranks)) for node_id, ranks in of_nodes.items()}
     return {}
 

@@ -98,12 +98,13 @@ def check_savings(
         line: number and master of the last round.
     """
     there = {
-        agent.spec.incarnation: _sharded(agent) if agent.line == line else {} for agent in agents
+        agent.spec.incarnation: _shares(agent) if agent.line == line else {} for agent in agents
     }
     covered = set()
     for step, size in {key for shares in there.values() for key in shares}:
-        ranks = {n for shares in there.values() for n in shares.get((step, size), {})}
-        if ranks >= set(range(size)):
+        found = [shares.get((step, size), {}) for shares in there.values()]
+        is_alike = any(share.is_replicated for shares in found for share in shares.values())
+        if not is_alike and {n for shares in found for n in shares} >= set(range(size)):
             covered.add(step)
     if not covered:
         if savings:
@@ -114,23 +115,22 @@ def check_savings(
     told = sorted(rank for saving in savings.values() for rank in saving.ranks)
     if told != list(range(len(told))):
         raise SnapshotError(f"I9: saved are the shares of {told}")
-    found: list[Left] = []
+    states = set()
     for incarnation, saving in savings.items():
         shares = there[incarnation].get((saving.step, len(told)), {})
         if not shares.keys() >= set(saving.ranks):
             raise SnapshotError(f"I9: {incarnation} has {shares}, and is to save {saving}")
-        found += [shares[rank] for rank in saving.ranks]
-    if len({share.state for share in found}) != 1:
+        states |= {shares[rank].state for rank in saving.ranks}
+    if len(states) != 1:
         raise SnapshotError(f"I9: there is no one state of step {max(covered)}")
 
 
-def _sharded(agent: Agent) -> dict[tuple[int, int], dict[int, Left]]:
-    """Return the shares of sharded states that a node has, by step and size of the world."""
+def _shares(agent: Agent) -> dict[tuple[int, int], dict[int, Left]]:
+    """Return the shares that a node has, by step and size of the world."""
     found: dict[tuple[int, int], dict[int, Left]] = {}
     own = [(step, share) for step, share in agent.left.items()]
     of_others = [(n, one) for n, shares in agent.replicas.items() for one in shares.values()]
     for step, share in own + of_others:
         ranks = range(share.rank_offset, share.rank_offset + share.ranks)
-        if not share.is_replicated:
-            found.setdefault((step, share.world_size), {}).update(dict.fromkeys(ranks, share))
+        found.setdefault((step, share.world_size), {}).update(dict.fromkeys(ranks, share))
     return found
