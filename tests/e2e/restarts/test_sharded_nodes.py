@@ -1,6 +1,8 @@
 """State that is sharded over several nodes: their savers write one checkpoint together."""
 
 import os
+import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,15 +40,21 @@ for path in sys.argv[1:]:
 
 
 def start(
-    ft: "Launcher", port: int, *options: object, steps: int = 100_000, every: int = 10
+    ft: "Launcher",
+    port: int,
+    *options: object,
+    steps: int = 100_000,
+    every: int = 10,
+    env: Mapping[str, str] | None = None,
 ) -> tuple["Command", "Command"]:
     """Start two nodes of two ranks, and a checkpoint after some steps."""
     nodes = ("--nnodes", 2, "--nproc-per-node", 2, "--rdzv-endpoint", f"127.0.0.1:{port}")
     script = ft.script(SCRIPT, "train.py")
     more = ("--rdzv-id", ft.mark, *PRELOAD, *options, script, "fsdp2", ft.folder, steps, every)
-    host = ft.start(*nodes, *more, env={"LOGLEVEL": "DEBUG"})
+    env = {"LOGLEVEL": "DEBUG", **(env or {})}
+    host = ft.start(*nodes, *more, env=env)
     host.expect("hosted here")
-    return host, ft.start(*nodes, *more, env={"LOGLEVEL": "DEBUG"})
+    return host, ft.start(*nodes, *more, env=env)
 
 
 def kept(ft: "Launcher") -> list[Path]:
@@ -69,6 +77,7 @@ def load(ft: "Launcher", *paths: Path) -> list[str]:
 
 @pytest.mark.long
 def test_savers_of_two_nodes_write_one_checkpoint(ft: "Launcher", free_port: int) -> None:
+    """Training does not wait for it, and each checkpoint is the state of its step."""
     host, guest = start(ft, free_port, steps=30)
     assert [host.wait(), guest.wait()] == [0, 0], host.stderr + guest.stderr
     paths = kept(ft)
@@ -78,5 +87,37 @@ def test_savers_of_two_nodes_write_one_checkpoint(ft: "Launcher", free_port: int
         host.expect(f"The checkpoint of step {step} is complete")  # so says the saver
     assert paths[-1].name == "step-00000030"
     assert "checkpoint of step" not in guest.stderr
-    (last,) = {m[1] for m in host.expect(r"at 30 has (\w+)", 2)}
-    assert load(ft, paths[-1]) == [last]
+    states = [said(int(path.name.removeprefix("step-")), host) for path in paths]
+    assert [[state] for state in load(ft, *paths)] == states
+
+
+def said(step: int, *nodes: "Command") -> list[str]:
+    """Return what the state of a step is, as the ranks say."""
+    return [*{m[1] for node in nodes for m in node.expect(rf"of 4 at {step} has (\w+)", 2)}]
+
+
+@pytest.mark.long
+def test_what_a_failed_job_of_two_nodes_leaves_is_a_checkpoint(
+    ft: "Launcher", free_port: int
+) -> None:
+    host, guest = start(ft, free_port, every=10**6, env={"ALL": "1"})
+    found = guest.expect(r"life 0 of rank \d of 4 is (\d+)", 2)
+    guest.expect("life 0 of rank . goes on")
+    os.kill(int(found[0][1]), signal.SIGKILL)
+    assert [host.wait(), guest.wait()] == [1, 1]
+    step = int(host.expect(r"The checkpoint of step (\d+) is complete")[0][1])
+    assert [path.name for path in kept(ft)] == [f"step-{step:08}"]
+    assert load(ft, *kept(ft)) == said(step, host, guest)
+
+
+@pytest.mark.slow
+def test_what_a_lost_node_had_is_saved_from_replicas(ft: "Launcher", free_port: int) -> None:
+    more = ("--snapshot-replicas", 1, "--max-restarts", 0)
+    host, guest = start(ft, free_port, *more, every=10**6, env={"ALL": "1"})
+    guest.expect("rank 2 of 4 at 20 has")
+    guest.send(signal.SIGKILL)
+    guest.wait()
+    assert host.wait() == 1
+    step = int(host.expect(r"The checkpoint of step (\d+) is complete")[0][1])
+    assert [path.name for path in kept(ft)] == [f"step-{step:08}"]
+    assert load(ft, *kept(ft)) == said(step, host)
