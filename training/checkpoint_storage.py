@@ -163,6 +163,9 @@ class LocalStorage:
         """Make a checkpoint visible and the latest; remove older ones than the newest ``keep``."""
         path = Path(self.path(step))
         if self.has(draft) or not path.exists():  # else a saver has died that had come so far
+            for name in os.listdir(draft):
+                if name.endswith(UNFINISHED):  # of a saver that has died, and was begun again
+                    os.unlink(os.path.join(draft, name))
             _sync(draft)
             if path.exists():  # of before the steps were done once more
                 self._retire(step)

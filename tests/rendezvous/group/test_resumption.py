@@ -3,7 +3,14 @@
 import pytest
 from ft_run.rendezvous.group.resumption import Holder, Line, resumption, savings
 from ft_run.rendezvous.group.world import Candidate, World, form
-from ft_run.rendezvous.protocol.messages import NodeSpec, Outcome, Stopped, Verdict, Waiting
+from ft_run.rendezvous.protocol.messages import (
+    NodeSpec,
+    Outcome,
+    PolicySpec,
+    Stopped,
+    Verdict,
+    Waiting,
+)
 from ft_run.rendezvous.protocol.offer import (
     Offer,
     Replica,
@@ -165,19 +172,19 @@ def test_what_all_ranks_have_alike_is_not_saved_by_shares() -> None:
     assert saved(left(9), left(9, offset=2)) == {}
 
 
-def fail(scene: Scene, *steps: int) -> None:
-    """Have the job of two nodes of one rank fail, with these steps left by both."""
-    scene.fail("a")
-    for name in "ab":
-        line = (scene.group.round, scene.group.formed_by)
-        offset = scene.assignment(name).rank_offset
-        held = Snapshots(*line, tuple(Snapshot(n, 2, offset, False) for n in steps))
-        scene.say(name, Stopped(scene.group.round, replace(scene.offer(name), snapshots=held)))
+def leave(scene: Scene, name: str, *steps: int, replicas: tuple[Replica, ...] = ()) -> Stopped:
+    """Return what a node of one of two ranks says that has left its share of some steps."""
+    number, offset = scene.group.round, scene.assignment(name).rank_offset
+    held = tuple(Snapshot(step, 2, offset, False) for step in steps)
+    left = Snapshots(number, scene.group.formed_by, held, replicas)
+    return Stopped(number, replace(scene.offer(name), snapshots=left))
 
 
 def test_the_verdict_says_to_each_node_what_it_saves() -> None:
     scene = running(restarts=0)
-    fail(scene, 4, 5)
+    scene.fail("a")
+    for name in "ab":
+        scene.say(name, leave(scene, name, 4, 5))
     verdicts = [scene.last(name, Verdict) for name in "ab"]
     assert [verdict.saving for verdict in verdicts] == [Saving(5, (0,)), Saving(5, (1,))]
     assert {replace(verdict, saving=None) for verdict in verdicts} == {scene.group.verdict}
@@ -187,24 +194,19 @@ def test_the_verdict_says_to_each_node_what_it_saves() -> None:
     assert len(scene.all_told("b", Verdict)) == 2
 
 
-def test_a_job_that_has_succeeded_saves_nothing_by_order() -> None:
-    scene = running(restarts=1)
-    fail(scene, 5)
-    scene.done("a", "b")
-    assert {scene.last(name, Verdict).outcome for name in "ab"} == {Outcome.SUCCEEDED}
-    assert {scene.last(name, Verdict).saving for name in "ab"} == {None}
+def test_a_job_that_has_succeeded_saves_nothing() -> None:
+    scene = running(restarts=1, policy=PolicySpec(rank0_decides=True))
+    scene.fail("b")
+    scene.say("b", leave(scene, "b", 5, replicas=replica(5, ranks=(0,), size=2)))
+    scene.done("a")
+    assert scene.last("b", Verdict).outcome is Outcome.SUCCEEDED
+    assert scene.last("b", Verdict).saving is None
 
 
 def test_a_node_that_is_away_saves_nothing() -> None:
-    scene = running(restarts=1)
-    fail(scene)
+    scene = running(restarts=0)
     scene.fail("a")
-    for name in "ab":
-        line = (scene.group.round, scene.group.formed_by)
-        offset = scene.assignment(name).rank_offset
-        held = Snapshots(*line, (Snapshot(5, 2, offset, False),), (Replica(5, 2, (1 - offset,)),))
-        stopped = Stopped(scene.group.round, replace(scene.offer(name), snapshots=held))
-        if name == "b":
-            scene.detach("a")
-        scene.say(name, stopped)
+    scene.say("a", leave(scene, "a", 5, replicas=replica(5, ranks=(1,), size=2)))
+    scene.detach("a")
+    scene.say("b", leave(scene, "b", 5, replicas=replica(5, ranks=(0,), size=2)))
     assert scene.last("b", Verdict).saving == Saving(5, (0, 1))
