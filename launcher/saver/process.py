@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
                 send(channel, written.fields())
                 if not written.words:
                     forget(order)
+                send(channel, {})
     except ConnectionError:
         pass  # the agent is gone
     return 0

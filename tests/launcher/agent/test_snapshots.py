@@ -15,7 +15,7 @@ import pytest
 from ft_run.launcher.agent.snapshots import HeldSnapshots
 from ft_run.launcher.saver.saves import Saves
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.rendezvous.protocol.offer import Replica, Resumption, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_memory
 from ft_run.training import snapshot_page as page
@@ -231,6 +231,37 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             assert await save(9) == [9, 9]
             assert held.newest_whole() is None
             held._saves.close()
+            for worker in workers:
+                worker.close()
+
+    run(test)
+
+
+def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
+    """Also the share of another node's rank; each node of a round knows where they meet."""
+
+    async def test() -> None:
+        async with holding(replicas=1) as held:
+            workers = [await asyncio.to_thread(Worker, rank) for rank in (2, 3)]
+            for worker in workers:
+                worker.leave(7, tmp_path, size=4)
+            await ask(2, 7, replica=1)
+            assert held.newest_whole() is None
+            for ranks in ((2, 3), (2,), (0, 2, 3), (0,)):
+                found = held.part(Saving(7, ranks))
+                assert found is not None
+                assert [share.entry.rank for share in found.shares] == [*ranks]
+                assert found.ranks == 4
+                assert found.is_first == (0 in ranks)
+                assert found.place.folder == str(tmp_path)
+                assert found.meeting == held._meeting("end")
+            for saving in (Saving(7, (1, 2)), Saving(8, (2, 3)), Saving(7, ())):
+                assert held.part(saving) is None
+            meetings = {held._meeting("end"), held._meeting("1")}
+            for number, name in ((4, "m"), (3, "another")):
+                held.begin(replace(ROUND, round=number, formed_by=name))
+                meetings.add(held._meeting("end"))
+            assert len(meetings) == 4
             for worker in workers:
                 worker.close()
 
