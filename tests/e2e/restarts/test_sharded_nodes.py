@@ -1,8 +1,12 @@
 """State that is sharded over several nodes: their savers write one checkpoint together."""
 
 import os
+import random
 import signal
+import sys
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +72,6 @@ def kept(ft: "Launcher") -> list[Path]:
 
 def load(ft: "Launcher", *paths: Path) -> list[str]:
     """Return the digests of checkpoints."""
-    import sys
-
     done = ft.run(ft.script(LOAD, "load.py"), *paths, program=(sys.executable,))
     assert done.process.returncode == 0, done.stderr
     return done.stdout.split()
@@ -87,13 +89,19 @@ def test_savers_of_two_nodes_write_one_checkpoint(ft: "Launcher", free_port: int
         host.expect(f"The checkpoint of step {step} is complete")  # so says the saver
     assert paths[-1].name == "step-00000030"
     assert "checkpoint of step" not in guest.stderr
-    states = [said(int(path.name.removeprefix("step-")), host) for path in paths]
-    assert [[state] for state in load(ft, *paths)] == states
+    check(ft, host)
 
 
 def said(step: int, *nodes: "Command") -> list[str]:
     """Return what the state of a step is, as the ranks say."""
     return [*{m[1] for node in nodes for m in node.expect(rf"of 4 at {step} has (\w+)", 2)}]
+
+
+def check(ft: "Launcher", *nodes: "Command") -> None:
+    """Look whether each checkpoint is the state of its step, as the ranks have said."""
+    paths = kept(ft)
+    states = [said(int(path.name.removeprefix("step-")), *nodes) for path in paths]
+    assert [[state] for state in load(ft, *paths)] == states
 
 
 @pytest.mark.long
@@ -107,17 +115,46 @@ def test_what_a_failed_job_of_two_nodes_leaves_is_a_checkpoint(
     assert [host.wait(), guest.wait()] == [1, 1]
     step = int(host.expect(r"The checkpoint of step (\d+) is complete")[0][1])
     assert [path.name for path in kept(ft)] == [f"step-{step:08}"]
-    assert load(ft, *kept(ft)) == said(step, host, guest)
+    check(ft, host, guest)
 
 
 @pytest.mark.slow
 def test_what_a_lost_node_had_is_saved_from_replicas(ft: "Launcher", free_port: int) -> None:
     more = ("--snapshot-replicas", 1, "--max-restarts", 0)
-    host, guest = start(ft, free_port, *more, every=10**6, env={"ALL": "1"})
-    guest.expect("rank 2 of 4 at 20 has")
+    host, guest = start(ft, free_port, *more, every=16, env={"ALL": "1"})
+    host.expect(r"The checkpoint of step \d+ is complete")
+    guest.expect("rank 2 of 4 at 40 has")
     guest.send(signal.SIGKILL)
     guest.wait()
     assert host.wait() == 1
-    step = int(host.expect(r"The checkpoint of step (\d+) is complete")[0][1])
-    assert [path.name for path in kept(ft)] == [f"step-{step:08}"]
-    assert load(ft, *kept(ft)) == said(step, host)
+    step = int(host.expect(r"The checkpoint of step (\d+) is complete")[-1][1])
+    assert step >= 38
+    assert kept(ft)[-1].name == f"step-{step:08}"
+    check(ft, host)
+    assert "was not written" not in host.stderr + guest.stderr
+
+
+@pytest.mark.slow
+def test_savers_that_are_killed_on_both_nodes(ft: "Launcher", free_port: int) -> None:
+    host, guest = start(ft, free_port, every=3, env={"ALL": "1"})
+    pattern = r"The checkpoint of step (\d+) is complete"
+    for _ in range(20):
+        host.expect(pattern)
+        savers = [pid for pid, words in ft.processes().items() if "saver.process" in words]
+        for pid in savers[: random.randint(1, 2)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        threading.Event().wait(random.random() * 0.4)
+    host.expect(pattern, len(host.expect(pattern)) + 2)
+    for node in (guest, host):  # all will be gone: what is in memory is on storage before
+        node.send(signal.SIGTERM)
+    assert [host.wait(), guest.wait()] == [128 + signal.SIGTERM] * 2
+    newest = int(kept(ft)[-1].name.removeprefix("step-"))
+    steps = [int(match[1]) for match in guest.expect(r"rank 2 of 4 at (\d+) has")]
+    assert newest == max(steps)
+    check(ft, host, guest)
+    assert f"{newest:08}" in (ft.folder / "checkpoints/latest").read_text()
+    assert sorted(os.listdir(ft.folder / "checkpoints")) == [
+        "latest",
+        *(path.name for path in kept(ft)),
+    ]
