@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 
+from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Saving, Snapshot, Snapshots
 from ...training import snapshot_page as page
@@ -70,6 +71,8 @@ class HeldSnapshots:
         self._orders.clear()
         self._asked.clear()
         self._refused = _SAYS_NOTHING
+        if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
+            self._saves.node_lost()
         before, self._assignment, resumed = self._assignment, assignment, assignment.resumption
         is_of_these = (
             before is not None

@@ -13,6 +13,9 @@ from .order import Order, Share, Written
 
 T = TypeVar("T")
 _UNFINISHED = "it took longer than --shutdown-timeout leaves for it"
+_LOST = "a node was lost, and its part did not come"
+_COMES_S = 5.0
+"""How long what several nodes write may yet take when one of them is lost."""
 
 
 class HeldShare(NamedTuple):
@@ -71,6 +74,8 @@ class Saves:
         self._writing: asyncio.Task[None] | None = None
         self._is_meeting = False
         """Whether other nodes write, or have written, the same checkpoint."""
+        self._why_not = _UNFINISHED
+        """Why that is given up, if it is."""
         self._newest = -1
         """The step of the newest checkpoint that was written here."""
 
@@ -95,8 +100,20 @@ class Saves:
                 files.callback(os.close, fds[-1])
             writing = self._write(snapshot, fds, ended, files.pop_all())
         self._writing = asyncio.get_running_loop().create_task(writing)
-        self._is_meeting = bool(snapshot.meeting)
+        self._is_meeting, self._why_not = bool(snapshot.meeting), _UNFINISHED
         return True
+
+    def node_lost(self) -> None:
+        """A node is lost: give up what it writes with others, unless it had done its part."""
+        if self._is_meeting and self._writing is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_COMES_S, self._give_up, self._writing)
+
+    def _give_up(self, writing: "asyncio.Task[None]") -> None:
+        if not writing.done():
+            self._why_not = _LOST
+            writing.cancel()
+            self._saver.close()
 
     async def _write(
         self,
@@ -105,10 +122,11 @@ class Saves:
         ended: Callable[[bool], None],
         files: ExitStack,
     ) -> None:
-        step, written = snapshot.step, Written(_UNFINISHED)
+        step, written = snapshot.step, None
         try:
             written = await self._saver.write(_order(snapshot), fds)
         finally:
+            written = written or Written(self._why_not)
             files.close()
             if written.words:
                 self._tell(ev.CheckpointFailed(step, written.words))

@@ -44,7 +44,7 @@ def forget(order: Order) -> None:
 
 def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting) -> int:
     """Write a checkpoint; return how many bytes it has, 0 where another node makes it visible."""
-    draft = storage.draft(order.step, order.attempt)
+    draft, has_begun = storage.draft(order.step, order.attempt), False
     try:
         files = _opened(order, fds)
         digests = {file.share.rank: digest(file.items) for file in files}
@@ -55,7 +55,9 @@ def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting)
                 agreed[rank : rank + 1] != (of,) for rank, of in digests.items()
             ):
                 raise MeetingError(NOT_AGREED)
-        if meeting.begin(draft):
+        is_new = meeting.begin(draft)
+        has_begun = True
+        if is_new:
             for file in files:
                 _put(storage, draft, file)
         meeting.has_written(digests, sum(file.share.data_bytes for file in files))
@@ -67,7 +69,7 @@ def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting)
         storage.publish(order.step, draft, order.keep)
     except Exception as error:
         words = meeting.has_failed(words_of(error))
-        if order.is_first:
+        if order.is_first and has_begun:  # else it may be of an earlier one
             with suppress(Exception):  # it is cleaned when the next one is written
                 storage.abandon(draft)
         raise MeetingError(words) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ft_run.launcher.agent.snapshots import HeldSnapshots
 from ft_run.launcher.saver.saves import Saves
+from ft_run.rendezvous.protocol.failure import FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
@@ -231,6 +232,32 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             assert await save(9) == [9, 9]
             assert held.newest_whole() is None
             held._saves.close()
+            for worker in workers:
+                worker.close()
+
+    run(test)
+
+
+def test_what_a_lost_node_had_to_write_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ft_run.launcher.saver.saves._COMES_S", 0.1)
+    lost = node_lost(1, "b", "trainer", "its host is gone")
+
+    async def test() -> None:
+        async with holding() as held:
+            workers = [await asyncio.to_thread(Worker, rank) for rank in (2, 3)]
+            for worker in workers:
+                worker.leave(7, tmp_path, size=4)
+                worker.saver.save(1, 7)
+            while not held._memory[0].held:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+            held.begin(replace(ROUND, round=4, cause=replace(lost, kind=FailureKind.WORKER)))
+            await asyncio.sleep(0.3)
+            assert held._memory[0].held
+            held.begin(replace(ROUND, round=5, cause=lost))
+            while held._memory[0].held:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             for worker in workers:
                 worker.close()
 

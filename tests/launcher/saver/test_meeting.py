@@ -184,6 +184,13 @@ def test_the_reason_of_a_node_that_fails_is_told_by_all(folder: str, nodes: list
     assert names(folder) == []
 
 
+def test_what_cannot_be_begun_leaves_an_older_one_alone(folder: str, nodes: list[Node]) -> None:
+    assert together(*nodes) == ["", ""]
+    os.ftruncate(nodes[0].fds[0], 1)
+    assert nodes[0].write("b")
+    assert open_storage(folder).steps() == [7]
+
+
 def test_a_node_whose_first_one_fails_does_not_wait(folder: str, nodes: list[Node]) -> None:
     os.ftruncate(nodes[0].fds[0], 1)
     words = "mmap length is greater than file size"

@@ -46,9 +46,9 @@ class Node:
         self.ended: list[bool] = []
         self.saves = Saves(self.told.append)
         self._fd = os.memfd_create("test")
-        os.write(self._fd, b"data" + LAYOUT)
 
     def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShares:
+        os.pwrite(self._fd, b"data" + LAYOUT, 0)
         entry = page.Entry(step, step, 1, 0, 4, len(LAYOUT), True)
         place = page.Place(folder or str(self.root / "kept"), 3, at_breakpoint)
         return NodeShares((HeldShare(0, 0, self._fd, entry),), place)
@@ -219,6 +219,32 @@ def test_the_end_waits_half_its_time_for_a_node_that_may_be_lost(node: Node) -> 
         assert [type(event) for event in node.told[1:]] == [ev.CheckpointWritten]
         assert node.complete() == ["step-00000002"]
         assert node.ended == [False]
+        node.saves.close()
+
+    run(test)
+
+
+def test_where_a_node_is_lost_its_part_is_not_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ft_run.launcher.saver.saves._COMES_S", 0.0)
+
+    async def test() -> None:
+        node.control("hang")
+        assert node.begin(1, node.url)  # this is all its own
+        node.saves.node_lost()
+        await node.until_writing()
+        node.control("fail 0")
+        await node.until_ended()
+        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        node.saves.node_lost()
+        await node.until_ended(2)
+        assert node.begin(3)
+        await node.until_ended(3)
+        assert node.ended == [True, False, True]
+        words = "a node was lost, and its part did not come"
+        assert node.told[1] == ev.CheckpointFailed(2, words)
+        assert node.complete() == ["step-00000001", "step-00000003"]
         node.saves.close()
 
     run(test)
