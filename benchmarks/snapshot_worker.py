@@ -2,9 +2,10 @@
 
     snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
 
-MODE is ``checkpointer`` or ``torch-save`` (every 20 steps, rank 0 writes, all read): in the first
-life rank 0 kills itself in the middle of a step, half way between two of them. Or ``stall``: one
-process, whose snapshots are measured. What is measured goes to FOLDER as lines of JSON.
+MODE is ``checkpointer``, ``torch-save`` (every 20 steps, rank 0 writes, all read) or ``async-save``
+(every 20 steps, by torch.distributed.checkpoint): in the first life rank 0 kills itself in the
+middle of a step, half way between two of them. Or ``stall``: one process, whose snapshots are
+measured. What is measured goes to FOLDER as lines of JSON.
 """
 
 import json
@@ -13,7 +14,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,12 +66,48 @@ def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]
             os.replace(f"{path}.new", path)
 
 
+def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """Do likewise with what torch has for it: training goes on while a checkpoint is written."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    def state() -> dict[str, Any]:
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+    latest, begin = FOLDER / "latest", 0
+    saving: object = None
+    if latest.exists():
+        begin = int(latest.read_text())
+        saved = state()
+        load(saved, checkpoint_id=FOLDER / str(begin))
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=saved["model"],
+            optim_state_dict=saved["optimizer"],
+        )
+    for step in range(begin, STEPS):
+        yield step
+        if (step + 1) % SAVES_EVERY == 0:
+            saving = async_save(state(), checkpoint_id=FOLDER / str(step + 1))
+            assert isinstance(saving, Future)
+
+            def complete(_: object, done: int = step + 1) -> None:
+                latest.write_text(str(done))
+
+            if dist.get_rank() == 0:
+                saving.add_done_callback(complete)
+    if isinstance(saving, Future):
+        saving.result()
+
+
 def train() -> None:
     """Train, and die once."""
     dist.init_process_group("gloo")
     model, optimizer = make()
     state = {"model": model, "optimizer": optimizer}
-    steps = by_hand(model, optimizer)
+    steps = (by_async_save if MODE == "async-save" else by_hand)(model, optimizer)
     if MODE == "checkpointer":
         steps = Checkpointer(FOLDER / "c", state, checkpoint_every=None).steps(STEPS)
     is_first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

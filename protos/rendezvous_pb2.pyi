@@ -679,8 +679,16 @@ class CheckVerdict(_message.Message):
     report: str
     def __init__(self, exit_code: _Optional[int] = ..., sentence: _Optional[str] = ..., conclusion: _Optional[str] = ..., report: _Optional[str] = ...) -> None: ...
 
+class Saving(_message.Message):
+    __slots__ = ("step", "ranks")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Verdict(_message.Message):
-    __slots__ = ("outcome", "exit_code", "sentence", "restarts", "rounds", "cause", "failures", "failure_count")
+    __slots__ = ("outcome", "exit_code", "sentence", "restarts", "rounds", "cause", "failures", "failure_count", "saving")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
@@ -689,6 +697,7 @@ class Verdict(_message.Message):
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SAVING_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     exit_code: int
     sentence: str
@@ -697,7 +706,8 @@ class Verdict(_message.Message):
     cause: Failure
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     failure_count: int
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., exit_code: _Optional[int] = ..., sentence: _Optional[str] = ..., restarts: _Optional[int] = ..., rounds: _Optional[int] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., failure_count: _Optional[int] = ...) -> None: ...
+    saving: Saving
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., exit_code: _Optional[int] = ..., sentence: _Optional[str] = ..., restarts: _Optional[int] = ..., rounds: _Optional[int] = ..., cause: _Optional[_Union[Failure, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., failure_count: _Optional[int] = ..., saving: _Optional[_Union[Saving, _Mapping]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("sentence", "is_displaced")

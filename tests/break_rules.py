@@ -90,6 +90,55 @@ BREAKS = (
         "steps = sorted(known)",
     ),
     Break(
+        "the newest state that is there is saved at the end",
+        "group/resumption",
+        "sorted(own.keys() | replicas.keys(), reverse=True)",
+        "sorted(own.keys() | replicas.keys())",
+    ),
+    Break(
+        "only a state of which all shares are there is saved at the end",
+        "group/resumption",
+        "if sum(map(len, of_nodes.values())) == size > 0 and",
+        "if of_nodes and",
+    ),
+    Break(
+        "replicas are saved at the end",
+        "group/resumption",
+        "held.update(dict.fromkeys(replica.ranks, node_id))",
+        "pass",
+    ),
+    Break(
+        "what all ranks have alike is not saved as shares",
+        "group/resumption",
+        " == size > 0 and step not in alike:",
+        " == size > 0:",
+    ),
+    Break(
+        "what another round has left is not saved at the end",
+        "group/resumption",
+        "if there is None or (there.round, there.formed_by) != line:",
+        "if there is None:",
+    ),
+    Break(
+        "nodes that are not there save nothing",
+        "group/rounds",
+        "            for node in self._roster.in_phase(NodePhase.READY)\n"
+        "            if node.link is not None",
+        "            for node in self._roster.in_phase(NodePhase.READY)",
+    ),
+    Break(
+        "a job that has succeeded saves nothing",
+        "group/rounds",
+        "self._savings() if outcome is not Outcome.SUCCEEDED else {}",
+        "self._savings()",
+    ),
+    Break(
+        "a node that comes back to hear the verdict saves its part",
+        "group/joining",
+        "self._rounds.ending.tell(link, node.spec.node_id)",
+        "self._rounds.ending.tell(link)",
+    ),
+    Break(
         "what another round has left is not resumed from",
         "group/resumption",
         "if snapshots is not None and (snapshots.round, snapshots.formed_by) == line",
@@ -516,18 +565,14 @@ BREAKS = (
     Break(
         "spares hear the verdict",
         "group/rounds",
-        "self.ending.tell(n.link for n in self._roster if n.link is not None)",
-        "self.ending.tell(\n"
-        "                n.link\n"
-        "                for n in self._roster\n"
-        "                if n.link is not None and n.round == self._state.round\n"
-        "            )",
+        "for node in self._roster if node.link is not None]",
+        "for node in self._roster if node.link is not None and node.round == self._state.round]",
     ),
     Break(
         "a node that comes after the verdict hears it",
         "group/joining",
         "        if self._rounds.ending is not None:\n"
-        "            self._out.add(self._rounds.ending.tell([link]))\n"
+        "            self._out.add([self._rounds.ending.tell(link)])\n"
         "            return\n"
         "        rival",
         "        if self._rounds.ending is not None:\n            return\n        rival",

@@ -5,6 +5,9 @@ Both write them: the worker itself, and the saver that ``ft-run`` has for it. It
 A checkpoint in a folder has another name until it is complete, and again before it is removed:
 what has the name of a checkpoint is one. What fsspec reaches by a URL has no renaming; there a
 checkpoint is what has the metadata of one, which is written last and removed first.
+
+Several nodes may write one checkpoint. They meet here: each leaves marks beside it, which the
+others read.
 """
 
 import os
@@ -20,9 +23,10 @@ LATEST = "latest"
 METADATA = ".metadata"
 """The file of ``torch.distributed.checkpoint`` without which the others are of no use."""
 UNFINISHED = ".writing"
+_MARKS = "marks"
 _NAME = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(
-    r"\.step-(\d{8,})(\.[\w-]+)?\.(writing|removing)|\.latest(\.[\w-]+)?\.writing"
+    r"\.step-(\d{8,})(\.[\w-]+)?\.(writing|removing|marks)|\.latest(\.[\w-]+)?\.writing"
 )
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _TRIES = 5
@@ -61,8 +65,13 @@ class Storage(Protocol):
             parts: its bytes; they may be asked for again.
         """
 
+    def has(self, draft: str) -> bool:
+        """Return whether there is something at a draft; what was published has left a folder's."""
+
     def publish(self, step: int, draft: str, keep: int) -> None:
         """Make a checkpoint visible and the latest; of the older ones keep some.
+
+        Done again, it changes nothing.
 
         Args:
             step: of the checkpoint.
@@ -72,6 +81,25 @@ class Storage(Protocol):
 
     def abandon(self, draft: str) -> None:
         """Remove what was written of a checkpoint that will not be complete."""
+
+    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
+        """Tell the other writers of a checkpoint something; it is durable when this returns.
+
+        Args:
+            step: of the checkpoint.
+            attempt: as of its draft.
+            name: of the mark.
+            data: what is told.
+        """
+
+    def marks(self, step: int, attempt: str) -> list[str]:
+        """Return the names of all marks of an attempt."""
+
+    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
+        """Return what a mark tells; not all of it while it is written."""
+
+    def unmark(self, step: int, attempt: str) -> None:
+        """Remove all marks of an attempt."""
 
 
 def file_of(rank: int) -> str:
@@ -127,13 +155,21 @@ class LocalStorage:
         """Write a file of a checkpoint; it is durable when this returns."""
         _write_file(Path(draft), name, parts)
 
+    def has(self, draft: str) -> bool:
+        """Return whether there is a folder to write to."""
+        return os.path.isdir(draft)
+
     def publish(self, step: int, draft: str, keep: int) -> None:
         """Make a checkpoint visible and the latest; remove older ones than the newest ``keep``."""
         path = Path(self.path(step))
-        _sync(draft)
-        if path.exists():  # of before the steps were done once more
-            self._retire(step)
-        os.rename(draft, path)
+        if self.has(draft) or not path.exists():  # else a saver has died that had come so far
+            for name in os.listdir(draft):
+                if name.endswith(UNFINISHED):  # of a saver that has died, and was begun again
+                    os.unlink(os.path.join(draft, name))
+            _sync(draft)
+            if path.exists():  # of before the steps were done once more
+                self._retire(step)
+            os.rename(draft, path)
         _sync(self._folder)
         _write_file(self._folder, LATEST, [f"{path.name}\n".encode()])
         _sync(self._folder)
@@ -146,11 +182,34 @@ class LocalStorage:
         """Remove what was written of a checkpoint that will not be complete."""
         _remove(Path(draft))
 
+    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
+        """Tell the other writers of a checkpoint something."""
+        folder = self._hidden(step, attempt, _MARKS)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_file(folder, name, [data])
+
+    def marks(self, step: int, attempt: str) -> list[str]:
+        """Return the names of all marks of an attempt."""
+        folder = self._hidden(step, attempt, _MARKS)
+        try:
+            # A network file system keeps the names for a while, but not after a change.
+            os.utime(folder)
+            return [name for name in os.listdir(folder) if not name.startswith(".")]
+        except FileNotFoundError:
+            return []
+
+    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
+        """Return what a mark tells."""
+        return (self._hidden(step, attempt, _MARKS) / name).read_bytes()
+
+    def unmark(self, step: int, attempt: str) -> None:
+        """Remove all marks of an attempt."""
+        _remove(self._hidden(step, attempt, _MARKS))
+
     def _clean(self, until: int | None) -> None:
         """Remove what is left of checkpoints up to a step; None: of all, as there is no writer."""
         for name in self._names():
-            match = _LEFTOVER.fullmatch(name)
-            if match is not None and (until is None or int(match[1] or 0) <= until):
+            if _is_left(name, until):
                 with suppress(OSError):  # a folder to read from only: it harms none
                     _remove(self._folder / name)
 
@@ -204,6 +263,7 @@ class UrlStorage:
             if not self._is_complete(step):
                 with suppress(Exception):  # to read from only: it harms none
                     self._fs.rm(self._at(step), recursive=True)
+        self._clean(None)
 
     def path(self, step: int) -> str:
         """Return where the checkpoint of a step is, or will be."""
@@ -229,6 +289,11 @@ class UrlStorage:
 
         _again(write)
 
+    def has(self, draft: str) -> bool:
+        """Return whether there is something; also when it is visible."""
+        self._fs.invalidate_cache()
+        return bool(_again(lambda: self._fs.exists(self._fs._strip_protocol(draft))))
+
     def publish(self, step: int, draft: str, keep: int) -> None:
         """Make a checkpoint the latest; it is visible since its metadata was written."""
         del draft
@@ -238,10 +303,37 @@ class UrlStorage:
         others = sorted(other for other in self.steps() if other < step)
         for old in others[: len(others) + 1 - keep]:
             self._remove(self._at(old))
+        self._clean(step)
 
     def abandon(self, draft: str) -> None:
         """Remove what was written of a checkpoint that will not be complete."""
         self._remove(self._fs._strip_protocol(draft))
+
+    def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
+        """Tell the other writers of a checkpoint something."""
+        folder = self._marks(step, attempt)
+        _again(lambda: self._fs.makedirs(folder, exist_ok=True))
+        self.put(folder, name, [data])
+
+    def marks(self, step: int, attempt: str) -> list[str]:
+        """Return the names of all marks of an attempt."""
+        return self._names(self._marks(step, attempt))
+
+    def read_mark(self, step: int, attempt: str, name: str) -> bytes:
+        """Return what a mark tells."""
+        at = f"{self._marks(step, attempt)}/{name}"
+        return bytes(_again(lambda: self._fs.cat_file(at)))
+
+    def unmark(self, step: int, attempt: str) -> None:
+        """Remove all marks of an attempt."""
+        self._remove(self._marks(step, attempt))
+
+    def _clean(self, until: int | None) -> None:
+        """Remove what is left of marks up to a step; None: of all, as there is no writer."""
+        for name in self._names(self._root):
+            if _is_left(name, until):
+                with suppress(Exception):  # to read from only: it harms none
+                    self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def _remove(self, at: str) -> None:
         """Remove a checkpoint, or a part of one; first of all it is none any more."""
@@ -255,13 +347,16 @@ class UrlStorage:
         _again(remove)
 
     def _begun(self) -> list[int]:
+        matches = (_NAME.fullmatch(name) for name in self._names(self._root))
+        return [int(match[1]) for match in matches if match]
+
+    def _names(self, at: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            names = _again(lambda: self._fs.ls(self._root, detail=False))
+            paths = _again(lambda: self._fs.ls(at, detail=False))
         except FileNotFoundError:
             return []
-        matches = (_NAME.fullmatch(name.rstrip("/").rpartition("/")[2]) for name in names)
-        return [int(match[1]) for match in matches if match]
+        return [path.rstrip("/").rpartition("/")[2] for path in paths]
 
     def _is_complete(self, step: int) -> bool:
         return bool(_again(lambda: self._fs.exists(f"{self._at(step)}/{METADATA}")))
@@ -269,11 +364,23 @@ class UrlStorage:
     def _at(self, step: int) -> str:
         return f"{self._root}/{_name(step)}"
 
+    def _marks(self, step: int, attempt: str) -> str:
+        return f"{self._root}/.{_name(step)}.{attempt}.{_MARKS}"
+
 
 def words_of(error: BaseException) -> str:
     """Return an error in one line."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _is_left(name: str, until: int | None) -> bool:
+    """Return whether something is left of a checkpoint up to a step; None: of any."""
+    match = _LEFTOVER.fullmatch(name)
+    if match is None or until is None:
+        return match is not None
+    step = int(match[1] or 0)
+    return step < until or (step == until and match[3] != _MARKS)  # those are still read
 
 
 def _name(step: int) -> str:

@@ -299,8 +299,8 @@ class Checkpointer:
     def _save_from_memory(self, number: int) -> bool:
         """Have the saver write a snapshot, which is taken if there is none; return whether it does.
 
-        One rank's share is enough if it is the state of all ranks. Else it takes all of them, which
-        one node must have.
+        One rank's share is enough if it is the state of all ranks. Else it takes all of them, and
+        the saver of each node writes those that are there.
         """
         snapshots = self._snapshots
         if snapshots is not None and not snapshots.has(number):
@@ -321,15 +321,10 @@ class Checkpointer:
             has_begun = snapshots.save(number)
         return self._ranks.all_say(has_begun)
 
-    @property
-    def _plans(self) -> bool:
-        """Whether the saver writes sharded state, all of it; the same on all ranks."""
-        return self._has_saver and self._ranks.are_on_one_node and not self._of_others
-
     def _is_planned(self, number: int) -> bool:
         """Return whether the shares of a step are a checkpoint; if not, try to make them one."""
         snapshots = self._snapshots
-        if not self._plans or snapshots is None:
+        if snapshots is None:
             return False
         if not self._ranks.all_say(snapshots.is_planned(number)):
             self._make_plans()
@@ -340,6 +335,8 @@ class Checkpointer:
         snapshots = self._snapshots
         if snapshots is None:
             return
+        if self._replicas is not None:
+            self._replicas.wait()  # they are sent from the file that plans are put behind
         plan = snapshots.plan(self._state.collect(), self._flat_state.collect())
         plans = self._ranks.gather(plan)
         try:
@@ -381,7 +378,8 @@ class Checkpointer:
                 self._missing = _CHANGED
             if self._replicas is not None:
                 self._replicas.start()
-            lacks_plan = self._plans and self._snapshots is not None and self._snapshots.lacks_plan
+            snapshots = self._snapshots if self._has_saver else None
+            lacks_plan = snapshots is not None and snapshots.lacks_plan
             self._question = self._ranks.ask(*map(int, (*asked, lacks_plan)), self._missing)
 
         if complete is None:

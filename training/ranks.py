@@ -20,8 +20,6 @@ class Ranks:
         """
         self.group: Any = None
         self.rank, self.size = 0, 1
-        self.are_on_one_node = False
-        """Whether the launcher says that one node has all of them."""
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if self.size > 1:
@@ -31,7 +29,6 @@ class Ranks:
                 "Checkpointer was made before torch.distributed.init_process_group() in a job of "
                 "several ranks; right would be to make it afterwards."
             )
-        self.are_on_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(self.size)
 
     def least(self, *numbers: int) -> list[int]:
         """Return the least of each number that the ranks have."""

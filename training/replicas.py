@@ -92,11 +92,15 @@ class Replicas:
         )
         self._thread.start()
 
+    def wait(self) -> None:
+        """Return when nothing is exchanged by this rank."""
+        if self._thread is not None:
+            self._thread.join()
+
     def exchange_now(self, step: int) -> bool:
         """Exchange a step and wait; return whether all have it. All ranks call it together."""
         while True:
-            if self._thread is not None:
-                self._thread.join()
+            self.wait()
             (state,) = self._ranks.most(self.state)
             if state != IDLE or self.sending == step:
                 return state == IDLE

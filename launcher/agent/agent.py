@@ -418,10 +418,12 @@ class Agent:
         """Save what the workers have left, before it is gone with this node."""
         verdict = self._end.verdict
         has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
-        # What all nodes have, one writes.
-        is_writer = self._claim.is_first_but(verdict.failures if verdict is not None else ())
-        is_saved = self._options.save_at_breakpoint and is_writer and not has_succeeded
-        snapshot = self._snapshots.newest_whole() if is_saved else None
+        snapshot = None
+        if self._options.save_at_breakpoint and not has_succeeded:
+            if verdict is not None and verdict.saving is not None:
+                snapshot = self._snapshots.part(verdict.saving)
+            elif self._claim.is_first_but(verdict.failures if verdict is not None else ()):
+                snapshot = self._snapshots.newest_whole()  # what all nodes have, one writes
         await self._saves.conclude(self._departure.within(self._end.time_left_s()), snapshot)
 
     def _is_missed(self) -> bool:

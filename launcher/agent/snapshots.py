@@ -6,19 +6,22 @@ of them is to become a checkpoint. The agent reads the pages and never what is i
 """
 
 import asyncio
+import hashlib
 import mmap
 import os
 import socket
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 
+from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Snapshot, Snapshots
+from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Saving, Snapshot, Snapshots
 from ...training import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
-from ..saver.saves import HeldShare, Saves, WholeSnapshot
+from ..saver.saves import HeldShare, NodeShares, Saves
 
 _MESSAGE_MAX = max(page.REQUEST.size, page.REPLICA.size, page.SAVE.size)
 _SAYS_NOTHING = -1
@@ -48,6 +51,8 @@ class HeldSnapshots:
         """The local ranks of workers that have said it."""
         self._orders: dict[int, tuple[int, int]] = {}
         """By local rank: buffer and step of what is to be saved, until all shares of it are."""
+        self._asked: Counter[int] = Counter()
+        """By local rank, how often it has asked in this round: on all nodes alike."""
         self._refused = _SAYS_NOTHING
         """The step of which a share is not what its worker said."""
         self._workers = WorkerSocket(self._answer, lambda at: self._asking.pop(at, None))
@@ -64,7 +69,10 @@ class HeldSnapshots:
                 pass
             self._workers.hang_up(connection)
         self._orders.clear()
+        self._asked.clear()
         self._refused = _SAYS_NOTHING
+        if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
+            self._saves.node_lost()
         before, self._assignment, resumed = self._assignment, assignment, assignment.resumption
         is_of_these = (
             before is not None
@@ -104,33 +112,58 @@ class HeldSnapshots:
         newest = sorted(ranks.items())[-page.BUFFERS :]
         return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
 
-    def newest_whole(self) -> WholeSnapshot | None:
+    def newest_whole(self) -> NodeShares | None:
         """Return the newest snapshot of which all is here; None: there is none."""
         held = self.held()
         for snapshot in reversed(held.held if held is not None else ()):
             for local_rank in sorted(self._memory):
-                if (found := self._whole(local_rank, snapshot.step)) is not None:
+                found = self._shares(local_rank, snapshot.step, "")
+                if found is not None and len(found.shares) == found.ranks:
                     return found
         return None
 
-    def _whole(self, local_rank: int, step: int) -> WholeSnapshot | None:
-        """Return a snapshot that is to be saved: the share of a rank, if it is the state of all.
+    def part(self, saving: Saving) -> NodeShares | None:
+        """Return what the master has this node save, with the others; None: it is not here."""
+        places = [memory.place for memory in self._memory.values() if memory.place is not None]
+        shares = {
+            share.entry.rank: share
+            for memory in (*self._of_others.values(), *self._memory.values())
+            for share in memory.all_shares(saving.step)
+        }
+        ranks = sorted(saving.ranks)
+        if not ranks or not places or not all(rank in shares for rank in ranks):
+            return None
+        return NodeShares(tuple(shares[n] for n in ranks), places[0], self._meeting("end"))
 
-        Else all shares, if this node has them.
+    def _shares(self, local_rank: int, step: int, what: str) -> NodeShares | None:
+        """Return what is to be saved: the share of a rank, if all have the same, or those here.
+
+        Args:
+            local_rank: of a worker that has left one.
+            step: of the snapshot.
+            what: tells attempts of a round apart.
         """
         place = self._memory[local_rank].place
-        mine = self._memory[local_rank].share(local_rank, step)
+        mine = self._memory[local_rank].share(step, local_rank)
         if place is None or mine is None:
             return None
         if mine.entry.is_replicated:
-            return WholeSnapshot((mine,), place)
-        found = [self._memory[other].share(other, step) for other in sorted(self._memory)]
+            return NodeShares((mine,), place)
+        found = [self._memory[other].share(step, other) for other in sorted(self._memory)]
         shares = tuple(share for share in found if share is not None)
+        size, first = mine.entry.world_size, mine.entry.rank - local_rank
         ranks = [(one.entry.world_size, one.entry.rank) for one in shares]
-        size = self._local_world_size
-        return WholeSnapshot(shares, place) if ranks == [(size, n) for n in range(size)] else None
+        if ranks != [(size, first + n) for n in range(self._local_world_size)]:
+            return None
+        return NodeShares(shares, place, self._meeting(what) if len(shares) < size else "")
 
-    def _saved(self, snapshot: WholeSnapshot, is_complete: bool) -> None:
+    def _meeting(self, what: str) -> str:
+        """Return an attempt that all nodes of this round know alike, and no other round."""
+        assert self._assignment is not None
+        words = f"{self._assignment.formed_by} {self._assignment.round} {what}"
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+    def _saved(self, snapshot: NodeShares, is_complete: bool) -> None:
         """What workers have asked to be saved need not be left alone any more."""
         for share in snapshot.shares:
             memory = self._memory.get(share.local_rank)
@@ -194,8 +227,9 @@ class HeldSnapshots:
         if magic != page.MAGIC or memory is None:
             self._workers.hang_up(connection)
             return
-        share = memory.share(local_rank, step)
+        share = memory.share(step, local_rank)
         self._orders[local_rank] = (buffer, step)
+        self._asked[local_rank] += 1
         if share is None or share.buffer != buffer:
             self._refused = step  # for the other ranks too
         elif (
@@ -204,7 +238,8 @@ class HeldSnapshots:
             and len(self._orders) < self._local_world_size
         ):
             return  # the shares of the other ranks belong to it
-        snapshot = self._whole(local_rank, step) if step != self._refused else None
+        what = str(self._asked[local_rank])
+        snapshot = self._shares(local_rank, step, what) if step != self._refused else None
         orders, self._orders = self._orders, {}
         if snapshot is not None and self._saves.begin(snapshot, partial(self._saved, snapshot)):
             for one in snapshot.shares:
@@ -270,13 +305,18 @@ class _RankMemory:
         """Where checkpoints are to be written; None: the saver writes none."""
         return page.read_place(self._page)
 
-    def share(self, local_rank: int, step: int) -> HeldShare | None:
+    def share(self, step: int, local_rank: int) -> HeldShare | None:
         """Return what the worker has left of a step; None: nothing."""
-        for index in range(page.BUFFERS):
-            entry = page.read(self._page, index)
-            if entry is not None and entry.step == step:
-                return HeldShare(local_rank, index, self.fds[1 + index], entry)
-        return None
+        return next(iter(self.all_shares(step, local_rank)), None)
+
+    def all_shares(self, step: int, local_rank: int = _SAYS_NOTHING) -> list[HeldShare]:
+        """Return all that is here of a step."""
+        entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
+        return [
+            HeldShare(local_rank, index, self.fds[1 + index], entry)
+            for index, entry in entries
+            if entry is not None and entry.step == step
+        ]
 
     def entries(self) -> list[page.Entry]:
         """Return what the buffers hold."""

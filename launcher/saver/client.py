@@ -85,13 +85,12 @@ class _Process:
                 self._channel.close()
                 raise
         self._incoming = Incoming(self._channel)
-        self._answer: asyncio.Future[dict[str, Any] | None] | None = None
+        self._answers: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
     async def ask(self, order: Order, fds: Sequence[int]) -> "dict[str, Any] | None":
-        """Return the answer; None: the process is gone."""
-        self._answer = self._loop.create_future()
+        """Return the answer, when it has cleaned up too; None: the process is gone."""
         self._channel.setblocking(True)  # it reads: it has nothing else to do
         try:
             send(self._channel, order.fields(), fds)
@@ -99,7 +98,10 @@ class _Process:
             return None
         finally:
             self._channel.setblocking(False)
-        return await self._answer
+        answer = await self._answers.get()
+        if answer is not None:
+            await self._answers.get()  # what comes next is that it is done
+        return answer
 
     def close(self) -> None:
         """Kill it; it may be in uninterruptible sleep, and is not waited for."""
@@ -115,5 +117,5 @@ class _Process:
         messages = self._incoming.receive()
         if messages is None:
             self._loop.remove_reader(self._channel.fileno())
-        if self._answer is not None and not self._answer.done() and messages != []:
-            self._answer.set_result(messages[0] if messages else None)
+        for message in [None] if messages is None else messages:
+            self._answers.put_nowait(message)

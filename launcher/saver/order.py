@@ -8,10 +8,9 @@ from ...values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A file of a checkpoint, in a buffer that comes with the order."""
+    """A rank's file of a checkpoint, in a buffer that comes with the order."""
 
-    file: str
-    """Its name."""
+    rank: int
     data_bytes: int
     layout_bytes: int
     """As in the snapshot's page."""
@@ -26,21 +25,34 @@ class Order:
     keep: int
     """How many checkpoints stay."""
     attempt: str
-    """Tells this writer from others of the same step."""
+    """Tells writers of the same step apart; the same for those that write one together."""
     shares: tuple[Share, ...]
-    """All of them, by rank; what is behind the first one has the metadata."""
+    """Those of this node, by rank; what is behind that of rank 0 has the metadata."""
+    ranks: int
+    """Of how many ranks a checkpoint has files; savers of other nodes write the others."""
     unless_newer: bool = False
     """Nothing is to be done where there is one as new or newer."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this node has all shares."""
+        return len(self.shares) == self.ranks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this node has the share of rank 0, and makes the checkpoint visible."""
+        return self.shares[0].rank == 0
+
     def fields(self) -> dict[str, object]:
         """Return it for JSON."""
-        shares = [[share.file, share.data_bytes, share.layout_bytes] for share in self.shares]
+        shares = [[share.rank, share.data_bytes, share.layout_bytes] for share in self.shares]
         return {
             "folder": self.folder,
             "step": self.step,
             "keep": self.keep,
             "attempt": self.attempt,
             "shares": shares,
+            "ranks": self.ranks,
             "unless_newer": self.unless_newer,
         }
 
@@ -53,14 +65,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a checkpoint."""
+    """What became of a checkpoint, or of a node's part of it."""
 
     words: str
-    """Why it was not written; empty: it is complete."""
+    """Why it was not written; empty: it is complete, or this node has done what it had to."""
     path: str = ""
     """Where it is."""
     bytes: int = 0
-    """0: there was one already."""
+    """Of all its files; 0: there was one already, or another node makes it visible."""
     seconds: float = 0.0
 
     def fields(self) -> dict[str, object]:

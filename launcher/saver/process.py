@@ -12,7 +12,7 @@ import sys
 from ..processes.ipc import Incoming, send
 from ..processes.prctl import die_with_parent
 from .order import Order, Written
-from .writing import write
+from .writing import forget, write
 
 _NICENESS = 10
 
@@ -33,7 +33,12 @@ def main(arguments: list[str]) -> int:
     try:
         while (messages := incoming.receive()) is not None:
             for message in messages:
-                send(channel, _done(Order.of(message), incoming).fields())
+                order = Order.of(message)
+                written = _done(order, incoming)
+                send(channel, written.fields())
+                if not written.words:
+                    forget(order)
+                send(channel, {})
     except ConnectionError:
         pass  # the agent is gone
     return 0

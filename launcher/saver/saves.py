@@ -8,12 +8,14 @@ from typing import NamedTuple, TypeVar
 
 from ... import events as ev
 from ...training import snapshot_page as page
-from ...training.checkpoint_storage import file_of
 from .client import SaverClient
 from .order import Order, Share, Written
 
 T = TypeVar("T")
 _UNFINISHED = "it took longer than --shutdown-timeout leaves for it"
+_LOST = "a node was lost, and its part did not come"
+_COMES_S = 5.0
+"""How long what several nodes write may yet take when one of them is lost."""
 
 
 class HeldShare(NamedTuple):
@@ -26,18 +28,36 @@ class HeldShare(NamedTuple):
     entry: page.Entry
 
 
-class WholeSnapshot(NamedTuple):
-    """A snapshot of which this node has all."""
+class NodeShares(NamedTuple):
+    """What this node writes of a checkpoint."""
 
     shares: tuple[HeldShare, ...]
-    """One that is the state of all ranks, or those of all ranks, by rank."""
+    """One that is the state of all ranks, or those of some or all ranks, by rank."""
     place: page.Place
-    """Where its checkpoint is to be written."""
+    """Where the checkpoint is to be written."""
+    meeting: str = ""
+    """An attempt that the savers of all nodes know alike, where others have the other shares."""
 
     @property
     def step(self) -> int:
         """How many steps were done."""
         return self.shares[0].entry.step
+
+    @property
+    def ranks(self) -> int:
+        """Of how many ranks the checkpoint has shares."""
+        first = self.shares[0].entry
+        return 1 if first.is_replicated else first.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this node makes the checkpoint visible, and tells of it."""
+        return _rank_of(self.shares[0].entry) == 0
+
+
+def _rank_of(entry: page.Entry) -> int:
+    """Return the rank that a share is written as: what all have is that of the first."""
+    return 0 if entry.is_replicated else entry.rank
 
 
 class Saves:
@@ -52,6 +72,10 @@ class Saves:
         self._tell = tell
         self._saver = SaverClient()
         self._writing: asyncio.Task[None] | None = None
+        self._is_meeting = False
+        """Whether other nodes write, or have written, the same checkpoint."""
+        self._why_not = _UNFINISHED
+        """Why that is given up, if it is."""
         self._newest = -1
         """The step of the newest checkpoint that was written here."""
 
@@ -60,7 +84,7 @@ class Saves:
         """The saver's process id; None: there is none."""
         return self._saver.pid
 
-    def begin(self, snapshot: WholeSnapshot, ended: Callable[[bool], None]) -> bool:
+    def begin(self, snapshot: NodeShares, ended: Callable[[bool], None]) -> bool:
         """Begin to write a checkpoint that a worker asks for; return False if one is being written.
 
         Args:
@@ -76,42 +100,64 @@ class Saves:
                 files.callback(os.close, fds[-1])
             writing = self._write(snapshot, fds, ended, files.pop_all())
         self._writing = asyncio.get_running_loop().create_task(writing)
+        self._is_meeting, self._why_not = bool(snapshot.meeting), _UNFINISHED
         return True
+
+    def node_lost(self) -> None:
+        """A node is lost: give up what it writes with others, unless it had done its part."""
+        if self._is_meeting and self._writing is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_COMES_S, self._give_up, self._writing)
+
+    def _give_up(self, writing: "asyncio.Task[None]") -> None:
+        if not writing.done():
+            self._why_not = _LOST
+            writing.cancel()
+            self._saver.close()
 
     async def _write(
         self,
-        snapshot: WholeSnapshot,
+        snapshot: NodeShares,
         fds: Sequence[int],
         ended: Callable[[bool], None],
         files: ExitStack,
     ) -> None:
-        step, written = snapshot.step, Written(_UNFINISHED)
+        step, written = snapshot.step, None
         try:
             written = await self._saver.write(_order(snapshot), fds)
         finally:
+            written = written or Written(self._why_not)
             files.close()
             if written.words:
                 self._tell(ev.CheckpointFailed(step, written.words))
-            else:
+            elif snapshot.is_first:
                 self._newest = step
                 self._tell(_written(step, written))
             ended(not written.words)
 
-    async def conclude(self, limit_s: float, snapshot: WholeSnapshot | None) -> None:
+    async def conclude(self, limit_s: float, snapshot: NodeShares | None) -> None:
         """Finish what is being written, then write one more checkpoint.
 
         Args:
             limit_s: how long it may take.
-            snapshot: the newest one, where the job is not complete; None: nothing more is written.
+            snapshot: of the newest one, where the job is not complete; None: nothing more is
+                written.
         """
-        deadline = asyncio.get_running_loop().time() + limit_s
+        now = asyncio.get_running_loop().time()
+        deadline = now + limit_s
+        if snapshot is not None and not snapshot.place.at_breakpoint:
+            snapshot = None
         if self._writing is not None:
-            await _within(self._writing, deadline)
-        if snapshot is None or not snapshot.place.at_breakpoint:
+            # A node that is lost does not come to where the others wait for it.
+            is_cut_short = snapshot is not None and self._is_meeting
+            await _within(self._writing, now + limit_s / 2 if is_cut_short else deadline)
+            if self._writing.cancelled():
+                self._saver.close()
+        if snapshot is None:
             return
         step = snapshot.step
         if step <= self._newest:
-            return
+            return  # other nodes will see that it is there
         order = _order(snapshot, is_last=True)
         writing = asyncio.ensure_future(
             self._saver.write(order, [one.fd for one in snapshot.shares])
@@ -127,14 +173,19 @@ class Saves:
         self._saver.close()
 
 
-def _order(snapshot: WholeSnapshot, *, is_last: bool = False) -> Order:
+def _order(snapshot: NodeShares, *, is_last: bool = False) -> Order:
     entries, place = [share.entry for share in snapshot.shares], snapshot.place
-    shares = tuple(
-        Share(file_of(0 if one.is_replicated else one.rank), one.data_bytes, one.layout_bytes)
-        for one in entries
+    shares = tuple(Share(_rank_of(one), one.data_bytes, one.layout_bytes) for one in entries)
+    attempt = snapshot.meeting or f"{entries[0].rank}-{entries[0].generation}"
+    return Order(
+        place.folder,
+        snapshot.step,
+        place.keep,
+        attempt,
+        shares,
+        snapshot.ranks,
+        unless_newer=is_last,
     )
-    attempt = f"{entries[0].rank}-{entries[0].generation}"
-    return Order(place.folder, snapshot.step, place.keep, attempt, shares, unless_newer=is_last)
 
 
 def _written(step: int, written: Written, *, is_last: bool = False) -> ev.CheckpointWritten:

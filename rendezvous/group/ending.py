@@ -1,10 +1,12 @@
 """The end of a job: one verdict, and which nodes have not yet heard it. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from ... import defaults, exit_codes
+from ...values import replace
 from ..policy.postmortem import Postmortem
 from ..protocol.messages import JobSpec, Outcome, Verdict
+from ..protocol.offer import Saving
 from .events import Command, Finish, Send
 
 _EXIT_CODES = {
@@ -88,18 +90,33 @@ def sentence_of(
 class Ending:
     """A verdict on its way to the nodes."""
 
-    def __init__(self, verdict: Verdict, until: float) -> None:
+    def __init__(
+        self, verdict: Verdict, until: float, savings: Mapping[str, Saving] | None = None
+    ) -> None:
+        """Tell it to none yet.
+
+        Args:
+            verdict: how the job ended.
+            until: as below.
+            savings: what nodes save, by identity.
+        """
         self.verdict = verdict
+        self._savings = savings or {}
         self.until = until
         """When nodes that have not heard it are given up, in the group's time."""
         self.is_over = False
         self._unheard: set[int] = set()
 
-    def tell(self, links: Iterable[int]) -> list[Command]:
-        """Return the commands that tell the verdict on these streams."""
-        links = list(links)
-        self._unheard.update(links)
-        return [Send(link, self.verdict) for link in links]
+    def tell(self, link: int, node_id: str = "") -> Command:
+        """Return the command that tells the verdict on a stream.
+
+        Args:
+            link: the stream.
+            node_id: of a node that has been here since before the end; empty: it has not.
+        """
+        self._unheard.add(link)
+        saving = self._savings.get(node_id)
+        return Send(link, self.verdict if saving is None else replace(self.verdict, saving=saving))
 
     def heard(self, link: int) -> None:
         """The verdict has arrived there."""

@@ -360,7 +360,7 @@ class Group:
             self._formation.try_form(now)
         if self._rounds.ending is not None:
             newcomers = self._joining.contest.dissolve()
-            self._out.add(self._rounds.ending.tell(newcomer.link for newcomer in newcomers))
+            self._out.add([self._rounds.ending.tell(newcomer.link) for newcomer in newcomers])
             self._out.add(self._rounds.ending.advance(self.roster.detached, now))
 
     def _drain(self, now: float) -> None:

@@ -96,7 +96,7 @@ class Joining:
             self._reattach(node, link, attend, now)
             return
         if self._rounds.ending is not None:
-            self._out.add(self._rounds.ending.tell([link]))
+            self._out.add([self._rounds.ending.tell(link)])
             return
         rival = node or self._roster.by_wanted_rank(attend.node.wanted_rank)
         if rival is None:
@@ -299,7 +299,7 @@ class Joining:
         self._rounds.postmortem.acquit(node.spec.node_id)
         node.offer = attend.offer
         if self._rounds.ending is not None:
-            self._out.add(self._rounds.ending.tell([link]))
+            self._out.add([self._rounds.ending.tell(link, node.spec.node_id)])
             return
         self._out.note(notes.NodeReconnected(node.spec.node_id))
         if node.leaving:

@@ -1,9 +1,9 @@
-"""Which snapshots the ranks of the next round resume from. Pure."""
+"""Which snapshots the ranks of the next round resume from, or nodes save at the end. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..protocol.offer import Resumption, Snapshot, Snapshots
+from ..protocol.offer import Resumption, Saving, Snapshot, Snapshots
 from .world import World
 
 
@@ -12,6 +12,14 @@ class Line(NamedTuple):
 
     round: int
     formed_by: str
+
+
+class Holder(NamedTuple):
+    """A node, and what it has when the job ends."""
+
+    node_id: str
+    workers: int
+    snapshots: Snapshots | None
 
 
 def resumption(world: World, offered: Sequence[Snapshots | None], line: Line) -> Resumption | None:
@@ -47,6 +55,40 @@ def resumption(world: World, offered: Sequence[Snapshots | None], line: Line) ->
         if is_replicated or _ranks_held(world, there, step) >= set(range(world.world_size)):
             return Resumption(step, *line)
     return None
+
+
+def savings(nodes: Iterable[Holder], line: Line) -> dict[str, Saving]:
+    """Return what each node saves when the job ends without success, by node.
+
+    It is the newest step of which every rank's share is there. A node saves its own; those of nodes
+    that are lost come from a replica. What is the same on all ranks is no business of the master.
+
+    Args:
+        nodes: those that are there.
+        line: the last round.
+    """
+    own: dict[tuple[int, int], dict[int, str]] = {}
+    replicas: dict[tuple[int, int], dict[int, str]] = {}
+    alike: set[int] = set()
+    for node_id, workers, there in nodes:
+        if there is None or (there.round, there.formed_by) != line:
+            continue
+        for one in there.held:
+            ranks = range(one.rank_offset, one.rank_offset + workers)
+            own.setdefault((one.step, one.world_size), {}).update(dict.fromkeys(ranks, node_id))
+            if one.is_replicated:
+                alike.add(one.step)
+        for replica in there.replicas:
+            held = replicas.setdefault((replica.step, replica.world_size), {})
+            held.update(dict.fromkeys(replica.ranks, node_id))
+    for step, size in sorted(own.keys() | replicas.keys(), reverse=True):
+        holders = replicas.get((step, size), {}) | own.get((step, size), {})
+        of_nodes: dict[str, list[int]] = {}
+        for rank in sorted(rank for rank in holders if rank < size):
+            of_nodes.setdefault(holders[rank], []).append(rank)
+        if sum(map(len, of_nodes.values())) == size > 0 and step not in alike:
+            return {node_id: Saving(step, tuple(ranks)) for node_id, ranks in of_nodes.items()}
+    return {}
 
 
 def _is_own(snapshot: Snapshot | None, world: World, rank_offset: int) -> bool:

@@ -13,13 +13,14 @@ from ..policy.postmortem import Postmortem
 from ..protocol import notes
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Progress, Stop
-from ..protocol.offer import Offer
+from ..protocol.offer import Offer, Saving
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Hung
 from .gate import Gate, OpenGate
 from .lobby import Lobby
 from .outbox import Outbox
+from .resumption import Holder, Line, savings
 from .roster import Node, NodePhase
 from .state import GroupPhase, JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
@@ -383,12 +384,26 @@ class Rounds:
         verdict = verdict_of(
             outcome, sentence, self._state.restarts, self._state.round + 1, self.postmortem
         )
-        self.ending = Ending(verdict, now + self._state.settings.verdict_grace_s)
+        self.ending = ending = Ending(
+            verdict,
+            now + self._state.settings.verdict_grace_s,
+            self._savings() if outcome is not Outcome.SUCCEEDED else {},
+        )
         self._state.phase = GroupPhase.FINISHED
         self.rescale_at = None
         self._lobby.close()
         self._out.note(notes.VerdictGiven(verdict.sentence))
-        self._out.add(self.ending.tell(n.link for n in self._roster if n.link is not None))
+        there = [(node.link, node) for node in self._roster if node.link is not None]
+        self._out.add([ending.tell(link, node.spec.node_id) for link, node in there])
+
+    def _savings(self) -> dict[str, Saving]:
+        """Return what nodes save of what the workers of the last round have left."""
+        nodes = [
+            Holder(node.spec.node_id, node.spec.local_world_size, node.offer.snapshots)
+            for node in self._roster.in_phase(NodePhase.READY)
+            if node.link is not None
+        ]
+        return savings(nodes, Line(self._state.round, self._state.formed_by))
 
     # --- waiting nodes -----------------------------------------------------------------------
 

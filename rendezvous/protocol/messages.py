@@ -12,7 +12,7 @@ from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .drain_messages import Drain, Drained, MayLeave, Notice
 from .failure import Failure
-from .offer import Offer, Resumption
+from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import StepsOrder, StepsReport
 
@@ -351,7 +351,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of the job, the same on every node."""
+    """The end of the job, the same on every node but for what is said otherwise."""
 
     outcome: Outcome
     exit_code: int
@@ -363,6 +363,8 @@ class Verdict:
     """Failures of the last round, the root cause included; bounded."""
     failure_count: int
     """How many there were, also those that did not fit."""
+    saving: Saving | None = None
+    """Each node's own. None: sharded state is not saved by this node."""
 
 
 @dataclass(frozen=True, slots=True)

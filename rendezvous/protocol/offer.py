@@ -52,6 +52,15 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """What a node writes to storage when its job ends without success: its part of a snapshot."""
+
+    step: int
+    ranks: tuple[int, ...]
+    """Whose shares; they may be replicas of another node's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """Where this node would host the store of the next round, if it got rank 0."""
 

@@ -7,7 +7,8 @@ at what its ``Status`` shows: phase, round, restarts, roster.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ft_run import exit_codes
 from ft_run.rendezvous.group.events import (
@@ -50,7 +51,11 @@ from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
-from ft_run.tests.harness.snapshot_invariants import check_dismissal, check_resumption
+from ft_run.tests.harness.snapshot_invariants import (
+    check_dismissal,
+    check_resumption,
+    check_savings,
+)
 from ft_run.tests.harness.takeover_invariants import TakeoverWatch
 
 
@@ -385,6 +390,8 @@ class Invariants:
         new: dict[int, dict[str, Assignment]] = defaultdict(dict)
         incarnations = {n.link: n.spec.incarnation for n in group.roster if n.link is not None}
         identities = {n.spec.incarnation: n.spec.node_id for n in group.roster}
+        verdicts: dict[str, Verdict] = {}
+        has_verdict = self._verdict is not None
         for command in commands:
             if not isinstance(command, Send):
                 continue
@@ -408,9 +415,13 @@ class Invariants:
                     if (spec := self._spec_of(group, command.link)) is not None:
                         self._found(spec.incarnation, spec.node_id, exit_code)
                 case Verdict():
-                    self._one_verdict(group, command.message, now)
+                    if (incarnation := incarnations.get(command.link, "")) and not has_verdict:
+                        verdicts[incarnation] = command.message
+                    self._one_verdict(group, replace(command.message, saving=None), now)
                     if command.link in self._of_the_next_job:
                         raise InvariantError("I5: the verdict is told to a node of the next job")
+        if verdicts:
+            self._all_are_saved(group, verdicts)
         for round_number, assignments in new.items():
             self._agreed(group, round_number, assignments, now)
 
@@ -567,6 +578,14 @@ class Invariants:
         )
         if not self._is_counted:
             self._takeover.ended_freely((self._round, self._formed_by))
+
+    def _all_are_saved(self, group: Group, verdicts: Mapping[str, Verdict]) -> None:
+        """Check what nodes are told to save, when they are told first how the job ended."""
+        told = {name: one.saving for name, one in verdicts.items() if one.saving is not None}
+        ready = {n.spec.incarnation for n in group.roster.in_phase(NodePhase.READY)}
+        agents = [a for a in self._agents if a.spec.incarnation in ready & verdicts.keys()]
+        has_succeeded = any(one.outcome is Outcome.SUCCEEDED for one in verdicts.values())
+        check_savings(told, [] if has_succeeded else agents, (group.round, group.formed_by))
 
     def _one_verdict(self, group: Group, verdict: Verdict, now: float) -> None:
         if self._verdict is not None:

@@ -1,10 +1,11 @@
-"""What the ranks of a round resume from, as a bystander sees it who knows what each node holds."""
+"""What ranks resume from, and nodes save, as a bystander sees it who knows what each node holds."""
 
 from collections.abc import Mapping, Sequence
 
 from ft_run.rendezvous.protocol.drain_messages import MayLeave
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.tests.harness.simulated_agent import Agent
+from ft_run.rendezvous.protocol.offer import Saving
+from ft_run.tests.harness.simulated_agent import Agent, Left
 
 
 class SnapshotError(AssertionError):
@@ -84,3 +85,52 @@ def check_dismissal(message: MayLeave, agents: Sequence[Agent], formed_by: str) 
     steps = {agent.steps if agent.has_drained else None for agent in alive}
     if steps - {message.step}:
         raise SnapshotError(f"I9: a node may leave with {message}, but ranks have left {steps}")
+
+
+def check_savings(
+    savings: Mapping[str, Saving], agents: Sequence[Agent], line: tuple[int, str]
+) -> None:
+    """Check what nodes are told to save of a sharded state, when the job ends without success.
+
+    Args:
+        savings: what they are told, by incarnation.
+        agents: those that are told how the job ended, and have no workers.
+        line: number and master of the last round.
+    """
+    there = {
+        agent.spec.incarnation: _shares(agent) if agent.line == line else {} for agent in agents
+    }
+    covered = set()
+    for step, size in {key for shares in there.values() for key in shares}:
+        found = [shares.get((step, size), {}) for shares in there.values()]
+        is_alike = any(share.is_replicated for shares in found for share in shares.values())
+        if not is_alike and {n for shares in found for n in shares} >= set(range(size)):
+            covered.add(step)
+    if not covered:
+        if savings:
+            raise SnapshotError(f"I9: nothing is whole, and {savings} are to be saved")
+        return
+    if {saving.step for saving in savings.values()} != {max(covered)}:
+        raise SnapshotError(f"I9: all have {max(covered)} together, saved are {savings}")
+    told = sorted(rank for saving in savings.values() for rank in saving.ranks)
+    if told != list(range(len(told))):
+        raise SnapshotError(f"I9: saved are the shares of {told}")
+    states = set()
+    for incarnation, saving in savings.items():
+        shares = there[incarnation].get((saving.step, len(told)), {})
+        if not shares.keys() >= set(saving.ranks):
+            raise SnapshotError(f"I9: {incarnation} has {shares}, and is to save {saving}")
+        states |= {shares[rank].state for rank in saving.ranks}
+    if len(states) != 1:
+        raise SnapshotError(f"I9: there is no one state of step {max(covered)}")
+
+
+def _shares(agent: Agent) -> dict[tuple[int, int], dict[int, Left]]:
+    """Return the shares that a node has, by step and size of the world."""
+    found: dict[tuple[int, int], dict[int, Left]] = {}
+    own = [(step, share) for step, share in agent.left.items()]
+    of_others = [(n, one) for n, shares in agent.replicas.items() for one in shares.values()]
+    for step, share in own + of_others:
+        ranks = range(share.rank_offset, share.rank_offset + share.ranks)
+        found.setdefault((step, share.world_size), {}).update(dict.fromkeys(ranks, share))
+    return found

@@ -1,6 +1,7 @@
 """The memory that an agent holds for its workers: to whom it goes, and what stays of it."""
 
 import asyncio
+import json
 import mmap
 import os
 import socket
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 from ft_run.launcher.agent.snapshots import HeldSnapshots
 from ft_run.launcher.saver.saves import Saves
+from ft_run.rendezvous.protocol.failure import FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Assignment
-from ft_run.rendezvous.protocol.offer import Replica, Resumption, Snapshot, Snapshots
+from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_memory
 from ft_run.training import snapshot_page as page
 from ft_run.training.agent_socket import connect
+from ft_run.training.checkpoint_storage import LocalStorage
 from ft_run.training.snapshot_page import Description, digest, packed
 from ft_run.values import replace
 
@@ -180,7 +183,7 @@ class Worker:
 
     def leave(self, step: int, folder: Path, size: int = 2) -> None:
         """Leave a share, in the buffer 1."""
-        layout = packed([], Description(b"meta", (digest([]),) * 2))
+        layout = packed([], Description(b"meta", (digest([]),) * size))
         os.pwrite(self.memory.buffer_fds[1], b"data" + layout, 0)
         page.write_place(self.page, page.Place(str(folder), 3, True))
         entry = page.Entry(step, step, size, self.rank, 4, len(layout), False)
@@ -223,9 +226,69 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             assert [share.entry.rank for share in whole.shares] == [0, 1]
             for worker in workers:
                 worker.leave(9, tmp_path, size=3)
-            assert await save(9) == [7, 7]  # another node has the rest
+            # The rest is another node's, which counts alike how often its workers have asked.
+            words = json.dumps({"digests": {"2": digest([])}, "bytes": 4}).encode()
+            LocalStorage(tmp_path).mark(9, held._meeting("3"), "2", words)
+            assert await save(9) == [9, 9]
             assert held.newest_whole() is None
             held._saves.close()
+            for worker in workers:
+                worker.close()
+
+    run(test)
+
+
+def test_what_a_lost_node_had_to_write_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ft_run.launcher.saver.saves._COMES_S", 0.1)
+    lost = node_lost(1, "b", "trainer", "its host is gone")
+
+    async def test() -> None:
+        async with holding() as held:
+            workers = [await asyncio.to_thread(Worker, rank) for rank in (2, 3)]
+            for worker in workers:
+                worker.leave(7, tmp_path, size=4)
+                worker.saver.save(1, 7)
+            while not held._memory[0].held:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+            held.begin(replace(ROUND, round=4, cause=replace(lost, kind=FailureKind.WORKER)))
+            await asyncio.sleep(0.3)
+            assert held._memory[0].held
+            held.begin(replace(ROUND, round=5, cause=lost))
+            while held._memory[0].held:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for worker in workers:
+                worker.close()
+
+    run(test)
+
+
+def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
+    """Also the share of another node's rank; each node of a round knows where they meet."""
+
+    async def test() -> None:
+        async with holding(replicas=1) as held:
+            workers = [await asyncio.to_thread(Worker, rank) for rank in (2, 3)]
+            for worker in workers:
+                worker.leave(7, tmp_path, size=4)
+            await ask(2, 7, replica=1)
+            assert held.newest_whole() is None
+            for ranks in ((2, 3), (2,), (0, 2, 3), (0,)):
+                found = held.part(Saving(7, ranks))
+                assert found is not None
+                assert [share.entry.rank for share in found.shares] == [*ranks]
+                assert found.ranks == 4
+                assert found.is_first == (0 in ranks)
+                assert found.place.folder == str(tmp_path)
+                assert found.meeting == held._meeting("end")
+            for saving in (Saving(7, (1, 2)), Saving(8, (2, 3)), Saving(7, ())):
+                assert held.part(saving) is None
+            meetings = {held._meeting("end"), held._meeting("1")}
+            for number, name in ((4, "m"), (3, "another")):
+                held.begin(replace(ROUND, round=number, formed_by=name))
+                meetings.add(held._meeting("end"))
+            assert len(meetings) == 4
             for worker in workers:
                 worker.close()
 

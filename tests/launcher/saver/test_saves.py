@@ -1,6 +1,7 @@
 """The agent's side of the saver, with real processes and storages that hang, fail or come back."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 from ft_run import events as ev
 from ft_run.launcher.processes.tree import descendants, is_zombie
-from ft_run.launcher.saver.saves import HeldShare, Saves, WholeSnapshot
+from ft_run.launcher.saver.saves import HeldShare, NodeShares, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import snapshot_page as page
+from ft_run.training.checkpoint_storage import LocalStorage
+from ft_run.training.snapshot_page import Description, digest, packed
 
 ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"
 LAYOUT = b'{"items":[],"metadata":"bWV0YQ=="}'
@@ -43,12 +46,20 @@ class Node:
         self.ended: list[bool] = []
         self.saves = Saves(self.told.append)
         self._fd = os.memfd_create("test")
-        os.write(self._fd, b"data" + LAYOUT)
 
-    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> WholeSnapshot:
+    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShares:
+        os.pwrite(self._fd, b"data" + LAYOUT, 0)
         entry = page.Entry(step, step, 1, 0, 4, len(LAYOUT), True)
         place = page.Place(folder or str(self.root / "kept"), 3, at_breakpoint)
-        return WholeSnapshot((HeldShare(0, 0, self._fd, entry),), place)
+        return NodeShares((HeldShare(0, 0, self._fd, entry),), place)
+
+    def part(self, step: int, rank: int) -> NodeShares:
+        """Return what this node has of a step: the share of one of two ranks."""
+        layout = packed([], Description(b"meta", (digest([]),) * 2))
+        os.pwrite(self._fd, b"data" + layout, 0)
+        entry = page.Entry(step, step, 2, rank, 4, len(layout), False)
+        place = page.Place(str(self.root / "kept"), 3, True)
+        return NodeShares((HeldShare(0, 0, self._fd, entry),), place, "a")
 
     def begin(self, step: int, folder: str = "") -> bool:
         return self.saves.begin(self.snapshot(step, folder), self.ended.append)
@@ -154,6 +165,86 @@ def test_a_saver_that_is_killed_again_is_given_up(node: Node) -> None:
         assert node.begin(2, node.url)  # the next one has another
         await node.until_ended(2)
         assert node.complete() == ["step-00000002"]
+        node.saves.close()
+
+    run(test)
+
+
+def test_the_node_of_rank_0_tells_of_what_several_have_written(node: Node) -> None:
+    async def test() -> None:
+        other = Node(node.root)
+        both = (node, other)
+        assert other.saves.begin(other.part(1, 1), other.ended.append)
+        assert node.saves.begin(node.part(1, 0), node.ended.append)
+        await node.until_ended()
+        await other.until_ended()
+        assert (node.ended, other.ended) == ([True], [True])
+        assert node.complete() == ["step-00000001"]
+        assert [type(event) for event in node.told] == [ev.CheckpointWritten]
+        assert other.told == []
+        # The next order comes after the marks of this one are gone.
+        ends = [
+            node.saves.conclude(60, node.part(1, 0)),
+            other.saves.conclude(60, other.part(1, 1)),
+        ]
+        await asyncio.gather(*ends)
+        assert sorted(os.listdir(node.root / "kept")) == ["latest", "step-00000001"]
+        ends = [
+            node.saves.conclude(60, node.part(2, 0)),
+            other.saves.conclude(60, other.part(2, 1)),
+        ]
+        await asyncio.gather(*ends)
+        assert node.complete() == ["step-00000001", "step-00000002"]
+        last = node.told[-1]
+        assert isinstance(last, ev.CheckpointWritten)
+        assert last.is_last
+        assert other.told == []
+        for one in both:
+            one.saves.close()
+        other.close()
+
+    run(test)
+
+
+def test_the_end_waits_half_its_time_for_a_node_that_may_be_lost(node: Node) -> None:
+    async def test() -> None:
+        assert node.saves.begin(node.part(1, 0), node.ended.append)
+        kept = node.root / "kept"
+        await until(lambda: list(kept.glob(".step-00000001.a.writing/__0_0.distcp")))
+        words = json.dumps({"digests": {"1": digest([])}}).encode()
+        LocalStorage(kept).mark(2, "a", "1", words)
+        await node.saves.conclude(3, node.part(2, 0))
+        unfinished = "it took longer than --shutdown-timeout leaves for it"
+        assert node.told[0] == ev.CheckpointFailed(1, unfinished)
+        assert [type(event) for event in node.told[1:]] == [ev.CheckpointWritten]
+        assert node.complete() == ["step-00000002"]
+        assert node.ended == [False]
+        node.saves.close()
+
+    run(test)
+
+
+def test_where_a_node_is_lost_its_part_is_not_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ft_run.launcher.saver.saves._COMES_S", 0.0)
+
+    async def test() -> None:
+        node.control("hang")
+        assert node.begin(1, node.url)  # this is all its own
+        node.saves.node_lost()
+        await node.until_writing()
+        node.control("fail 0")
+        await node.until_ended()
+        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        node.saves.node_lost()
+        await node.until_ended(2)
+        assert node.begin(3)
+        await node.until_ended(3)
+        assert node.ended == [True, False, True]
+        words = "a node was lost, and its part did not come"
+        assert node.told[1] == ev.CheckpointFailed(2, words)
+        assert node.complete() == ["step-00000001", "step-00000003"]
         node.saves.close()
 
     run(test)

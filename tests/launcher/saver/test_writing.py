@@ -15,7 +15,6 @@ import torch
 from ft_run.launcher.saver.order import Order, Share, Written
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoint_metadata import metadata_of, places_of, plan_of
-from ft_run.training.checkpoint_storage import file_of
 from ft_run.training.snapshot_file import SnapshotFile, _Slice
 from ft_run.training.snapshot_page import Description, digest
 from ft_run.training.state import flatten
@@ -58,8 +57,8 @@ def dying(before):
             setattr(module, name, watched(getattr(module, name)))
 
 def order(step):
-    share = Share("__0_0.distcp", data_bytes, layout_bytes)
-    return Order(folder, step, 2, f"0-{step}", (share,))
+    share = Share(0, data_bytes, layout_bytes)
+    return Order(folder, step, 2, f"0-{step}", (share,), 1)
 
 assert not write(order(1), [fd]).words and not write(order(2), [fd]).words
 for number in range(1000):
@@ -88,8 +87,8 @@ class Snapshot:
         self.file.lay_out(state)
 
     def order(self, folder: Path, step: int, keep: int = 2, **more: Any) -> Order:
-        share = Share("__0_0.distcp", self.file.data_bytes, self.file.layout_bytes)
-        return Order(str(folder), step, keep, f"0-{step}", (share,), **more)
+        share = Share(0, self.file.data_bytes, self.file.layout_bytes)
+        return Order(str(folder), step, keep, f"0-{step}", (share,), 1, **more)
 
     def save(self, folder: Path, step: int, **more: Any) -> Written:
         return write(self.order(folder, step, **more), [self.fd])
@@ -145,8 +144,8 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
 
     def save(step: int) -> str:
         sizes = [(one.file.data_bytes, one.file.layout_bytes) for one in both]
-        shares = tuple(Share(file_of(rank), *size) for rank, size in enumerate(sizes))
-        return write(Order(str(tmp_path), step, 2, "0", shares), [one.fd for one in both]).words
+        shares = tuple(Share(rank, *size) for rank, size in enumerate(sizes))
+        return write(Order(str(tmp_path), step, 2, "0", shares, 2), [one.fd for one in both]).words
 
     assert save(1) == ""
     assert sorted(os.listdir(tmp_path / "step-00000001")) == [

@@ -1,11 +1,25 @@
 """Which snapshots the ranks of the next round resume from."""
 
 import pytest
-from ft_run.rendezvous.group.resumption import Line, resumption
+from ft_run.rendezvous.group.resumption import Holder, Line, resumption, savings
 from ft_run.rendezvous.group.world import Candidate, World, form
-from ft_run.rendezvous.protocol.messages import NodeSpec, Waiting
-from ft_run.rendezvous.protocol.offer import Offer, Replica, Resumption, Snapshot, Snapshots
-from ft_run.tests.harness.scene import Scene
+from ft_run.rendezvous.protocol.messages import (
+    NodeSpec,
+    Outcome,
+    PolicySpec,
+    Stopped,
+    Verdict,
+    Waiting,
+)
+from ft_run.rendezvous.protocol.offer import (
+    Offer,
+    Replica,
+    Resumption,
+    Saving,
+    Snapshot,
+    Snapshots,
+)
+from ft_run.tests.harness.scene import Scene, running
 from ft_run.values import replace
 
 LINE = Line(3, "master")
@@ -114,3 +128,85 @@ def test_a_spare_gives_up_what_it_has() -> None:
     assert scene.last("spare", Waiting).spare
     held = {node.spec.node_id: node.offer.snapshots for node in scene.group.roster}
     assert held == {"a": left(9), "spare": None}
+
+
+# --- what is saved when the job ends without success ---------------------------------------------
+
+
+def shards(*steps: int, offset: int = 0, size: int = 4) -> Snapshots:
+    return left(*steps, offset=offset, size=size, is_replicated=False)
+
+
+def saved(*offered: Snapshots | None) -> dict[str, Saving]:
+    """Return what nodes of two ranks save."""
+    return savings([Holder(f"n{n}", 2, of_node) for n, of_node in enumerate(offered)], LINE)
+
+
+def test_each_node_saves_its_shares_of_the_newest_step_that_all_have() -> None:
+    found = saved(shards(8, 9), shards(7, 8, offset=2))
+    assert found == {"n0": Saving(8, (0, 1)), "n1": Saving(8, (2, 3))}
+    assert saved(shards(8, 9, size=2)) == {"n0": Saving(9, (0, 1))}
+
+
+def test_what_is_not_whole_is_not_saved() -> None:
+    assert saved() == saved(None, None) == saved(shards(9), None) == {}
+    assert saved(shards(8), shards(9, offset=2)) == {}
+    assert saved(shards(9), shards(9)) == {}
+    assert saved(shards(9), shards(9, offset=2, size=6)) == {}
+    assert saved(shards(9), Snapshots(2, "master", shards(9, offset=2).held)) == {}
+
+
+def test_a_replica_is_saved_in_the_place_of_a_lost_node() -> None:
+    holder = replace(shards(8, 9), replicas=replica(8, 9, ranks=(2, 3)))
+    assert saved(holder) == {"n0": Saving(9, (0, 1, 2, 3))}
+    assert saved(holder, None) == {"n0": Saving(9, (0, 1, 2, 3))}
+    both = saved(holder, shards(9, offset=2))
+    assert both == {"n0": Saving(9, (0, 1)), "n1": Saving(9, (2, 3))}  # its own, if it is there
+    # Of three nodes the second is lost: the third has it.
+    third = replace(shards(9, offset=4, size=6), replicas=replica(9, ranks=(2, 3), size=6))
+    found = saved(shards(9, size=6), third)
+    assert found == {"n0": Saving(9, (0, 1)), "n1": Saving(9, (2, 3, 4, 5))}
+
+
+def test_what_all_ranks_have_alike_is_not_saved_by_shares() -> None:
+    assert saved(left(9), left(9, offset=2)) == {}
+
+
+def leave(scene: Scene, name: str, *steps: int, replicas: tuple[Replica, ...] = ()) -> Stopped:
+    """Return what a node of one of two ranks says that has left its share of some steps."""
+    number, offset = scene.group.round, scene.assignment(name).rank_offset
+    held = tuple(Snapshot(step, 2, offset, False) for step in steps)
+    left = Snapshots(number, scene.group.formed_by, held, replicas)
+    return Stopped(number, replace(scene.offer(name), snapshots=left))
+
+
+def test_the_verdict_says_to_each_node_what_it_saves() -> None:
+    scene = running(restarts=0)
+    scene.fail("a")
+    for name in "ab":
+        scene.say(name, leave(scene, name, 4, 5))
+    verdicts = [scene.last(name, Verdict) for name in "ab"]
+    assert [verdict.saving for verdict in verdicts] == [Saving(5, (0,)), Saving(5, (1,))]
+    assert {replace(verdict, saving=None) for verdict in verdicts} == {scene.group.verdict}
+    scene.detach("b")
+    scene.attend("b", claim=None)
+    assert scene.last("b", Verdict) == verdicts[1]  # it may not have heard it
+    assert len(scene.all_told("b", Verdict)) == 2
+
+
+def test_a_job_that_has_succeeded_saves_nothing() -> None:
+    scene = running(restarts=1, policy=PolicySpec(rank0_decides=True))
+    scene.fail("b")
+    scene.say("b", leave(scene, "b", 5, replicas=replica(5, ranks=(0,), size=2)))
+    scene.done("a")
+    assert scene.last("b", Verdict).outcome is Outcome.SUCCEEDED
+    assert scene.last("b", Verdict).saving is None
+
+
+def test_a_node_that_is_away_saves_nothing() -> None:
+    scene = running(restarts=0)
+    scene.fail("a")
+    scene.say("a", leave(scene, "a", 5, replicas=replica(5, ranks=(1,), size=2)))
+    scene.detach("a")
+    scene.say("b", leave(scene, "b", 5, replicas=replica(5, ranks=(0,), size=2)))
+    assert scene.last("b", Verdict).saving == Saving(5, (0, 1))
