@@ -77,6 +77,7 @@ def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
 
     latest, begin = FOLDER / "latest", 0
     saving: object = None
+    group = dist.new_group(backend="gloo")  # it speaks while the steps do
     if latest.exists():
         begin = int(latest.read_text())
         saved = state()
@@ -90,7 +91,8 @@ def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
     for step in range(begin, STEPS):
         yield step
         if (step + 1) % SAVES_EVERY == 0:
-            saving = async_save(state(), checkpoint_id=FOLDER / str(step + 1))
+            path = FOLDER / str(step + 1)
+            saving = async_save(state(), checkpoint_id=path, process_group=group)
             assert isinstance(saving, Future)
 
             def complete(_: object, done: int = step + 1) -> None:

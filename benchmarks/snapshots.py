@@ -99,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     parameters, step_s, runs = 25_000_000, 0.2, options.runs
     if options.quick:
-        parameters, step_s, runs = 2_000_000, 0.01, 1
+        parameters, step_s, runs = 10_000_000, 0.01, 1
     print(f"load {os.getloadavg()[0]:.1f}; {_mb(parameters):.0f} MB of state in each rank")
     if options.part != "stall":
         for part in (10, 1):

@@ -256,7 +256,7 @@ def test_what_a_lost_node_had_to_write_is_not_waited_for(
             await asyncio.sleep(0.3)
             assert held._memory[0].held
             held.begin(replace(ROUND, round=5, cause=lost))
-            while held._memory[0].held:  # noqa: ASYNC110
+            while held._memory[0].held:  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
             for worker in workers:
                 worker.close()
