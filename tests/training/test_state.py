@@ -119,7 +119,7 @@ class Script:
                 value.backward()
                 return value
 
-            self.optimizer.step(loss)  # type: ignore[arg-type]
+            self.optimizer.step(loss)  # type: ignore[arg-type]  # it may return a tensor
             self.schedule.step()
 
     def everything(self) -> str:
