@@ -6,14 +6,12 @@ A value that is no tensor has a slot that it need not fill: the container's comm
 """
 
 import io
-import mmap
 import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from .checkpoint_metadata import metadata_of, places_of
 from .late_copy import Copies, LateCopy, copy_now, kept, local
+from .snapshot_memory import mapped
 from .snapshot_page import Description, packed, unpacked
 
 ALIGNMENT = 64
@@ -31,8 +30,6 @@ _LOCAL_HEADER = struct.Struct("<26xHH")
 _CUDA: Any = torch.cuda
 """Without types: torch's builds differ in them."""
 _NOTHING = object()
-_POPULATE_WRITE = 23
-"""``MADV_POPULATE_WRITE`` of Linux 5.14."""
 
 Path = tuple[str | int, ...]
 """The keys that lead to a value in a nested state dict."""
@@ -79,7 +76,7 @@ class SnapshotFile:
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
         """Of the values that are no tensors, what was written last; empty: not known."""
-        self._map: mmap.mmap | None = None
+        self._map: memoryview | None = None
         self._pinned: int | None = None
         """The address of memory that is registered with the GPU."""
         self.data_bytes = 0
@@ -96,7 +93,7 @@ class SnapshotFile:
         """Read what stands where in a file that is there."""
         self._map_all(data_bytes, layout_bytes, is_there=True)
         assert self._map is not None
-        items, self.description = unpacked(self._map[data_bytes : data_bytes + layout_bytes])
+        items, self.description = unpacked(bytes(self._map[data_bytes : data_bytes + layout_bytes]))
         self._use(
             [
                 Item(tuple(path), start, length, dtype, tuple(shape), data_start)
@@ -189,6 +186,10 @@ class SnapshotFile:
         plan = planner.create_local_plan()
         self._forget()
         os.ftruncate(self._fd, 0)
+        least = sum(local(value).nbytes for value in _tensors(planner.state_dict.values()))
+        if least:
+            os.ftruncate(self._fd, least)
+            mapped(self._fd, least)  # memory that is made before it is written may be huge pages
         os.lseek(self._fd, 0, os.SEEK_SET)
         items: list[Item] = []
         with open(os.dup(self._fd), "w+b") as file:
@@ -268,21 +269,15 @@ class SnapshotFile:
         Args:
             data_bytes: the length of its first part.
             layout_bytes: that of the other one.
-            is_there: it has been written. Then the first look at a page maps those around it too,
-                as no write does: that takes a third of the time.
+            is_there: it has been written.
         """
         length, there = data_bytes + layout_bytes, os.fstat(self._fd)
         if there.st_size < length:
             raise MisfitError("the buffer is shorter than it should be")
         is_there = is_there and there.st_blocks * 512 >= length
-        if not is_there:
-            os.posix_fallocate(self._fd, 0, length)  # or the first write would end the worker
         self._unpin()
-        self._map = mmap.mmap(self._fd, length)
+        self._map = mapped(self._fd, length, is_there=is_there)
         self.data_bytes, self.layout_bytes = data_bytes, layout_bytes
-        if not is_there:
-            with suppress(OSError, ValueError):  # an older kernel: each page's first write is slow
-                self._map.madvise(_POPULATE_WRITE)
         self._pin()
 
     def _pin(self) -> None:
@@ -327,6 +322,10 @@ class SnapshotFile:
         self._views, self._items, self._keys, self._map = [], (), (), None
         self.description = Description()
         self.data_bytes = self.layout_bytes = 0
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    return (value for value in values if isinstance(value, torch.Tensor))
 
 
 def _name_of(dtype: torch.dtype) -> str:

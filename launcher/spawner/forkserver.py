@@ -11,6 +11,7 @@ wanted.
 
     spawner → fork server                    fork server → spawner
     {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
+    {"do": "look"}                           (a fork is soon wanted)
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
 What the fork server needs for itself (sockets, JSON, this package) is taken out of
@@ -95,6 +96,9 @@ class ForkServer:
             for message in messages:
                 if message["do"] == "preload":
                     self._preload(message)
+                elif message["do"] == "look":
+                    assert self._files is not None
+                    self._files.look()
                 else:
                     program = self._fork(message)
                     if program is not None:

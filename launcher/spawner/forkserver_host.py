@@ -110,6 +110,11 @@ class ForkServerHost:
         if self.state is ForkServerState.READY:
             self._fork()
 
+    def foresee(self) -> None:
+        """Have the fork server look at its files while the workers before are being ended."""
+        if self.state is ForkServerState.READY:
+            self._send({"do": "look"})
+
     def cancel(self) -> Request | None:
         """Forget the workers that have not begun; return their request."""
         if self._waiting is None:

@@ -1,10 +1,15 @@
 """Whether the files that a process has imported have changed since."""
 
+import math
 import os
+import time
 from collections.abc import Iterator
 from types import ModuleType
 
 _Mark = tuple[int, int, int]
+
+_FRESH_S = 0.2
+"""For so long what ``look`` has found counts as the state of now, once."""
 
 
 class ImportedFiles:
@@ -21,6 +26,8 @@ class ImportedFiles:
             found = _existing(path)
             if found is not None:
                 self._marks[found] = _mark(found)
+        self._changed: str | None = None
+        self._looked_at = -math.inf
 
     def __len__(self) -> int:
         """Return how many files are looked at."""
@@ -32,7 +39,16 @@ class ImportedFiles:
         Every file is checked: the time of a folder does not change when a file in it is rewritten
         in place.
         """
-        return next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
+        if time.monotonic() - self._looked_at > _FRESH_S:
+            self.look()
+        self._looked_at = -math.inf
+        return self._changed
+
+    def look(self) -> None:
+        """Look at the files now: ``changed`` is soon to be asked for, and must not take long."""
+        marks = self._marks.items()
+        self._changed = next((path for path, mark in marks if _mark(path) != mark), None)
+        self._looked_at = time.monotonic()
 
 
 def _mark(path: str) -> _Mark | None:

@@ -157,6 +157,8 @@ class Spawner:
             case "stop":
                 self._cancel(request["signal"])
                 self._signal(request["signal"])
+                if self._fork_server is not None:
+                    self._fork_server.foresee()
             case "terminate":
                 self._watching = True
                 self._clearing = request["number"]

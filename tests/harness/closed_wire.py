@@ -152,10 +152,16 @@ class Recorder:
         await self._server.wait_closed()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to = await asyncio.open_connection(self._target.host, self._target.port)
-        await asyncio.gather(
-            self._copy(reader, to, self.said), self._copy(there, writer, self.answered)
-        )
+        try:
+            there, to = await asyncio.open_connection(self._target.host, self._target.port)
+            try:
+                await asyncio.gather(
+                    self._copy(reader, to, self.said), self._copy(there, writer, self.answered)
+                )
+            finally:
+                to.close()
+        finally:  # the end of the test may come first
+            writer.close()
 
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: list[bytes]

@@ -1,5 +1,6 @@
 """The file in a buffer: DCP reads it, also after its values were overwritten in place."""
 
+import gc
 import mmap
 import os
 import pickle
@@ -16,6 +17,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageIn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 New = Callable[[], SnapshotFile]
+
+
+def can_collapse() -> bool:
+    """Return whether the kernel knows ``MADV_COLLAPSE`` (Linux 6.1), and may do it."""
+    major, minor = os.uname().release.split(".")[:2]
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    is_allowed = setting.exists() and "[deny]" not in setting.read_text()
+    return is_allowed and (int(major), int(minor)) >= (6, 1)
 
 
 @pytest.fixture
@@ -182,3 +191,44 @@ def test_a_file_with_a_hole_has_memory_when_it_is_opened() -> None:
     SnapshotFile(fd).open(file.data_bytes, file.layout_bytes)
     assert os.fstat(fd).st_blocks * 512 >= length
     os.close(fd)
+
+
+def huge_kib(field: str) -> int:
+    """Return how much of this process's memory is in huge pages, in KiB."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_file_is_in_huge_pages_for_each_process(new: New, *, is_copied: bool) -> None:
+    state = {"a": torch.ones(3 << 20), "b": torch.ones(7)}
+    file = new()
+    file.lay_out(state)
+    if is_copied:
+        first, file = file, new()
+        file.copy(first)
+        del first
+    sizes = file.data_bytes, file.layout_bytes
+    assert os.fstat(file._fd).st_size == sum(sizes)
+    fd = os.dup(file._fd)
+    del file
+    before = huge_kib("ShmemPmdMapped:")
+    left = SnapshotFile(fd)
+    left.open(*sizes)
+    assert all(is_same(value, flatten(state)[key]) for key, value in content(left).items())
+    if can_collapse():
+        assert huge_kib("ShmemPmdMapped:") - before >= 12 << 10
+    os.close(fd)
+
+
+def test_a_view_keeps_the_memory_mapped(new: New) -> None:
+    file = new()
+    file.lay_out({"a": torch.arange(1 << 20)})
+    view = content(file)["a"]
+    file.clear()
+    gc.collect()
+    before = Path("/proc/self/maps").read_text().count("memfd:test")
+    assert before == 1
+    del view
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("memfd:test") == 0

@@ -56,10 +56,11 @@ def test_many_sigterms_leave_no_orphans(ft):
     assert not ft.processes()
 
 
-def test_a_second_ctrl_c_kills_at_once(ft):
+def interrupted(ft, on_interrupt):
+    """Start a worker that takes SIGINT in a way of its own, and send one."""
     script = ft.script(
-        "import os, signal\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import os, signal, time\n"
+        f"{on_interrupt}"
         "os.write(1, b'ready\\n')\n"
         "while True: signal.pause()\n"
     )
@@ -67,6 +68,11 @@ def test_a_second_ctrl_c_kills_at_once(ft):
     command.expect("^ready")
     command.send(signal.SIGINT)
     command.expect("received SIGINT")
+    return command
+
+
+def test_a_second_ctrl_c_kills_at_once(ft):
+    command = interrupted(ft, "signal.signal(signal.SIGINT, signal.SIG_IGN)\n")
     time.sleep(SAME_S)  # a hand is slower
     command.send(signal.SIGINT)
     assert command.wait() == 128 + signal.SIGINT
@@ -75,20 +81,14 @@ def test_a_second_ctrl_c_kills_at_once(ft):
 
 def test_a_signal_that_is_sent_twice_is_one(ft):
     """``timeout`` sends it to its child, and then to the process group that it is in."""
-    script = ft.script(
-        "import os, signal, time\n"
+    command = interrupted(
+        ft,
         "def save(*_):\n"
         "    time.sleep(0.5)\n"
         "    os.write(1, b'saved\\n')\n"
         "    os._exit(0)\n"
-        "signal.signal(signal.SIGINT, save)\n"
-        "os.write(1, b'ready\\n')\n"
-        "while True: signal.pause()\n"
+        "signal.signal(signal.SIGINT, save)\n",
     )
-    command = ft.start("--standalone", script)
-    command.expect("^ready")
-    command.send(signal.SIGINT)
-    command.expect("received SIGINT")
     command.send(signal.SIGINT)
     command.expect("^saved")
     assert command.wait() == 128 + signal.SIGINT

@@ -112,9 +112,10 @@ def consoles() -> Iterator[Consoles]:
     yield consoles
     for client in consoles.clients:
         if client.fileno() >= 0 and not close(client, 0.0):
-            os.kill(client.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(client.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(client.pid, 0)
+                print("the relay ended with", os.waitpid(client.pid, 0)[1])
     assert own_descriptors() <= before
 
 

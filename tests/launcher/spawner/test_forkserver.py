@@ -428,6 +428,15 @@ class TestImportedFiles:
         path.unlink()
         assert files.changed() == str(path)
 
+    def test_a_look_before_spares_one_and_only_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.py"
+        path.write_text("a = 1\n")
+        files = imported_files.ImportedFiles([load(path)])
+        files.look()
+        path.write_text("a = 22\n")
+        assert files.changed() is None
+        assert files.changed() == str(path)
+
 
 def load(path: Path) -> Any:
     import importlib.util

@@ -233,7 +233,7 @@ def test_a_process_that_blocks_the_signal_does_not_answer(start: Start, tmp_path
 @pytest.mark.parametrize(
     ("program", "watched"),
     [
-        (("sh", "-c", "echo there; sleep 1000"), True),
+        (("sh", "-c", "echo there; exec sleep 1000"), True),
         (
             (sys.executable, "-c", "print('there', flush=True); import time; time.sleep(1000)"),
             False,
@@ -243,7 +243,7 @@ def test_a_process_that_blocks_the_signal_does_not_answer(start: Start, tmp_path
             (
                 sys.executable,
                 "-c",
-                "import os; os.execvp('sh', ['sh', '-c', 'echo x; sleep 1000'])",
+                "import os; os.execvp('sh', ['sh', '-c', 'echo x; exec sleep 1000'])",
             ),
             True,
         ),
@@ -307,5 +307,5 @@ def test_one_without_the_hook_that_waits_for_a_disk_for_a_moment_is_not_uninterr
     said = iter(states)
     last = states[-1]
     monkeypatch.setattr(stacks_collect, "_state", lambda pid: next(said, last))
-    worker = start("sh", "-c", "echo there; sleep 1000", watched=False)
+    worker = start("sh", "-c", "echo there; exec sleep 1000", watched=False)
     assert ask(worker, timeout_s=0.2)[0].state is expected

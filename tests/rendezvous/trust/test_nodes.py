@@ -147,10 +147,12 @@ def test_a_node_with_a_token_says_nothing_in_plain_text() -> None:
         said: list[bytes] = []
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            said.append(await reader.read(4096))
-            writer.write(b"\0\0\0\4\0\0\0\0\0")  # the SETTINGS of HTTP/2: what plain gRPC says
-            said.append(await reader.read(4096))
-            writer.close()
+            try:
+                said.append(await reader.read(4096))
+                writer.write(b"\0\0\0\4\0\0\0\0\0")  # the SETTINGS of HTTP/2: what plain gRPC says
+                said.append(await reader.read(4096))
+            finally:  # the end of the test may come first
+                writer.close()
 
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
