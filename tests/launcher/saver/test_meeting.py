@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -40,6 +41,7 @@ def dying(left):
             nonlocal left
             left -= 1
             if left < 0:
+                os.write(2, f"dies before {function.__name__} of {args[0]}\\n".encode())
                 os.kill(os.getpid(), 9)
             return function(*args, **kwargs)
         return call
@@ -242,5 +244,6 @@ def test_a_saver_that_dies_at_any_moment_is_begun_again(
         assert seen in ({}, whole("old", 3), whole("new", 2))
         assert after == whole("new", 2)
         assert status in (0, -9)
-    assert len(lines) > 10
+    for place in (rf"/\.?__{victim}_0\.distcp", rf"\.marks/\.?{victim}\b"):
+        assert re.search(f"dies before .* of .*{place}", child.stderr)
     assert all(left == ["latest", "step-00000005"] for left in lines[1::2])
