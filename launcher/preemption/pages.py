@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from ...training import notice_page as page
+from ...training import preemption as notices
 from ..processes.worker_socket import WorkerSocket
 
 
@@ -34,12 +34,12 @@ class NoticePage:
         """Answer workers that ask; where that is not possible, they are told nothing."""
         try:
             self._fd = os.memfd_create("ft-run-notices")
-            os.ftruncate(self._fd, page.PAGE_BYTES)
-            self._map = mmap.mmap(self._fd, page.PAGE_BYTES)
+            os.ftruncate(self._fd, notices.PAGE_BYTES)
+            self._map = mmap.mmap(self._fd, notices.PAGE_BYTES)
             self._words = memoryview(self._map).cast("Q")
         except OSError:
             return
-        self._workers.listen(loop, page.address_of(os.getpid()))
+        self._workers.listen(loop, notices.address_of(os.getpid()))
 
     def begin(self) -> None:
         """A round begins: its workers are told nothing, and none has asked."""
@@ -48,7 +48,7 @@ class NoticePage:
         if self._words is not None:
             for word in range(len(self._words)):
                 self._words[word] = 0
-            self._words[page.SAVES] = int(self._saves)
+            self._words[notices.SAVES] = int(self._saves)
 
     @property
     def is_used(self) -> bool:
@@ -78,9 +78,9 @@ class NoticePage:
         """
         if self._words is None:
             return
-        self._words[page.IS_WHOLE] = int(is_whole)
-        if not self._words[page.UNTIL_NS]:
-            self._words[page.UNTIL_NS] = time.monotonic_ns() + int(seconds * 1e9)
+        self._words[notices.IS_WHOLE] = int(is_whole)
+        if not self._words[notices.UNTIL_NS]:
+            self._words[notices.UNTIL_NS] = time.monotonic_ns() + int(seconds * 1e9)
 
     def close(self) -> None:
         """Give everything back."""
@@ -97,21 +97,21 @@ class NoticePage:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            request = connection.recv(page.REQUEST.size)
-            if len(request) == page.REQUEST.size:
-                magic, rank, kind, step = page.REQUEST.unpack(request)
-                if magic == page.MAGIC:
+            request = connection.recv(notices.REQUEST.size)
+            if len(request) == notices.REQUEST.size:
+                magic, rank, kind, step = notices.REQUEST.unpack(request)
+                if magic == notices.MAGIC:
                     self._hear(rank, kind, step)
-                    fds = [self._fd] if kind in (page.ASK, page.KEEP) else []
-                    socket.send_fds(connection, [page.MAGIC], fds)
+                    fds = [self._fd] if kind in (notices.ASK, notices.KEEP) else []
+                    socket.send_fds(connection, [notices.MAGIC], fds)
         except OSError:
             pass  # the worker is gone
         self._workers.hang_up(connection)
 
     def _hear(self, rank: int, kind: int, step: int) -> None:
         self._asked.add(rank)
-        if kind == page.KEEP:
+        if kind == notices.KEEP:
             self._steps[rank] = None
-        elif kind == page.LEFT and rank in self._steps and step >= 0:
+        elif kind == notices.LEFT and rank in self._steps and step >= 0:
             self._steps[rank] = step
             self._left()

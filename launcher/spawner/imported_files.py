@@ -9,7 +9,7 @@ from types import ModuleType
 _Mark = tuple[int, int, int]
 
 _FRESH_S = 0.2
-"""For so long what ``look`` has found counts as the state of now, once."""
+"""For so long what ``look`` has found counts as the state of now."""
 
 
 class ImportedFiles:
@@ -26,8 +26,8 @@ class ImportedFiles:
             found = _existing(path)
             if found is not None:
                 self._marks[found] = _mark(found)
-        self._changed: str | None = None
-        self._looked_at = -math.inf
+        self._seen: tuple[float, str | None] = -math.inf, None
+        """When ``look`` looked last, and what it found."""
 
     def __len__(self) -> int:
         """Return how many files are looked at."""
@@ -39,16 +39,15 @@ class ImportedFiles:
         Every file is checked: the time of a folder does not change when a file in it is rewritten
         in place.
         """
-        if time.monotonic() - self._looked_at > _FRESH_S:
-            self.look()
-        self._looked_at = -math.inf
-        return self._changed
+        at, path = self._seen
+        return path if time.monotonic() - at <= _FRESH_S else self._look()
 
     def look(self) -> None:
         """Look at the files now: ``changed`` is soon to be asked for, and must not take long."""
-        marks = self._marks.items()
-        self._changed = next((path for path, mark in marks if _mark(path) != mark), None)
-        self._looked_at = time.monotonic()
+        self._seen = time.monotonic(), self._look()
+
+    def _look(self) -> str | None:
+        return next((path for path, mark in self._marks.items() if _mark(path) != mark), None)
 
 
 def _mark(path: str) -> _Mark | None:

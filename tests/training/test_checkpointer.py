@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training import Checkpointer, checkpointer, late_copy, notice_page
+from ft_run.training import Checkpointer, checkpointer, late_copy, preemption
 from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
 from ft_run.training.preemption import Notice
@@ -259,16 +259,16 @@ def test_what_is_on_storage_before_all_nodes_are_gone(
     if has_memory:
         memory(-1)
     fd = os.memfd_create("test")
-    os.ftruncate(fd, notice_page.PAGE_BYTES)
-    words = memoryview(mmap.mmap(fd, notice_page.PAGE_BYTES)).cast("Q")
-    words[notice_page.SAVES] = is_wanted
+    os.ftruncate(fd, preemption.PAGE_BYTES)
+    words = memoryview(mmap.mmap(fd, preemption.PAGE_BYTES)).cast("Q")
+    words[preemption.SAVES] = is_wanted
     monkeypatch.setattr(checkpointer, "find_notice", lambda *_, **__: Notice(0, fd, 0))
     script = Script(tmp_path, checkpoint_every=every)
     os.close(fd)
     script.checkpointer.restore()
     for step in range(1, 5):
         if step == 2:  # the order comes; its time is over, so that nothing is waited for
-            words[notice_page.IS_WHOLE] = words[notice_page.UNTIL_NS] = 1
+            words[preemption.IS_WHOLE] = words[preemption.UNTIL_NS] = 1
         script.checkpointer.step(step)
         found = {int(name[5:]) for name in os.listdir(tmp_path) if name.startswith("step-")}
         assert found == (expected if step >= 3 else set())

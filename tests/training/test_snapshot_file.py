@@ -193,10 +193,10 @@ def test_a_file_with_a_hole_has_memory_when_it_is_opened() -> None:
     os.close(fd)
 
 
-def huge_kib(field: str) -> int:
-    """Return how much of this process's memory is in huge pages, in KiB."""
+def huge_kib() -> int:
+    """Return how much of this process's shared memory is in huge pages, in KiB."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(field))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("ShmemPmdMapped:"))
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
@@ -212,12 +212,12 @@ def test_a_file_is_in_huge_pages_for_each_process(new: New, *, is_copied: bool) 
     assert os.fstat(file._fd).st_size == sum(sizes)
     fd = os.dup(file._fd)
     del file
-    before = huge_kib("ShmemPmdMapped:")
+    before = huge_kib()
     left = SnapshotFile(fd)
     left.open(*sizes)
     assert all(is_same(value, flatten(state)[key]) for key, value in content(left).items())
     if can_collapse():
-        assert huge_kib("ShmemPmdMapped:") - before >= 12 << 10
+        assert huge_kib() - before >= 12 << 10
     os.close(fd)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ft_run.training import notice_page, snapshot_page
+from ft_run.training import preemption, snapshot_page
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher
@@ -31,7 +31,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 # As workers ask their agent for the memory of their snapshots, and for a page of notices.
 REQUESTS = {
     "snapshots": [snapshot_page.REQUEST.pack(snapshot_page.MAGIC, rank) for rank in range(2)],
-    "notices": [notice_page.REQUEST.pack(notice_page.MAGIC, 0, notice_page.ASK, -1)],
+    "notices": [preemption.REQUEST.pack(preemption.MAGIC, 0, preemption.ASK, -1)],
 }
 
 # Tries all that it is told of, and prints what it could do; of root it becomes the other user.

@@ -113,3 +113,39 @@ def test_workers_live_no_longer_than_the_fence_says(case: str, said: str) -> Non
         [sys.executable, "-c", FENCE, case], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == f"{said}\n"
+
+
+STOPPED = """
+import asyncio, signal, sys, time
+from ft_run.launcher.spawner.client import (
+    Exited, ForkServerEvent, ForkServerState, Spawned, SpawnerClient, WorkerCommand,
+)
+
+client = SpawnerClient()
+client.preload(["colorsys"], [sys.executable, "-u", "script.py"], {}, differing=[])
+
+def wakes(pid):
+    lines = open(f"/proc/{pid}/status").readlines()
+    return next(line for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+async def main():
+    heard = asyncio.Queue()
+    client.listen(heard.put_nowait)
+    while (event := await heard.get()).state is not ForkServerState.READY:
+        pass
+    client.spawn(0, [WorkerCommand(("sleep", "1000"), {})])
+    assert isinstance(await heard.get(), Spawned)
+    before = wakes(event.pid)
+    client.stop(signal.SIGTERM)
+    assert isinstance(await heard.get(), Exited)
+    while wakes(event.pid) == before:
+        time.sleep(0.01)
+
+asyncio.run(main())
+client.close()
+"""
+
+
+def test_a_stop_wakes_the_fork_server_which_is_soon_needed() -> None:
+    """It looks at the files of its modules while the workers end."""
+    subprocess.run([sys.executable, "-c", STOPPED], timeout=60, check=True)
