@@ -2,10 +2,10 @@
 
     snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
 
-MODE is ``checkpointer``, ``torch-save`` (every 20 steps, rank 0 writes, all read) or ``async-save``
-(every 20 steps, by torch.distributed.checkpoint): in the first life rank 0 kills itself in the
-middle of a step, half way between two of them. Or ``stall``: one process, whose snapshots are
-measured. What is measured goes to FOLDER as lines of JSON.
+MODE is ``checkpointer``, ``torch-save`` (every 20 steps, rank 0 writes, all read), ``async-save``
+(every 20 steps, by torch.distributed.checkpoint) or ``floor`` (see ``snapshot_floor.py``): in the
+first life rank 0 kills itself in the middle of a step, half way between two of them. Or ``stall``:
+one process, whose snapshots are measured. What is measured goes to FOLDER as lines of JSON.
 """
 
 import json
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ft_run.training import Checkpointer
+from ft_run.training.mapped_memory import mapped
 from torch import nn
 
 DIES_AT = 30
@@ -104,14 +105,44 @@ def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
         saving.result()
 
 
+def by_bare_copies(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """Copy the state into memory that stays, and back, and do nothing else."""
+    fd = int(os.environ["FLOOR_MEMORY"])
+    memory = torch.frombuffer(mapped(fd, os.fstat(fd).st_size, is_there=True), dtype=torch.float32)
+    begin, kept = int(memory[0]), torch.split(memory[-3 * PARAMETERS :], 10**6)
+    parameters = [*model.parameters()]
+    if begin:
+        for parameter in parameters:
+            moments = (torch.empty_like(parameter) for _ in range(2))
+            optimizer.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), moments, strict=True))
+            optimizer.state[parameter]["step"] = torch.tensor(float(begin))
+
+    def copy(*, back: bool) -> None:
+        states = [optimizer.state[parameter] for parameter in parameters]
+        values = [*parameters, *(state[k] for state in states for k in ("exp_avg", "exp_avg_sq"))]
+        with torch.no_grad():
+            for value, place in zip(values, kept, strict=True):
+                to, of = (value.view(-1), place) if back else (place, value.view(-1))
+                to.copy_(of)
+
+    if begin:
+        copy(back=True)
+    for step in range(begin, STEPS):
+        yield step
+        copy(back=False)
+        memory[0] = step + 1
+
+
 def train() -> None:
     """Train, and die once."""
     dist.init_process_group("gloo")
     model, optimizer = make()
     state = {"model": model, "optimizer": optimizer}
-    steps = (by_async_save if MODE == "async-save" else by_hand)(model, optimizer)
     if MODE == "checkpointer":
         steps = Checkpointer(FOLDER / "c", state, checkpoint_every=None).steps(STEPS)
+    else:
+        ways = {"torch-save": by_hand, "async-save": by_async_save, "floor": by_bare_copies}
+        steps = ways[MODE](model, optimizer)
     is_first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     for step in steps:
         if is_first_life and step == DIES_AT and dist.get_rank() == 0:

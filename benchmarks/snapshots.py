@@ -9,7 +9,8 @@ of a step, and in the middle between two saves, which is what a crash costs on a
 tenth of the state tells what does not depend on its size; the whole is measured once more with
 torch's own setting for huge pages (``THP_MEM_ALLOC_ENABLE=1``), for all three. Under torchrun alone
 the store is not shared with the agents (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): with gloo it
-needs further restarts now and then.
+needs further restarts now and then. Beside them is the floor: what it takes a process that does
+nothing but fork, wait, kill and copy (``snapshot_floor.py``).
 """
 
 import argparse
@@ -22,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 WORKER = Path(__file__).with_name("snapshot_worker.py")
+FLOOR = Path(__file__).with_name("snapshot_floor.py")
 PRELOAD = ["--preload", "torch,torch._dynamo,ft_run.training.checkpointer"]
 BIN = Path(sys.executable).parent
 
@@ -32,13 +34,17 @@ def lines_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
-def run(launcher: str, workers: int, mode: str, *args: object) -> list[dict[str, float]]:
+def run(
+    launcher: str, workers: int, mode: str, *args: object, is_huge: bool = False
+) -> list[dict[str, float]]:
     """Run a job; return what its ranks noted."""
     with tempfile.TemporaryDirectory() as folder:
         command = [BIN / launcher, "--standalone", "--nproc-per-node", workers]
-        command += ["--max-restarts", 3, *(PRELOAD if launcher == "ft-run" else [])]
-        command += [WORKER, mode, folder, *args]
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        command += ["--max-restarts", 3, *(PRELOAD if launcher == "ft-run" else []), WORKER, mode]
+        if mode == "floor":
+            command = [sys.executable, FLOOR]
+        command += [folder, *args]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": str(int(is_huge))}
         if launcher == "torchrun":
             env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         done = subprocess.run(
@@ -63,18 +69,23 @@ def _mb(parameters: int) -> float:
 
 def print_recovery(runs: int, parameters: int, step_s: float, *, is_huge: bool) -> None:
     """Measure how long it takes until a crash is made good."""
-    os.environ["THP_MEM_ALLOC_ENABLE"] = str(int(is_huge))
-    kinds = ("torchrun", "torch-save"), ("torchrun", "async-save"), ("ft-run", "checkpointer")
-    took: dict[str, list[float]] = {mode: [] for _, mode in kinds}
+    kinds = {
+        "torch-save": "torchrun",
+        "async-save": "torchrun",
+        "checkpointer": "ft-run",
+        "floor": "none",
+    }
+    took: dict[str, list[float]] = {mode: [] for mode in kinds}
     for _ in range(runs):
-        for launcher, mode in kinds:
-            took[mode].append(recovery_s(run(launcher, 2, mode, 34, parameters, step_s)))
-    save, async_save, mine = (statistics.median(took[mode]) for _, mode in kinds)
+        for mode, launcher in kinds.items():
+            lines = run(launcher, 2, mode, 34, parameters, step_s, is_huge=is_huge)
+            took[mode].append(recovery_s(lines))
+    save, async_save, mine, floor = (statistics.median(took[mode]) for mode in kinds)
     pages = " in huge pages" if is_huge else ""
     print(
         f"recovery with {_mb(parameters):.0f} MB of state{pages}: torchrun {save:.2f} s, with "
         f"async_save {async_save:.2f} s, ft-run {mine:.2f} s, {mine / save:.2f} x (<= 0.1 x) and "
-        f"{mine / async_save:.2f} x"
+        f"{mine / async_save:.2f} x; floor {floor:.2f} s, {floor / save:.2f} x"
     )
 
 

@@ -434,7 +434,7 @@ class TestImportedFiles:
         path = tmp_path / "mine.py"
         path.write_text("a = 1\n")
         now = 1.0
-        monkeypatch.setattr(imported_files.time, "monotonic", lambda: now)
+        monkeypatch.setattr("time.monotonic", lambda: now)
         files = imported_files.ImportedFiles([load(path)])
         files.look()
         path.write_text("a = 22\n")
