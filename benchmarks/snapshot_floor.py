@@ -14,7 +14,8 @@ import socket
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 - the ranks find it
+import ft_run.training.checkpointer  # noqa: F401 - what ft-run preloads, the ranks find here too
+import torch._dynamo  # noqa: F401
 from ft_run.training.mapped_memory import mapped
 
 WORKER = str(Path(__file__).with_name("snapshot_worker.py"))

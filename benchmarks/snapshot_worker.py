@@ -26,6 +26,8 @@ from torch import nn
 
 DIES_AT = 30
 SAVES_EVERY = 20
+LAYER = 500_000
+"""How many parameters are in one tensor."""
 MODE, FOLDER, STEPS, PARAMETERS, STEP_S = (
     kind(w) for kind, w in zip((str, Path, int, int, float), sys.argv[1:], strict=True)
 )
@@ -33,7 +35,8 @@ MODE, FOLDER, STEPS, PARAMETERS, STEP_S = (
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and an Adam: 12 bytes for each parameter when it has done a step."""
-    model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS // 10**6)])
+    layers = range(PARAMETERS // LAYER)
+    model = nn.ModuleList([nn.Linear(1000, LAYER // 1000, bias=False) for _ in layers])
     return model, torch.optim.Adam(model.parameters())
 
 
@@ -109,7 +112,7 @@ def by_bare_copies(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
     """Copy the state into memory that stays, and back, and do nothing else."""
     fd = int(os.environ["FLOOR_MEMORY"])
     memory = torch.frombuffer(mapped(fd, os.fstat(fd).st_size, is_there=True), dtype=torch.float32)
-    begin, kept = int(memory[0]), torch.split(memory[-3 * PARAMETERS :], 10**6)
+    begin, kept = int(memory[0]), torch.split(memory[-3 * PARAMETERS :], LAYER)
     parameters = [*model.parameters()]
     if begin:
         for parameter in parameters:
