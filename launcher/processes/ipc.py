@@ -67,6 +67,12 @@ class Incoming:
             del self._buffer[:end]
         return messages
 
+    def drop_fds(self) -> None:
+        """Close the file descriptors that came and were not taken."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
     def take_fds(self, count: int) -> list[int]:
         """Return the next ``count`` file descriptors that came; they are the caller's.
 
@@ -78,8 +84,8 @@ class Incoming:
         if len(taken) == count and not self._has_lost_fds:
             return taken
         # Which of them are missing is not known.
-        for fd in taken + self._fds:
+        for fd in taken:
             os.close(fd)
-        self._fds.clear()
+        self.drop_fds()
         self._has_lost_fds = False
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

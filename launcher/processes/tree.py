@@ -68,6 +68,16 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def family(leader: int, found: Iterable[int]) -> set[int]:
+    """Return a leader of a session, its descendants, and which of ``found`` are in its session."""
+    members = {leader, *descendants(leader)}
+    for pid in found:
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                members.add(pid)
+    return members
+
+
 def is_zombie(pid: int) -> bool:
     """Return whether a process is dead and only waits to be reaped (or is gone)."""
     try:

@@ -13,7 +13,7 @@ from ...errors import NoProcessError
 from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
-from ..processes.tree import descendants, is_zombie, kill_all
+from ..processes.tree import descendants, family, is_zombie, kill_all
 from ..processes.worker_exec import explained
 from ..processes.worker_watch import WorkerWatch
 from .guard import guard_main
@@ -282,7 +282,7 @@ class SpawnerClient:
         """Return the living processes that are workers or descend from one."""
         found = descendants(self._spawner_pid) if self._spawner_pid else []
         server = self._fork_server_pid
-        spared = {server, *descendants(server)} if server else set()
+        spared = family(server, found) if server else set()
         return [pid for pid in found if pid not in spared and not is_zombie(pid)]
 
     def _thaw(self) -> None:

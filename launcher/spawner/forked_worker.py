@@ -123,8 +123,14 @@ def pretend(argv: list[str], bare_main: dict[str, Any], *, is_secluded: bool) ->
     return path0
 
 
+def prepare() -> None:
+    """Do what is the same for each worker, in the process that will be one."""
+    _freshen()
+    _renew_main()
+
+
 def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Program:
-    """Turn a forked process into a worker; return what it has to run.
+    """Turn a forked process that is prepared into a worker; return what it has to run.
 
     Args:
         place: what it becomes.
@@ -149,10 +155,8 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
             os.environ[name] = value
     set_process_title(argv)
     _reopen(worker["targets"])
-    _freshen()
     _set_arguments(argv)
     _set_path(path0, first_path(argv))
-    _renew_main()
     for finder in sys.meta_path:  # folders may have changed since the preload
         if hasattr(finder, "invalidate_caches"):
             finder.invalidate_caches()

@@ -4,14 +4,13 @@ The spawner starts it as it starts a worker, so that a module that is preloaded 
 find in one: interpreter, flags, environment, signals, ``sys.path``. It has one thread and never
 runs a line of the training program.
 
-A worker is forked twice, by way of a process in between that exits at once: so it becomes a child
-of the spawner (the subreaper), which looks after it as after any other, and learns of its exit
-from the kernel. It waits for the spawner's word to begin; end-of-file instead means that it is not
-wanted.
+A worker is forked by way of a process in between (``blanks``): so it becomes a child of the spawner
+(the subreaper), which looks after it as after any other, and learns of its exit from the kernel. It
+waits for the spawner's word to begin; end-of-file instead means that it is not wanted.
 
     spawner → fork server                    fork server → spawner
     {"do": "preload", "modules", …}          {"ready", "files"} or {"failed": reason}
-    {"do": "look"}                           (a fork is soon wanted)
+    {"do": "foresee", "count"}               (as many workers will soon be wanted)
     {"do": "fork", "workers"} + fds          {"pids"}, {"stale": path} or {"cold": reason}
 
 What the fork server needs for itself (sockets, JSON, this package) is taken out of
@@ -28,13 +27,15 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...exit_codes import SIGNAL_BASE
 from ..processes.ipc import Incoming, send
 from ..processes.tree import children
-from ..processes.worker_exec import NOT_EXECUTED, error_code, fork_with_pipe
+from ..processes.worker_exec import NOT_EXECUTED, error_code
 from . import forked_worker
+from .blanks import Blank, Blanks, Order, fork_blanks
 from .environ_watch import EnvironmentWatch
 from .forked_worker import Program, WorkerPlace
 from .imported_files import ImportedFiles
@@ -85,6 +86,7 @@ class ForkServer:
         self._path0: str | None = None
         self._is_secluded = False
         self._files: ImportedFiles | None = None
+        self._blanks: Blanks | None = None
         self._own = {n: m for n, m in sys.modules.items() if n not in bare.modules}
 
     def serve(self) -> Program:
@@ -96,13 +98,11 @@ class ForkServer:
             for message in messages:
                 if message["do"] == "preload":
                     self._preload(message)
-                elif message["do"] == "look":
-                    assert self._files is not None
-                    self._files.look()
-                else:
-                    program = self._fork(message)
-                    if program is not None:
-                        return program
+                    continue
+                foresees = message["do"] == "foresee"
+                program = self._foresee(message["count"]) if foresees else self._fork(message)
+                if program is not None:
+                    return program
 
     # --- preload -----------------------------------------------------------------------------
 
@@ -198,52 +198,73 @@ class ForkServer:
 
     def _fork_all(self, workers: list[dict[str, Any]], fds: list[int]) -> Program | dict[str, Any]:
         """Fork all workers; return a program in each worker, the answer in the fork server."""
-        try:
-            between, pipe = fork_with_pipe()
-        except OSError as error:
-            return {"cold": _not_forked(error)}
-        if between == 0:
-            return self._fork_from_between(workers, fds, pipe)
-        data = b""
-        with os.fdopen(pipe, "rb") as file:
-            data = file.read()
-        # Only when it has been reaped are its children sure to be the spawner's.
-        os.waitpid(between, 0)
-        numbers = [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
-        if len(numbers) != len(workers) + 1:
-            code = numbers[0] if numbers else errno.EIO
-            return {"cold": _not_forked(OSError(code, os.strerror(code)))}
-        return {"pids": numbers[1:]}
+        if self._blanks is None or not self._blanks.are(len(workers)):
+            try:
+                program = self._fork_blanks(len(workers), fds)
+            except OSError as error:
+                return {"cold": _not_forked(error)}
+            if program is not None:
+                return program
+        assert self._blanks is not None
+        blanks, self._blanks = self._blanks, None
+        pids = blanks.begin(_orders(workers, fds))
+        return {"pids": pids} if pids else {"cold": "a forked worker was killed"}
 
-    def _fork_from_between(
-        self, workers: list[dict[str, Any]], fds: list[int], pids_to: int
-    ) -> Program:
-        """Fork the workers and exit; return in each worker only."""
-        numbers = [0]
+    def _foresee(self, count: int) -> Program | None:
+        """Do what can be done before workers are wanted; return, in each later, its program."""
+        assert self._files is not None
+        self._files.look()
+        is_ready = self._blanks is not None and self._blanks.are(count)
+        if is_ready or self._files.changed() is not None:
+            return None
         try:
-            streams = fds[2:]
-            for index, worker in enumerate(workers):
-                mine, streams = streams[: worker["fds"]], streams[worker["fds"] :]
-                pid = os.fork()
-                if pid == 0:
-                    os.close(pids_to)
-                    return self._become_worker(index, worker, mine, fds)
-                numbers.append(pid)
-        except OSError as error:
-            numbers = [error.errno or errno.EIO]
-        os.write(pids_to, b"".join(number.to_bytes(4, "little") for number in numbers))
-        os._exit(0)
+            return self._fork_blanks(count)
+        except OSError:  # it is tried again when they are wanted
+            return None
 
-    def _become_worker(
-        self, index: int, worker: dict[str, Any], mine: list[int], fds: list[int]
-    ) -> Program:
-        go, errors_to = fds[:2]
+    def _fork_blanks(self, count: int, fds: Sequence[int] = ()) -> Program | None:
+        """Fork processes that wait; return, in each when it is told, its program.
+
+        Args:
+            count: how many.
+            fds: what came for workers and is no blank's.
+
+        Raises:
+            OSError: there are no processes or no descriptors for them.
+        """
+        if self._blanks is not None:
+            self._blanks.close()
+            self._blanks = None
+        forked = fork_blanks(count)
+        if isinstance(forked, Blanks):
+            self._blanks = forked
+            return None
+        for fd in fds:
+            os.close(fd)
+        return self._be_blank(forked)
+
+    def _be_blank(self, blank: Blank) -> Program:
+        """Wait to be told which worker to become."""
+        try:
+            self._channel.close()
+            self._incoming.drop_fds()
+            forked_worker.prepare()
+            told = blank.wait()
+            if told is None:
+                os._exit(0)
+            fds = blank.begin(2 + told["worker"]["fds"])
+            return self._become_worker(told["index"], told["worker"], fds)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(NOT_EXECUTED)
+
+    def _become_worker(self, index: int, worker: dict[str, Any], fds: list[int]) -> Program:
+        go, errors_to, *streams = fds
         code = error_code(OSError(errno.EINVAL, ""))
         try:
-            os.setsid()
             if not os.read(go, 1):
                 os._exit(SIGNAL_BASE + signal.SIGKILL)
-            place = WorkerPlace(self._spawner, worker, mine, [*fds, self._channel.detach()])
+            place = WorkerPlace(self._spawner, worker, streams, fds)
             return forked_worker.become(place, self._environ, self._path0)
         except OSError as error:
             code = error_code(error)
@@ -251,6 +272,19 @@ class ForkServer:
             sys.excepthook(*sys.exc_info())
         os.write(errors_to, index.to_bytes(4, "little") + code)
         os._exit(NOT_EXECUTED)
+
+
+def _orders(workers: list[dict[str, Any]], fds: list[int]) -> Iterator[Order]:
+    """Yield what each blank is told.
+
+    Args:
+        workers: what they become.
+        fds: the pipes to begin by and for errors, then the streams of all workers.
+    """
+    pipes, streams = fds[:2], fds[2:]
+    for index, worker in enumerate(workers):
+        mine, streams = streams[: worker["fds"]], streams[worker["fds"] :]
+        yield {"index": index, "worker": worker}, [*pipes, *mine]
 
 
 def _import(name: str) -> str | None:

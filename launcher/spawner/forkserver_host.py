@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..machine.shortage import no_process
 from ..processes.ipc import Incoming, send
-from ..processes.tree import descendants
+from ..processes.tree import family
 from ..processes.worker_exec import code_from, fork_worker
 
 _MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_main.py")
@@ -79,6 +79,8 @@ class ForkServerHost:
         self._waiting: tuple[Request, list[int]] | None = None
         self._beginning: _Beginning | None = None
         self._given_up = False
+        self._count = 0
+        """How many workers were forked last."""
         self._go: int | None = None
         self._errors: int | None = None
         self.state = ForkServerState.GONE
@@ -86,15 +88,16 @@ class ForkServerHost:
         self.channel: socket.socket | None = None
         self._start()
 
-    def spared(self) -> set[int]:
-        """Return the processes that are none of the workers'.
+    def spared(self, found: list[int]) -> set[int]:
+        """Return which of some processes are none of the workers'.
 
         While it forks, what descends from it may be a worker, and none is spared. Else it is the
-        fork server and what the modules start while they are imported, such as a compiler.
+        fork server, what the modules start while they are imported, such as a compiler, and the
+        processes that it has forked ahead.
         """
         if self.state is ForkServerState.FORKING or not self.pid:
             return set()
-        return {self.pid, *descendants(self.pid)}
+        return family(self.pid, found)
 
     # --- what the spawner orders -------------------------------------------------------------
 
@@ -111,9 +114,9 @@ class ForkServerHost:
             self._fork()
 
     def foresee(self) -> None:
-        """Have the fork server look at its files while the workers before are being ended."""
-        if self.state is ForkServerState.READY:
-            self._send({"do": "look"})
+        """Have as many workers as before prepared, while those are being ended."""
+        if self.state is ForkServerState.READY and self._count:
+            self._send({"do": "foresee", "count": self._count})
 
     def cancel(self) -> Request | None:
         """Forget the workers that have not begun; return their request."""
@@ -290,6 +293,7 @@ class ForkServerHost:
                 os.write(self._go, b"\0" * len(pids))
             request, fds = self._waiting
             self._waiting = None
+            self._count = len(pids)
             _close(fds)
             os.set_blocking(self._errors, False)
             self._beginning = _Beginning(request, pids, self._errors, bytearray())

@@ -300,7 +300,7 @@ class Spawner:
         """Return the workers and their descendants."""
         found = descendants(os.getpid())
         # Asked for after that, so that what the fork server has just started counts as its own.
-        spared = self._fork_server.spared() if self._fork_server is not None else ()
+        spared = self._fork_server.spared(found) if self._fork_server is not None else ()
         return [pid for pid in found if pid not in spared]
 
     def _clear(self) -> None:
