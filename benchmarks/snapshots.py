@@ -5,12 +5,11 @@
 The recovery is from the SIGKILL of a rank to the end of the first step that was not done before,
 under ft-run with ``Checkpointer`` and under torchrun with ``torch.save`` or ``async_save`` every 20
 steps, with the same state and the same pause as a step, in alternation. The rank dies in the middle
-of a step, and in the middle between two saves, which is what a crash costs on average. A
-tenth of the state tells what does not depend on its size; the whole is measured once more with
-torch's own setting for huge pages (``THP_MEM_ALLOC_ENABLE=1``), for all three. Under torchrun alone
-the store is not shared with the agents (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): with gloo it
-needs further restarts now and then. Beside them is the floor: what it takes a process that does
-nothing but fork, wait, kill and copy (``snapshot_floor.py``).
+of a step, and in the middle between two saves, which is what a crash costs on average. A tenth of
+the state tells what does not depend on its size. Under torchrun alone the store is not shared with
+the agents (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): with gloo it needs further restarts now and
+then. Beside them is the floor: what it takes a process that does nothing but fork, wait, kill and
+copy (``snapshot_floor.py``).
 """
 
 import argparse
@@ -34,9 +33,7 @@ def lines_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
-def run(
-    launcher: str, workers: int, mode: str, *args: object, is_huge: bool = False
-) -> list[dict[str, float]]:
+def run(launcher: str, workers: int, mode: str, *args: object) -> list[dict[str, float]]:
     """Run a job; return what its ranks noted."""
     with tempfile.TemporaryDirectory() as folder:
         command = [BIN / launcher, "--standalone", "--nproc-per-node", workers]
@@ -44,7 +41,7 @@ def run(
         if mode == "floor":
             command = [sys.executable, FLOOR]
         command += [folder, *args]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": str(int(is_huge))}
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
         if launcher == "torchrun":
             env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         done = subprocess.run(
@@ -67,7 +64,7 @@ def _mb(parameters: int) -> float:
     return parameters * 12 / 1e6
 
 
-def print_recovery(runs: int, parameters: int, step_s: float, *, is_huge: bool) -> None:
+def print_recovery(runs: int, parameters: int, step_s: float) -> None:
     """Measure how long it takes until a crash is made good."""
     kinds = {
         "torch-save": "torchrun",
@@ -78,12 +75,10 @@ def print_recovery(runs: int, parameters: int, step_s: float, *, is_huge: bool) 
     took: dict[str, list[float]] = {mode: [] for mode in kinds}
     for _ in range(runs):
         for mode, launcher in kinds.items():
-            lines = run(launcher, 2, mode, 34, parameters, step_s, is_huge=is_huge)
-            took[mode].append(recovery_s(lines))
+            took[mode].append(recovery_s(run(launcher, 2, mode, 34, parameters, step_s)))
     save, async_save, mine, floor = (statistics.median(took[mode]) for mode in kinds)
-    pages = " in huge pages" if is_huge else ""
     print(
-        f"recovery with {_mb(parameters):.0f} MB of state{pages}: torchrun {save:.2f} s, with "
+        f"recovery with {_mb(parameters):.0f} MB of state: torchrun {save:.2f} s, with "
         f"async_save {async_save:.2f} s, ft-run {mine:.2f} s, {mine / save:.2f} x (<= 0.1 x) and "
         f"{mine / async_save:.2f} x; floor {floor:.2f} s, {floor / save:.2f} x"
     )
@@ -116,8 +111,8 @@ def main() -> None:
         parameters, step_s, runs = 10_000_000, 0.01, 1
     print(f"load {os.getloadavg()[0]:.1f}; {_mb(parameters):.0f} MB of state in each rank")
     if options.part != "stall":
-        for part, is_huge in ((10, False), (1, False), (1, True)):
-            print_recovery(runs, parameters // part, step_s, is_huge=is_huge)
+        for part in (10, 1):
+            print_recovery(runs, parameters // part, step_s)
     if options.part != "recovery":
         print_stall(parameters, step_s)
 
