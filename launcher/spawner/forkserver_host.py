@@ -81,6 +81,7 @@ class ForkServerHost:
         self._given_up = False
         self._count = 0
         """How many workers were forked last."""
+        self._has_foreseen = False
         self._go: int | None = None
         self._errors: int | None = None
         self.state = ForkServerState.GONE
@@ -114,8 +115,9 @@ class ForkServerHost:
             self._fork()
 
     def foresee(self) -> None:
-        """Have as many workers as before prepared, while those are being ended."""
-        if self.state is ForkServerState.READY and self._count:
+        """Have as many workers as before prepared while those end, once for each start."""
+        if self.state is ForkServerState.READY and self._count and not self._has_foreseen:
+            self._has_foreseen = True
             self._send({"do": "foresee", "count": self._count})
 
     def cancel(self) -> Request | None:
@@ -293,7 +295,7 @@ class ForkServerHost:
                 os.write(self._go, b"\0" * len(pids))
             request, fds = self._waiting
             self._waiting = None
-            self._count = len(pids)
+            self._count, self._has_foreseen = len(pids), False
             _close(fds)
             os.set_blocking(self._errors, False)
             self._beginning = _Beginning(request, pids, self._errors, bytearray())

@@ -157,8 +157,7 @@ class Spawner:
             case "stop":
                 self._cancel(request["signal"])
                 self._signal(request["signal"])
-                if self._fork_server is not None:
-                    self._fork_server.foresee()
+                self._foresee()
             case "terminate":
                 self._watching = True
                 self._clearing = request["number"]
@@ -292,9 +291,16 @@ class Spawner:
             if pid in self._workers:
                 self._services.discard(pid)
                 self._reaped_at = _now()
+                if code:
+                    self._foresee()
                 self._send_exit(*self._workers.pop(pid), code)
             elif self._fork_server is not None and pid == self._fork_server.pid:
                 self._fork_server.reaped(code)
+
+    def _foresee(self) -> None:
+        """Workers end, and are likely to be wanted again."""
+        if self._fork_server is not None:
+            self._fork_server.foresee()
 
     def _left(self) -> list[int]:
         """Return the workers and their descendants."""
