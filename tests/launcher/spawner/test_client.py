@@ -171,6 +171,15 @@ async def used():
     assert sorted(client.left()) == sorted(found)
     await stopped()
 
+async def failed():
+    await blanks()
+    now = await spawned(1)
+    os.kill(now[0], signal.SIGKILL)
+    assert isinstance(await heard.get(), Exited)
+    next_ones = set(await blanks(3)) - {now[1]}  # before anything is stopped
+    await stopped(1)
+    assert set(await spawned(2)) == next_ones
+
 async def dead():
     found = await blanks()
     os.kill(found[0], signal.SIGKILL)
@@ -200,7 +209,7 @@ assert not any(os.path.exists(f"/proc/{pid}") for pid in family)
 """
 
 
-@pytest.mark.parametrize("case", ["used", "dead", "other_count", "at_once"])
+@pytest.mark.parametrize("case", ["used", "failed", "dead", "other_count", "at_once"])
 def test_workers_are_forked_while_those_before_end(case: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import signal; signal.pause()\n")
