@@ -3,7 +3,7 @@
     snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
 
 MODE is ``checkpointer``, ``torch-save`` (every 20 steps, rank 0 writes, all read), ``async-save``
-(every 20 steps, by torch.distributed.checkpoint) or ``floor`` (see ``snapshot_floor.py``): in the
+(every 20 steps, by torch.distributed.checkpoint) or ``bare`` (see ``snapshot_bare.py``): in the
 first life rank 0 kills itself in the middle of a step, half way between two of them. Or ``stall``:
 one process, whose snapshots are measured. What is measured goes to FOLDER as lines of JSON.
 """
@@ -110,7 +110,7 @@ def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
 
 def by_bare_copies(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
     """Copy the state into memory that stays, and back, and do nothing else."""
-    fd = int(os.environ["FLOOR_MEMORY"])
+    fd = int(os.environ["BARE_MEMORY"])
     memory = torch.frombuffer(mapped(fd, os.fstat(fd).st_size, is_there=True), dtype=torch.float32)
     begin, kept = int(memory[0]), torch.split(memory[-3 * PARAMETERS :], LAYER)
     parameters = [*model.parameters()]
@@ -144,7 +144,7 @@ def train() -> None:
     if MODE == "checkpointer":
         steps = Checkpointer(FOLDER / "c", state, checkpoint_every=None).steps(STEPS)
     else:
-        ways = {"torch-save": by_hand, "async-save": by_async_save, "floor": by_bare_copies}
+        ways = {"torch-save": by_hand, "async-save": by_async_save, "bare": by_bare_copies}
         steps = ways[MODE](model, optimizer)
     is_first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     for step in steps:

@@ -8,8 +8,8 @@ steps, with the same state and the same pause as a step, in alternation. The ran
 of a step, and in the middle between two saves, which is what a crash costs on average. A tenth of
 the state tells what does not depend on its size. Under torchrun alone the store is not shared with
 the agents (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): with gloo it needs further restarts now and
-then. Beside them is the floor: what it takes a process that does nothing but fork, wait, kill and
-copy (``snapshot_floor.py``).
+then. Beside them is a bare launcher, which does nothing but fork, wait, kill and copy
+(``snapshot_bare.py``).
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 WORKER = Path(__file__).with_name("snapshot_worker.py")
-FLOOR = Path(__file__).with_name("snapshot_floor.py")
+BARE = Path(__file__).with_name("snapshot_bare.py")
 PRELOAD = ["--preload", "torch,torch._dynamo,ft_run.training.checkpointer"]
 BIN = Path(sys.executable).parent
 
@@ -38,8 +38,8 @@ def run(launcher: str, workers: int, mode: str, *args: object) -> list[dict[str,
     with tempfile.TemporaryDirectory() as folder:
         command = [BIN / launcher, "--standalone", "--nproc-per-node", workers]
         command += ["--max-restarts", 3, *(PRELOAD if launcher == "ft-run" else []), WORKER, mode]
-        if mode == "floor":
-            command = [sys.executable, FLOOR]
+        if mode == "bare":
+            command = [sys.executable, BARE]
         command += [folder, *args]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         if launcher == "torchrun":
@@ -70,17 +70,17 @@ def print_recovery(runs: int, parameters: int, step_s: float) -> None:
         "torch-save": "torchrun",
         "async-save": "torchrun",
         "checkpointer": "ft-run",
-        "floor": "none",
+        "bare": "a bare launcher",
     }
     took: dict[str, list[float]] = {mode: [] for mode in kinds}
     for _ in range(runs):
         for mode, launcher in kinds.items():
             took[mode].append(recovery_s(run(launcher, 2, mode, 34, parameters, step_s)))
-    save, async_save, mine, floor = (statistics.median(took[mode]) for mode in kinds)
+    save, async_save, mine, bare = (statistics.median(took[mode]) for mode in kinds)
     print(
         f"recovery with {_mb(parameters):.0f} MB of state: torchrun {save:.2f} s, with "
         f"async_save {async_save:.2f} s, ft-run {mine:.2f} s, {mine / save:.2f} x (<= 0.1 x) and "
-        f"{mine / async_save:.2f} x; floor {floor:.2f} s, {floor / save:.2f} x"
+        f"{mine / async_save:.2f} x; bare launcher {bare:.2f} s, {bare / save:.2f} x"
     )
 
 

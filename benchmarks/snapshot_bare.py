@@ -1,6 +1,6 @@
-"""The least that a launcher could do for a job of ``snapshot_worker.py``, to compare with.
+"""A bare launcher for a job of ``snapshot_worker.py``, to compare with.
 
-    snapshot_floor.py FOLDER STEPS PARAMETERS STEP_S
+    snapshot_bare.py FOLDER STEPS PARAMETERS STEP_S
 
 A process that has imported torch forks two ranks, waits for a death, kills the other one, waits for
 that too, and forks again. The state is in memory that it holds. It agrees on nothing, checks
@@ -33,14 +33,14 @@ def fork(memory: list[int], restarts: int) -> list[int]:
         pids.append(os.fork())
         if not pids[-1]:
             os.environ |= {
-                "FLOOR_MEMORY": str(fd),
+                "BARE_MEMORY": str(fd),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "RANK": str(rank),
                 "TORCHELASTIC_RESTART_COUNT": str(restarts),
                 "WORLD_SIZE": str(len(memory)),
             }
-            sys.argv[:1] = [WORKER, "floor"]
+            sys.argv[:1] = [WORKER, "bare"]
             runpy.run_path(WORKER, run_name="__main__")
             os._exit(0)
     return pids
@@ -49,7 +49,7 @@ def fork(memory: list[int], restarts: int) -> list[int]:
 def main() -> None:
     """Run the job, and restart it once."""
     size = HEADER_BYTES + 12 * int(sys.argv[3])
-    memory = [os.memfd_create("floor") for _ in range(2)]
+    memory = [os.memfd_create("bare") for _ in range(2)]
     for fd in memory:
         os.ftruncate(fd, size)
         mapped(fd, size)
