@@ -39,19 +39,24 @@ class CheckpointFolder:
 
         Args:
             cleans: what a crash left is removed: nothing writes at the moment.
+
+        Raises:
+            RuntimeError: the storage does not answer, or must not be read.
         """
-        found = -1
-        if self._ranks.rank == 0:
+        found = [-1]
+
+        def look() -> None:
             if cleans:
                 self._storage.clean()
-            found = max(self._storage.steps(), default=-1)
-        return self._ranks.most(found)[0]
+            found.extend(self._storage.steps())
+
+        words = self._first_rank_does(look)
+        if words is not None:
+            raise RuntimeError(f"the checkpoints in {self.folder} cannot be listed: {words}")
+        return self._ranks.most(max(found))[0]
 
     def save(self, step: int, state: dict[str, Any]) -> str | None:
-        """Write a checkpoint; return why that failed, nothing where it failed on another rank.
-
-        None: it is complete, and so it is on all ranks.
-        """
+        """Write a checkpoint; return why that failed, on all ranks; None: it is complete."""
         draft = self._storage.draft(step)
         words = self._first_rank_does(lambda: self._storage.begin(draft))
         if words is None:
@@ -102,13 +107,13 @@ class CheckpointFolder:
         return self._together(action if self._ranks.rank == 0 else lambda: None)
 
     def _together(self, action: Callable[[], object]) -> str | None:
-        """Return why an action failed on this rank; empty: on another one; None: it did not."""
+        """Return why an action failed on the first rank on which it did; None: on none."""
         words: str | None = None
         try:
             action()
         except (Exception, CheckpointException) as error:
             words = _words(error)
-        return None if self._ranks.all_say(words is None) else words or ""
+        return self._ranks.first_text(words)
 
 
 def _kind(value: Any) -> tuple[str, Sequence[int]]:

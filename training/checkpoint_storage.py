@@ -370,8 +370,8 @@ class UrlStorage:
 
 def words_of(error: BaseException) -> str:
     """Return an error in one line."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = filter(None, map(str.strip, str(error).splitlines()))
+    return next(lines, type(error).__name__)
 
 
 def _is_left(name: str, until: int | None) -> bool:

@@ -121,11 +121,19 @@ class Checkpointer:
         """
         if self._done is not None:
             return self._done
-        self._saved = newest = self._folder.newest(cleans=self._is_first_round)
-        done, source = -1, "snapshot"
+        done, source, newest, error = -1, "snapshot", -1, None
+        try:
+            self._saved = newest = self._folder.newest(cleans=self._is_first_round)
+        except RuntimeError as found:
+            error = found
         offered = self._snapshots.resume_step if self._snapshots is not None else -1
         if self._snapshots is not None and offered >= max(newest, 0):
             done = self._restore_snapshot(self._snapshots, offered)
+        if error is not None:
+            if done < 0:
+                raise error
+            if self._ranks.rank == 0:
+                _say(f"{error}.")
         if done < 0:
             if self._snapshots is not None:
                 self._snapshots.clear()
@@ -200,7 +208,7 @@ class Checkpointer:
         words = self._folder.save(number, self._state.collect())
         if words is None:
             self._saved = number
-        elif words:
+        elif self._ranks.rank == 0:
             _say(f"the checkpoint of step {number} was not written: {words}; training goes on.")
         return words is None
 

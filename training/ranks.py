@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 _CHUNK_BYTES = 1 << 28
+_TEXT_BYTES = 2000
 
 
 class Ranks:
@@ -53,6 +54,19 @@ class Ranks:
         """Have all ranks hold the bytes that one has."""
         for start in range(0, data.numel(), _CHUNK_BYTES):
             dist.broadcast(data[start : start + _CHUNK_BYTES], source, group=self.group)
+
+    def first_text(self, text: str | None) -> str | None:
+        """Return the text of the first rank that has one, not all of a long one; None: none has."""
+        first = self.least(self.rank if text is not None else self.size)[0]
+        if first == self.size:
+            return None
+        data = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        if first == self.rank and text is not None:
+            found = text.encode()[:_TEXT_BYTES]
+            data[: len(found)] = torch.tensor(list(found), dtype=torch.uint8)
+        if self.group is not None:
+            self.send(data, first)
+        return bytes(data.tolist()).rstrip(b"\0").decode(errors="ignore")
 
     def gather(self, value: Any) -> list[Any]:
         """Return on rank 0 what all ranks have, by rank; elsewhere nothing.

@@ -3,6 +3,7 @@
 import gc
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -310,6 +311,38 @@ def test_the_newer_of_snapshot_and_checkpoint(
     shutil.copytree(tmp_path / "step-00000004", tmp_path / "step-00000006")
     memory(5)
     assert Script(tmp_path, checkpoint_every=4).train(10, until=6).resumed_at == 6
+
+
+def gone(folder: Path) -> str:
+    """Have a folder's storage answer nothing but an error; return what is said of it."""
+    folder.symlink_to(folder)
+    return f"the checkpoints in {folder} cannot be listed: [Errno 40] Too many levels of symbolic"
+
+
+def test_a_storage_that_is_gone_takes_no_snapshot_with_it(
+    tmp_path: Path, memory: Given, undisturbed: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory(-1)
+    Script(tmp_path / "kept", checkpoint_every=4).train(10, until=6)
+    shutil.rmtree(tmp_path / "kept")
+    words = gone(tmp_path / "kept")
+    memory(6)
+    script = Script(tmp_path / "kept", checkpoint_every=None)
+    assert script.train(10).everything() == undisturbed
+    assert script.resumed_at == 6
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.startswith(f"ft-run: {words}")
+    assert second == "ft-run: training goes on from the snapshot of step 6."
+
+
+def test_a_storage_that_is_gone_is_no_fresh_start(tmp_path: Path, memory: Given) -> None:
+    words = gone(tmp_path / "kept")
+    for step in (-1, 6):  # without a snapshot, and with one of another model
+        memory(-1)
+        Script(tmp_path, checkpoint_every=None).train(10, until=6)
+        memory(step)
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            Script(tmp_path / "kept", width=4).train(10)
 
 
 def test_a_checkpoint_is_one_of_dcp(tmp_path: Path) -> None:

@@ -189,6 +189,29 @@ def test_a_storage_that_comes_and_goes(odd: Odd) -> None:
     assert steps[0] % 20 == 0
 
 
+def test_a_storage_that_is_gone_at_a_restart(odd: Odd) -> None:
+    command = odd.start(FOREVER, -1, 20, options=("--max-restarts", 1))
+    odd.until_complete(20)
+    odd.is_to("gone")
+    os.kill(pid_of(command), signal.SIGKILL)
+    begun = command.expect(r"begins at (\d+) as", 2)
+    said = f"the checkpoints in {odd.url} cannot be listed: [Errno 5] the storage is gone: "
+    assert said in command.stderr
+    odd.is_to("fail 0")
+    odd.until_complete((int(begun[1][1]) // 20 + 1) * 20)
+    leave(command)
+    assert 20 in kept(odd.ft, odd.folder)
+
+
+def test_a_storage_that_is_gone_at_the_start(odd: Odd) -> None:
+    odd.is_to("gone")
+    command = odd.start(FOREVER, -1, 20)
+    assert command.wait() == 1
+    command.expect(
+        rf"RuntimeError: the checkpoints in {odd.url} cannot be listed: \[Errno 5\] the storage is"
+    )
+
+
 def test_an_agent_that_dies_while_a_checkpoint_is_written(odd: Odd) -> None:
     command = odd.start(FOREVER, -1, 20)
     odd.until_complete(20)

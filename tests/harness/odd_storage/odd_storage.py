@@ -11,8 +11,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 CONTROL = "control"
 """A file beside the checkpoints: ``fail N`` (so many writes fail), ``hang`` (writes wait until it
-is gone), ``read-only`` (no write is
-allowed; it then says how many there were)."""
+is gone), ``read-only`` (no write is allowed; it then says how many there were), ``gone`` (there is
+no answer)."""
 
 
 class OddFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -30,16 +30,29 @@ class OddFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no typ
             self._obey(Path(path))
         return super()._open(path, mode, **more)
 
+    def ls(self, path: str, detail: bool = False, **more: Any) -> Any:
+        if self._told(Path(path)) == "gone":
+            raise OSError(5, "the storage is gone", path)
+        return super().ls(path, detail=detail, **more)
+
     def _obey(self, path: Path) -> None:
-        (control,) = [p / CONTROL for p in path.parents if (p / ".odd").exists()]
-        while control.exists() and control.read_text() == "hang":
+        while (told := self._told(path)) == "hang":
             time.sleep(0.01)
-        if not control.exists():
-            return
-        word, _, number = control.read_text().partition(" ")
+        word, _, number = told.partition(" ")
         if word == "read-only":
-            control.write_text(f"read-only {int(number or 0) + 1}")
+            self._control(path).write_text(f"read-only {int(number or 0) + 1}")
             raise PermissionError(13, "Permission denied", str(path))
-        if word == "fail" and int(number):
-            control.write_text(f"fail {int(number) - 1}")
+        if word == "gone" or (word == "fail" and int(number)):
+            if number:
+                self._control(path).write_text(f"fail {int(number) - 1}")
             raise OSError(5, "the storage is gone", str(path))
+
+    def _told(self, path: Path) -> str:
+        try:
+            return self._control(path).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def _control(self, path: Path) -> Path:
+        (folder,) = [p for p in (path, *path.parents) if (p / ".odd").exists()]
+        return folder / CONTROL
