@@ -1,5 +1,7 @@
 """Two buffers and a page: whatever moment the worker dies at, the last snapshot is whole."""
 
+import ctypes
+import gc
 import os
 import signal
 import socket
@@ -316,8 +318,10 @@ def test_a_thousand_snapshots_take_no_more_memory_than_ten(fds: tuple[int, ...])
     snapshots = opened(fds)
 
     def held() -> tuple[int, int]:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # else it is what malloc keeps, which depends on threads
         with open("/proc/self/status") as file:
-            (line,) = (line for line in file if line.startswith("VmRSS"))
+            (line,) = (line for line in file if line.startswith("RssAnon"))
         return int(line.split()[1]), sum(os.fstat(fd).st_blocks for fd in fds)
 
     before = (0, 0)
@@ -328,7 +332,7 @@ def test_a_thousand_snapshots_take_no_more_memory_than_ten(fds: tuple[int, ...])
         before = held() if step == 20 else before
     now = held()
     assert now[1] <= before[1] + 16
-    assert now[0] < before[0] + 4096
+    assert now[0] < before[0] + 512
     snapshots.close()
 
 
