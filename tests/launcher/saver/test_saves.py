@@ -125,7 +125,7 @@ def test_one_after_the_other(node: Node) -> None:
         assert node.complete() == ["step-00000001", "step-00000003"]
         assert [type(event) for event in node.told] == [ev.CheckpointWritten] * 2
         assert pid is not None
-        assert int(stat(pid)[16]) == os.nice(0) + 10
+        assert int(stat(pid)[16]) == min(19, os.nice(0) + 10)  # no process has more
         assert "torch" not in maps(pid)
         node.saves.close()
 
