@@ -19,11 +19,13 @@ from ft_run.training.snapshot_page import Description, digest, packed
 
 WHOLE = [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
 
-# Two nodes write a checkpoint, in processes of which one dies before the n-th call that changes or
-# reads the storage, for each n, and is begun again. There is an older one of that step, of more
-# ranks. Says what is to be seen after each death.
+# Two nodes write a checkpoint, in processes of which one dies before a call that changes or reads
+# the storage, and is begun again: each time before the first one at which none has died. How often
+# it looks for the other's marks depends on the moment, so a call is the same with the same file,
+# from the second time on. There is an older checkpoint of that step, of more ranks. Says what is to
+# be seen after each death.
 DEATHS = """
-import builtins, contextlib, json, os, shutil, sys
+import builtins, collections, contextlib, json, os, re, shutil, sys
 from ft_run.launcher.saver.order import Order, Share
 from ft_run.launcher.saver.writing import forget, write
 from ft_run.training.checkpoint_storage import open_storage
@@ -35,13 +37,19 @@ open_storage(folder).steps()  # what is imported for it
 NAMES = ("mkdir", "fsync", "rename", "replace", "unlink", "remove", "rmdir", "open", "utime")
 CALLS = {os: NAMES, shutil: ("rmtree",), builtins: ("open",)}
 
-def dying(left):
+said = os.memfd_create("said")
+
+def dying(known):
+    times = collections.Counter()
     def watched(function):
         def call(*args, **kwargs):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                os.write(2, f"dies before {function.__name__} of {args[0]}\\n".encode())
+            at = str(args[0])
+            at = os.readlink(f"/proc/self/fd/{at}") if at.isdigit() else at
+            at = re.sub(r"new-\\d+|\\.\\d+(?=\\.writing)", "", at)
+            times[function.__name__, at] += 1
+            moment = f"{min(2, times[function.__name__, at])}. {function.__name__} of {at}"
+            if moment not in known:
+                os.write(said, moment.encode())
                 os.kill(os.getpid(), 9)
             return function(*args, **kwargs)
         return call
@@ -59,11 +67,11 @@ def order(ranks, of, attempt, word):
         shares.append(Share(rank, len(data), len(layout)))
     return Order(folder, 5, 2, attempt, tuple(shares), of), fds
 
-def begin(rank, attempt, before=None):
+def begin(rank, attempt, known=None):
     pid = os.fork()
     if not pid:
-        if before is not None:
-            dying(before)
+        if known is not None:
+            dying(known)
         words = write(*order((rank,), 2, attempt, "new"), 20.0).words
         if words:
             print(words, file=sys.stderr)
@@ -85,13 +93,19 @@ def visible():
             if (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns):
                 return seen
 
+known = set()
 for number in range(1000):
     assert not write(*order(range(3), 3, f"old-{number}", "old")).words
     other = begin(1 - victim, f"new-{number}")
-    status = end(begin(victim, f"new-{number}", number))
+    status = end(begin(victim, f"new-{number}", known))
+    moment = os.pread(said, 10000, 0).decode()
+    os.ftruncate(said, 0)
+    os.lseek(said, 0, 0)
+    assert bool(moment) == bool(status) and moment not in known
+    known.add(moment)
     seen = visible()
     again = [end(begin(victim, f"new-{number}")) if status else 0, end(other)]
-    print(json.dumps([status, seen, again, visible()]), flush=True)
+    print(json.dumps([status, seen, again, visible(), moment]), flush=True)
     forget(order((0,), 2, f"new-{number}", "new")[0])
     print(json.dumps(sorted(os.listdir(os.path.dirname(at)))), flush=True)
     if not status:
@@ -239,11 +253,13 @@ def test_a_saver_that_dies_at_any_moment_is_begun_again(
         files = {f"__{rank}_0.distcp": f"{word} {rank}" for rank in range(ranks)}
         return {".metadata": "meta", **files}
 
-    for status, seen, again, after in lines[::2]:
+    moments = ""
+    for status, seen, again, after, moment in lines[::2]:
         assert again == [0, 0], child.stderr
-        assert seen in ({}, whole("old", 3), whole("new", 2))
-        assert after == whole("new", 2)
-        assert status in (0, -9)
+        assert seen in ({}, whole("old", 3), whole("new", 2)), moment
+        assert after == whole("new", 2), moment
+        assert status == (-9 if moment else 0)
+        moments += f"{moment}\n"
     for place in (rf"/\.?__{victim}_0\.distcp", rf"\.marks/\.?{victim}\b"):
-        assert re.search(f"dies before .* of .*{place}", child.stderr)
+        assert re.search(f"open of .*{place}", moments)
     assert all(left == ["latest", "step-00000005"] for left in lines[1::2])
