@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from ...values import replace
 from ..processes.ipc import Incoming, send
 from .order import Order, Written
 
@@ -38,19 +39,27 @@ class SaverClient:
             order: what to write.
             fds: the buffers of its shares; they stay the caller's.
         """
-        words = ""
         for _ in range(_TRIES):
-            try:
-                if self._process is None:
-                    self._process = _Process()
-                answer = await self._process.ask(order, fds)
-            except OSError as error:
-                words, answer = f"the saver cannot be started: {error.strerror}", None
-            if answer is not None:
-                return Written(**answer)
-            words = words or "the saver was killed, twice"
+            written = await self._ask(order, fds)
+            if self._process is not None:
+                return written
+        if not order.is_whole:  # the other nodes would wait for its part, and write nothing else
+            await self._ask(replace(order, given_up=written.words), fds)
+        return written
+
+    async def _ask(self, order: Order, fds: Sequence[int]) -> Written:
+        """Ask once; where there is no answer, the words say why, and there is no saver any more."""
+        try:
+            if self._process is None:
+                self._process = _Process()
+            answer = await self._process.ask(order, fds)
+        except OSError as error:
             self.close()
-        return Written(words)
+            return Written(f"the saver cannot be started: {error.strerror}")
+        if answer is None:
+            self.close()
+            return Written("the saver was killed, twice")
+        return Written(**answer)
 
     def close(self) -> None:
         """End the saver, whatever it is doing."""

@@ -32,6 +32,8 @@ class Order:
     """Of how many ranks a checkpoint has files; savers of other nodes write the others."""
     unless_newer: bool = False
     """Nothing is to be done where there is one as new or newer."""
+    given_up: str = ""
+    """Why this node's part does not come: nothing but that is to be told to the others."""
 
     @property
     def is_whole(self) -> bool:
@@ -54,6 +56,7 @@ class Order:
             "shares": shares,
             "ranks": self.ranks,
             "unless_newer": self.unless_newer,
+            "given_up": self.given_up,
         }
 
     @staticmethod

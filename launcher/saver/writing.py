@@ -18,6 +18,8 @@ _CHUNK_BYTES = 1 << 23
 def write(order: Order, fds: Sequence[int], patience_s: float = PATIENCE_S) -> Written:
     """Write a checkpoint, or this node's part of it; it is visible when it is complete.
 
+    Or tell the others that this part does not come.
+
     Args:
         order: what to write.
         fds: the buffers of its shares.
@@ -27,6 +29,9 @@ def write(order: Order, fds: Sequence[int], patience_s: float = PATIENCE_S) -> W
     try:
         storage = open_storage(order.folder)
         path = storage.path(order.step)
+        if order.given_up:
+            Meeting(storage, order, patience_s).has_failed(order.given_up)
+            return Written(order.given_up)
         if order.unless_newer and max(storage.steps(), default=-1) >= order.step:
             return Written("", path)
         count = _write(order, fds, storage, Meeting(storage, order, patience_s))

@@ -170,6 +170,32 @@ def test_a_saver_that_is_killed_again_is_given_up(node: Node) -> None:
     run(test)
 
 
+def test_the_other_nodes_know_of_a_saver_that_is_killed_again(node: Node) -> None:
+    async def test() -> None:
+        other = Node(node.root)
+        assert other.saves.begin(other.part(1, 1), other.ended.append)  # it waits for rank 0's
+        killed: list[int | None] = [None]
+        for _ in range(2):
+            await until(lambda: other.saves.pid not in killed)
+            assert other.saves.pid is not None
+            killed.append(other.saves.pid)
+            os.kill(other.saves.pid, signal.SIGKILL)
+        await other.until_ended()
+        assert node.saves.begin(node.part(1, 0), node.ended.append)
+        await node.until_ended()
+        words = "the saver was killed, twice"
+        assert node.told == other.told == [ev.CheckpointFailed(1, words)]
+        assert other.saves.begin(other.part(2, 1), other.ended.append)
+        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        await node.until_ended(2)
+        assert node.complete() == ["step-00000002"]
+        assert sorted(os.listdir(node.root / "kept")) == ["latest", "step-00000002"]
+        node.saves.close()
+        other.close()
+
+    run(test)
+
+
 def test_the_node_of_rank_0_tells_of_what_several_have_written(node: Node) -> None:
     async def test() -> None:
         other = Node(node.root)
