@@ -35,7 +35,7 @@ from ft_run.launcher.logs.relay_stream import (
     matching,
     prefixed,
 )
-from ft_run.tests.harness.descriptors import own_descriptors
+from ft_run.tests.harness.descriptors import files_of, own_descriptors
 
 # The relay is forked before the agent has threads; pytest-timeout's timer thread is another
 # matter.
@@ -657,8 +657,8 @@ def test_relay_keeps_no_file_of_the_agent(consoles: Consoles, tmp_path: Path) ->
         stream = client.add_stream(order())
         os.write(stream.write_fd, b"x\n")
         until(lambda: bool(reader.data))
-        links = [os.readlink(link) for link in Path(f"/proc/{client.pid}/fd").iterdir()]
-    assert not [link for link in links if "secret" in link]
+        files = files_of(client.pid)
+    assert not [target for _, target in files if "secret" in target]
     assert Path(f"/proc/{client.pid}/comm").read_text() == "ft-run-relay\n"
     os.close(stream.write_fd)
     finish(client)
@@ -915,7 +915,6 @@ def test_the_relay_keeps_nothing_of_a_stream_that_is_over(
     consoles: Consoles, tmp_path: Path
 ) -> None:
     client, reader = consoles.piped()
-    folder = Path(f"/proc/{client.pid}/fd")
     counts = []
     for name in "abc":
         stream = client.add_stream(
@@ -923,7 +922,7 @@ def test_the_relay_keeps_nothing_of_a_stream_that_is_over(
         )
         say(stream, b"x\n")
         assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
-        counts.append(len(list(folder.iterdir())))
+        counts.append(len(files_of(client.pid)))
     assert len({*counts}) == 1
     finish(client)
     reader.finish()
