@@ -8,6 +8,14 @@ import pytest
 # As the launcher does before it loads gRPC, which would otherwise report every fork of a test's.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+# gRPC would restart its threads in every process that a test forks. They use descriptors that a
+# forked relay or spawner has closed by then, and abort it. ft-run itself forks before it loads
+# gRPC.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+import grpc  # noqa: F401 - reads the variable
+
+del os.environ["GRPC_ENABLE_FORK_SUPPORT"]
+
 # No test is about how long an example takes: on a busy machine any of them is slow.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")

@@ -1,15 +1,14 @@
 """The descriptors of a process that code under test may have left open.
 
-Event loops, sockets of streams and the resolver's files in /etc are left out: gRPC and torch, once
-another test of this process has loaded them, open such ones in threads of their own, and gRPC anew
-on both sides of every fork.
+Event loops and sockets of streams are left out: gRPC and torch, once another test of this process
+has loaded them, open such ones in threads of their own.
 """
 
 import contextlib
 import os
 import socket
 
-_FOREIGN = ("anon_inode:[event", "/etc/", "socket:")
+_FOREIGN = ("anon_inode:[event", "socket:")
 
 
 def own_descriptors() -> set[tuple[int, str]]:

@@ -22,6 +22,7 @@ import tty
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from ft_run.errors import NoProcessError
 from ft_run.events import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
@@ -158,6 +159,27 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         os.sched_yield()
+
+
+def test_a_relay_that_a_test_forks_has_no_thread_of_grpc(consoles: Consoles) -> None:
+    """Such a thread would use a descriptor that the relay has closed, and abort it."""
+
+    async def fork_with_a_channel() -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await channel.channel_ready()
+            client, reader = consoles.piped()
+        stream = client.add_stream(order())
+        say(stream, b"it works\n")
+        assert await client.drained([stream.number], PATIENCE_S) == frozenset()
+        assert len(os.listdir(f"/proc/{client.pid}/task")) == 1
+        assert await client.aclose(PATIENCE_S)
+        assert reader.finish() == b"[default0]:it works\n"
+        await server.stop(None)
+
+    asyncio.run(fork_with_a_channel())
 
 
 # ---------------------------------------------------------------- lines
