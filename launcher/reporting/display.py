@@ -54,6 +54,8 @@ class Display:
         self._live = understands if live is None else live
         self._rows = 0
         """Rows of the terminal while its last one is reserved; 0 otherwise."""
+        self._is_resized = False
+        """The terminal has a new size, for which no row is reserved yet."""
         self._status = ""
         self._writer = LineWriter()
         self._tell_last_words: Callable[[str], None] = lambda _: None
@@ -125,10 +127,18 @@ class Display:
         if not self._live or not _in_foreground() or not self._writer.is_ready:
             return
         rows, columns = _size()
-        if rows != self._rows:
+        if rows != self._rows or (rows and self._is_resized):
             self._set_aside(rows)
         if self._rows:
             self._draw(columns)
+
+    def resized(self) -> None:
+        """Redraw after a change of the terminal's size, which lets all rows scroll.
+
+        Workers may have written to the last row since: it is reserved anew.
+        """
+        self._is_resized = True
+        self.refresh()
 
     def suspend(self) -> None:
         """Give the terminal back until the next ``refresh``."""
@@ -154,7 +164,7 @@ class Display:
         self._writer.put(text)
         if bool(rows) != bool(self._rows):
             self._tell_last_words(_GIVE_BACK if rows else "")
-        self._rows = rows
+        self._rows, self._is_resized = rows, False
 
     def _draw(self, columns: int) -> None:
         # One column is left free: writing to the last one makes some terminals wrap.

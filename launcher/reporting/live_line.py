@@ -38,7 +38,7 @@ async def live_line(
             await asyncio.sleep(_REDRAW_S)
 
     display.open(spawner.set_last_words)
-    loop.add_signal_handler(signal.SIGWINCH, display.refresh)
+    loop.add_signal_handler(signal.SIGWINCH, display.resized)
     loop.add_signal_handler(signal.SIGCONT, display.refresh)
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
         loop.add_signal_handler(signal.SIGTSTP, stopped)

@@ -1,6 +1,7 @@
 """What a person sees, on a real pseudo-terminal that is read by a small terminal emulator."""
 
 import codecs
+import contextlib
 import fcntl
 import os
 import pty
@@ -266,6 +267,16 @@ def stage(ft: "Launcher") -> Iterator[Stage]:
         terminal.close()
 
 
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 LIVE = r"^ft-run \w+ · 1/1 nodes · round 0 · restarts 0/0 · up 0:00:\d\d\s*$"
 
 
@@ -324,6 +335,31 @@ def test_the_live_line_follows_the_size_of_the_terminal(
     assert [line for line in lines if line.startswith("line")][-1] == "line 99"
     stage.end()
     assert no_live_line(terminal.expect_text("status=0")[-2:])
+
+
+def test_what_workers_write_while_the_terminal_is_resized_does_not_stay_in_its_last_row(
+    stage: Stage,
+) -> None:
+    """A new size lets all rows scroll: workers reach the last one before the agent draws."""
+    terminal = stage.open()
+    terminal.expect_live(LIVE)
+    stage.print_lines(20)
+    terminal.expect_text("line 19")
+    with stopped(terminal.agent):
+        terminal.resize(16, 60)
+        stage.print_lines(5)
+        terminal.expect(lambda screen: screen.lines[-2:] == ["line 24", ""], "all rows used")
+    terminal.expect_live()
+    stage.print_lines(20)
+    terminal.expect_text("line 44")
+    lines = terminal.expect_live()
+    assert [line for line in lines if line.startswith("line")][-3:] == [
+        "line 42",
+        "line 43",
+        "line 44",
+    ]
+    stage.end()
+    terminal.expect_text("status=0")
 
 
 def test_a_tiny_terminal_has_no_live_line_until_it_grows(stage: Stage) -> None:
