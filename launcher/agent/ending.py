@@ -82,10 +82,10 @@ class NodeEnd:
 
     def failed(self, error: Exception) -> None:
         """Note a local reason for which this node ends."""
-        if self.is_pending:
-            self._error = error
-        else:
+        if not self.is_pending:
             self.left()
+        elif self._error is None:
+            self._error = error
 
     def left(self) -> None:
         """Note that no worker is left: a node that a signal asked to leave has now left."""
@@ -187,7 +187,7 @@ class Farewell:
         if not self._end.is_pending:
             if event.number == signal.SIGINT and group is not None:
                 self._parts.display.event(ev.KilledOnRequest())
-                group.kill()
+                workers.kill()
             elif group is None:
                 self._end.left()  # it only waits for the master
             return

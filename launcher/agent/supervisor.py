@@ -238,8 +238,7 @@ class Supervisor:
     def close(self) -> None:
         """Cancel all timers."""
         self._gpu_memory.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._disarm()
 
     # --- what happened -----------------------------------------------------------------------
 
@@ -404,7 +403,11 @@ class Supervisor:
 
     def _arm(self, group: WorkerGroup, seconds: float) -> None:
         """Limit the time that a group spends in its present state."""
-        self.close()
+        self._disarm()
         self._timer = asyncio.get_running_loop().call_later(
             seconds, self._post, TimeOver(group, group.state)
         )
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,22 +1,35 @@
 """How long a stop may take, on a clock that the test moves."""
 
+import asyncio
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import pytest
+from ft_run.errors import FtRunError
+from ft_run.launcher.agent.ending import Farewell, NodeEnd, Signalled
 from ft_run.launcher.agent.parts import NodeParts
-from ft_run.launcher.agent.supervisor import HUNG_S, SETTLE_S, Listener, Supervisor, TimeOver
+from ft_run.launcher.agent.supervisor import (
+    HUNG_S,
+    SETTLE_S,
+    SURVIVES_KILL_S,
+    Listener,
+    Supervisor,
+    TimeOver,
+)
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.agent.worker_group import WorkerGroupState
 from ft_run.launcher.logs.log_dir import LogDir
+from ft_run.launcher.machine.gpu_memory import GpuMemory
 from ft_run.launcher.machine.worker_count import WorkerCount
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.reporting.event_log import EventLog
 from ft_run.launcher.spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
+from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.messages import Assignment, NodeSpec
 from ft_run.tests.harness.hand_clock import HandClock
 
@@ -39,6 +52,9 @@ class FakeSpawner:
 
     def kill(self) -> None:
         self.asked.append("kill")
+
+    def left(self) -> list[int]:
+        return [101, 102]
 
 
 class Node:
@@ -76,24 +92,24 @@ class Node:
         async def start() -> None:
             self.supervisor.start(assignment)
 
-        self._do(start())
-        self._do(self.supervisor.spawned(Spawned(0, (101, 102))))
+        self.do(start())
+        self.do(self.supervisor.spawned(Spawned(0, (101, 102))))
 
     def take_what_is_over(self) -> None:
         while self.over:
-            self._do(self.supervisor.time_over(self.over.pop(0)))
+            self.do(self.supervisor.time_over(self.over.pop(0)))
 
     def stop(self, *, is_hung: bool = False, lets_settle: bool = False) -> None:
         async def stop() -> None:
             self.supervisor.stop(is_hung=is_hung, lets_settle=lets_settle)
 
-        self._do(stop())
+        self.do(stop())
 
     def kill(self) -> None:
         async def kill() -> None:
             self.supervisor.kill()
 
-        self._do(kill())
+        self.do(kill())
 
     def end(self, *exit_codes: int) -> None:
         """Let the workers exit, and nothing be left of them."""
@@ -103,9 +119,9 @@ class Node:
                 await self.supervisor.exited(Exited(0, local_rank, code))
             self.supervisor.empty()
 
-        self._do(end())
+        self.do(end())
 
-    def _do(self, what: Any) -> None:
+    def do(self, what: Any) -> None:
         self.clock.run_until_complete(what)
 
 
@@ -251,6 +267,68 @@ def test_stale_workers_that_are_being_stopped_get_no_more_time(capfd) -> None:
         assert node.supervisor.group.state is WorkerGroupState.KILLING
 
     with_node(test)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_ever_for_workers_that_cannot_be_killed(capfd) -> None:
+    """Such as one in uninterruptible sleep."""
+
+    def test(node: Node) -> None:
+        options, parts = mock.Mock(shutdown_timeout_s=SHUTDOWN_S), mock.Mock()
+        end = NodeEnd(options)
+        farewell = Farewell(end, parts, mock.Mock(sources=()), lambda: False, mock.Mock(), print)
+
+        async def interrupt() -> None:
+            farewell.signalled(Signalled(signal.SIGINT), node.supervisor)
+
+        node.do(interrupt())
+        node.do(interrupt())
+        assert node.spawner.asked == ["spawn 2", "stop 2", "kill"]
+        assert node.listener.worker_failed.call_count == 0
+        node.clock.pass_to(SURVIVES_KILL_S + 1)
+        node.take_what_is_over()
+        ((_, failure), _) = node.listener.worker_failed.call_args
+        assert failure.kind is FailureKind.STUCK
+        assert node.listener.workers_gone.call_count == 1
+
+    with_node(test)
+
+
+def test_a_worker_that_fails_before_the_memory_of_gpus_is_known_holds_nothing_up(capfd) -> None:
+    """The question how much is in use takes a moment, and a worker may fail within it."""
+
+    async def make() -> "tuple[asyncio.Event, GpuMemory]":
+        is_known = asyncio.Event()
+
+        async def answered() -> dict[str, int]:
+            await is_known.wait()
+            return {}
+
+        return is_known, GpuMemory(mock.Mock(), has_driver=lambda: True, ask=answered)
+
+    clock = HandClock()
+    try:
+        node = Node(clock)
+        is_known, memory = clock.run_until_complete(make())
+        node.supervisor._gpu_memory = memory
+        node.start()
+        node.stop()  # limits the time that the workers have to end
+        node.end(1, 1)
+        assert node.listener.workers_gone.call_count == 0
+        is_known.set()
+        for _ in range(5):
+            clock.run_until_complete(asyncio.sleep(0))
+        assert node.listener.workers_gone.call_count == 1
+        node.supervisor.close()
+    finally:
+        clock.close()
+
+
+def test_the_first_of_several_reasons_gives_the_exit_status() -> None:
+    end = NodeEnd(mock.Mock())
+    end.failed(FtRunError("unhealthy"))
+    end.failed(FtRunError("the master is away"))
+    with pytest.raises(FtRunError, match="unhealthy"):
+        end.status()
 
 
 def test_others_follow_workers_that_failed_only_when_the_memory_of_gpus_is_free(capfd) -> None:
