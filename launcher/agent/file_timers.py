@@ -9,6 +9,7 @@ sets a timer, in Unix time of this host; a negative time takes it back. Anything
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -65,10 +66,12 @@ class FileTimers:
             self._timers.pop(key).cancel()
 
     def close(self) -> None:
-        """Remove the FIFO."""
+        """Remove the FIFO, unless it is gone or another agent has made its own there."""
         self.forget()
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.lstat(self.path), os.fstat(self._fifo)):
+                os.unlink(self.path)
         os.close(self._fifo)
-        os.unlink(self.path)
 
     def _read(self) -> None:
         *lines, self._rest = (self._rest + os.read(self._fifo, _READ_BYTES)).split(b"\n")
