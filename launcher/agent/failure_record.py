@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -76,6 +77,11 @@ class FailureRecords:
         return exit_code == -signal.SIGKILL and self._oom.has_struck()
 
 
+_RANK_PREFIX = r"(?m)^\[rank[0-9]+\]: ?"
+"""What torch puts before each line of an uncaught exception, and of its warnings, once its process
+group is there. The record names the rank itself."""
+
+
 def worker_failure(
     assignment: Assignment,
     local_rank: int,
@@ -91,6 +97,7 @@ def worker_failure(
 ) -> Failure:
     """Return the record of a worker that exited non-zero or by a signal; bounded in size."""
     error = read_error_file(error_file)
+    tail = re.sub(_RANK_PREFIX, "", _text(stderr_tail[-defaults.STDERR_TAIL_MAX_BYTES :]))
     written_at = error.time_s if error is not None else None
     return Failure(
         kind=FailureKind.WORKER,
@@ -104,8 +111,8 @@ def worker_failure(
         role=role,
         error_file=error_file if error is not None else "",
         error_json=error.text if error is not None else "",
-        message=error.message if error is not None else _last_line(_text(stderr_tail)),
-        stderr_tail=_text(stderr_tail[-defaults.STDERR_TAIL_MAX_BYTES :]),
+        message=error.message if error is not None else _last_line(tail),
+        stderr_tail=tail,
         out_of_memory=out_of_memory,
         after_stop=after_stop,
     )

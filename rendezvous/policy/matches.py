@@ -260,10 +260,6 @@ _SLIP_WORDS = (
 )
 
 
-_RANK_PREFIX = r"^\[rank[0-9]+\]: ?"
-"""What torch puts before each line of an uncaught exception once its process group is there."""
-
-
 def is_slip(failure: Failure) -> bool:
     """Return whether a failure is a usage or import error: one that a new start meets again."""
     return look_for_slip(failure).matches
@@ -281,7 +277,7 @@ def look_for_slip(failure: Failure) -> Look:
         return Look(False, "it is no usage or import error")
     if failure.exit_code in _USAGE_STATUSES:
         return Look(True, f"the exit status {failure.exit_code} is that of a usage error")
-    if failure.exit_code > 0 and re.search(_SLIP_WORDS, _words(failure)):
+    if failure.exit_code > 0 and re.search(_SLIP_WORDS, failure.message.strip()):
         return Look(True, "the error says so")
     if failure.exit_code == 1 and not failure.message.strip():
         return Look(
@@ -304,9 +300,5 @@ def same_slip(one: Failure, other: Failure) -> bool:
     )
 
 
-def _words(failure: Failure) -> str:
-    return re.sub(_RANK_PREFIX, "", failure.message.strip())
-
-
 def _first_line(failure: Failure) -> str:
-    return _words(failure).partition("\n")[0]
+    return failure.message.strip().partition("\n")[0]

@@ -26,9 +26,9 @@ _COLLECTIVE = (
     r"|Connection closed by peer \["
 )
 
-_ASIDE = r"(?m)^(\[rank\d+\]:)?([ \t]{2,}|\[[IW]\d{4} ).*$"
+_ASIDE = r"(?m)^([ \t]{2,}|\[[IW]\d{4} ).*$"
 """A file or a line of source in a traceback, and what torch warns of as a process ends, such as a
-process group that was not destroyed; torch puts the rank before both."""
+process group that was not destroyed."""
 
 
 def may_be_the_machine(failure: Failure) -> bool:

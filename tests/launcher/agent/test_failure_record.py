@@ -1,0 +1,59 @@
+"""What is recorded of a worker's end, where torch has put the rank before each line."""
+
+import pytest
+from ft_run.launcher.agent.failure_record import worker_failure
+from ft_run.rendezvous.policy.matches import is_slip
+from ft_run.rendezvous.protocol.failure import Evidence, Failure, evidence
+from ft_run.rendezvous.protocol.messages import Assignment
+
+ASSIGNMENT = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
+CHAINED = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    reduce()
+ConnectionResetError: [Errno 104] Connection reset by peer
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    raise RuntimeError("no gradients") from error
+RuntimeError: no gradients
+"""
+
+
+def record(text: str, prefix: str) -> Failure:
+    tail = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
+    return worker_failure(
+        ASSIGNMENT,
+        1,
+        host="h",
+        role="default",
+        pid=7,
+        exit_code=1,
+        error_file="",
+        stderr_tail=tail.encode(),
+        out_of_memory=False,
+        after_stop=False,
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_an_exception_that_follows_from_the_loss_of_a_peer_is_no_root_cause(prefix: str) -> None:
+    failure = record(CHAINED, prefix)
+    assert evidence(failure) is Evidence.COLLATERAL
+    assert failure.message == "RuntimeError: no gradients"
+    assert failure.stderr_tail == CHAINED
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_an_import_error_is_one(prefix: str) -> None:
+    failure = record("Traceback (most recent call last):\nImportError: no torhc\n", prefix)
+    assert is_slip(failure)
+    assert failure.summary() == "rank 1 on node 0 (h) exited with 1: ImportError: no torhc"
+
+
+def test_a_warning_of_torch_keeps_its_own_words() -> None:
+    assert record("[rank1]:[W1122 03:34:25.12 a.cpp:1] no destroy\n", "").message == (
+        "[W1122 03:34:25.12 a.cpp:1] no destroy"
+    )
