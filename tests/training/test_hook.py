@@ -13,8 +13,8 @@ from typing import Any
 
 import ft_run
 import pytest
+from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.processes.worker_watch import starter_env
-from ft_run.tests.harness.ports import free_port
 from ft_run.training import hook, progress
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
@@ -331,12 +331,15 @@ def test_a_client_waits_until_the_store_listens(
     rendezvous: Any,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
     rank: int,
     libuv: bool,
 ) -> None:
     if rank == 0:  # it is none, but with --store separate
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    port = free_port()
+    reservation = PortReservation(lambda: "127.0.0.1", None)
+    request.addfinalizer(reservation.close)
+    port = reservation.offer.port
     stores: list[Any] = []
 
     def listen(_: float) -> None:
