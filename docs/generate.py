@@ -17,7 +17,8 @@ _INTRODUCTION = """\
 
 Every flag of `ft-run` can be set by a variable too, `PET_` and its name: `PET_NNODES=2`. The
 command line beats it. Underscores may stand for dashes, and a name may be cut short while it is
-unambiguous. *torchrun* marks the flags that torchrun has as well.
+unambiguous. Every time is a number of seconds, or has a unit: `90s`, `5m` (or `5min`), `24h`, `7d`.
+*torchrun* marks the flags that torchrun has as well.
 """
 
 
@@ -77,6 +78,8 @@ def _manual() -> str:
         ".SH ENVIRONMENT",
         "Every option of ft\\-run can be set by a variable, such as PET_NNODES=2 or"
         " PET_STANDALONE=1. The command line beats it.",
+        ".SH TIMES",
+        "Every time is a number of seconds, or has a unit: 90s, 5m (or 5min), 24h, 7d.",
         ".SH EXIT STATUS",
     ]
     for status, meaning in re.findall(r"^  (\S+) +(.*)$", lines[""].text.after, re.MULTILINE):

@@ -323,7 +323,7 @@ def _compatibility_flags() -> list[Flag]:
             "--monitor-interval",
             group=_COMPATIBILITY,
             metavar="SECONDS",
-            read=values.number,
+            read=values.seconds,
             help="Accepted; nothing polls.",
         ),
         Flag(

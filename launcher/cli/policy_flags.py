@@ -6,7 +6,7 @@ from typing import Any, Final
 from ... import defaults
 from ...rendezvous.policy.rules import BadRule, Rule
 from .command_line import CommandLine, Flag, HelpText
-from .values import BadValue, duration, one_of, string, whole
+from .values import BadValue, one_of, seconds, seconds_above_zero, string, whole
 
 _FAILURE = "Failure"
 
@@ -24,7 +24,7 @@ def backoff(text: str) -> tuple[float, float]:
     right = "FIRST:MAX with FIRST <= MAX and MAX above 0, such as 0s:60s"
     first, colon, longest = text.partition(":")
     try:
-        found = duration(first), duration(longest)
+        found = seconds(first), seconds(longest)
     except BadValue:
         raise BadValue(right) from None
     if not colon or found[0] > found[1] or not found[1]:
@@ -42,16 +42,8 @@ def limit(text: str) -> int:
         raise BadValue("a whole number, 1 or more, or never") from None
 
 
-def window(text: str) -> float:
-    """Return a time above 0, in seconds."""
-    value = duration(text)
-    if not value:
-        raise BadValue("a time above 0, such as 24h or 90m")
-    return value
-
-
 READERS: Final[dict[str, Callable[[str], Any]]] = {
-    "restart-window": window,
+    "restart-window": seconds_above_zero,
     "restart-backoff": backoff,
     "max-node-failures": limit,
     "max-no-progress": limit,
@@ -165,7 +157,7 @@ def policy_command() -> CommandLine:
             "--after",
             group="Options",
             metavar="TIME",
-            read=duration,
+            read=seconds,
             help="How long the round had run, such as 2s; default: not known.",
         ),
         Flag("--again", group="Options", help="The round before failed in the same way."),

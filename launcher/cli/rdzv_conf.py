@@ -42,6 +42,7 @@ _SYNONYMS: Final = {
 
 _WITHOUT_MEANING: Final = frozenset(
     {
+        "cas_backoff_max_seconds",
         "close_timeout",
         "heartbeat_timeout",
         "keep_alive_interval",

@@ -82,7 +82,7 @@ def _advice(script: str) -> str:
         return " ft-run starts Python by itself: leave it out, or use --no-python for a program."
     if os.path.isfile(script.replace(".", os.sep) + ".py"):
         return f" did you mean -m {script}?"
-    command = nearest(script, ["master", "status", "stacks", "check", "policy"])
+    command = nearest(script, ["master", "status", "stacks", "check", "policy", "hosts", "token"])
     if command is not None:
         return f" did you mean the command ft-run {command}?"
     return " right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."

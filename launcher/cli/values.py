@@ -24,6 +24,9 @@ MAX_COUNT: Final = 999_999_999
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_WITH_UNIT = re.compile(r"([0-9.]{1,18})\s*([a-z]+)")
 _NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 _TRUE = ("1", "true", "yes", "t", "y")
@@ -98,13 +101,13 @@ def number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return a time in seconds, 0 or more."""
-    return _seconds(text, "a number of seconds, 0 or more")
+    """Return a time of 0 or more, in seconds; like every time it may have a unit."""
+    return _seconds(text, f"{_TIME}, 0 or more")
 
 
 def seconds_above_zero(text: str) -> float:
     """Return a time in seconds, more than 0."""
-    right = "a number of seconds above 0"
+    right = f"{_TIME}, above 0"
     value = _seconds(text, right)
     if not value:
         raise BadValue(right)
@@ -115,12 +118,17 @@ def seconds_or_never(text: str) -> float:
     """Return a time in seconds, or infinity for ``never``."""
     if text.strip().lower() == "never":
         return math.inf
-    return _seconds(text, "a number of seconds, 0 or more, or never")
+    return _seconds(text, f"{_TIME}, 0 or more, or never")
 
 
 def _seconds(text: str, right: str) -> float:
+    """Return a time in seconds: a number, alone or with a unit: s, m or min, h, d."""
+    unit_s = 1
+    found = _WITH_UNIT.fullmatch(text.strip().lower())
+    if found is not None and found[2] in _UNITS_S:
+        text, unit_s = found[1], _UNITS_S[found[2]]
     try:
-        value = number(text)
+        value = number(text) * unit_s
     except BadValue:
         raise BadValue(right) from None
     if value < 0:
@@ -138,20 +146,7 @@ def hang_timeout(text: str) -> float:
     try:
         return seconds_above_zero(text)
     except BadValue as bad:
-        raise BadValue("a number of seconds above 0, auto or never", bad.why) from None
-
-
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"([0-9.]{1,18})\s*([a-z]*)")
-
-
-def duration(text: str) -> float:
-    """Return a time in seconds: a number, alone or with a unit: s, m or min, h, d."""
-    right = "a time such as 90s, 30m, 24h or 7d"
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise BadValue(right)
-    return _seconds(str(_seconds(found[1], right) * _UNITS[found[2]]), right)
+        raise BadValue(f"{_TIME}, above 0, auto or never", bad.why) from None
 
 
 def boolean(text: str) -> bool:

@@ -118,6 +118,8 @@ def test_a_script_that_was_meant_differently(folder: Path) -> None:
     (folder / "package" / "run.py").touch()
     assert sentence("package.run").endswith("; did you mean -m package.run?")
     assert sentence("statsu").endswith("; did you mean the command ft-run status?")
+    assert sentence("host").endswith("; did you mean the command ft-run hosts?")
+    assert sentence("tokne").endswith("; did you mean the command ft-run token?")
     assert sentence("python3", "train.py").endswith(
         "; ft-run starts Python by itself: leave it out, or use --no-python for a program."
     )
@@ -465,12 +467,44 @@ def test_hang_timeouts(argv: list[str], environ: dict[str, str], expected: HangS
     assert WorkerCommands(found, 1, {}).are_watched is (expected is not None)
 
 
+TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90.0),
+        ("90s", 90.0),
+        ("5m", 300.0),
+        ("1.5 min", 90.0),
+        ("2H", 7200.0),
+        ("1d", 86400.0),
+    ],
+)
+def test_every_time_takes_a_number_of_seconds_or_a_unit(text: str, expected: float) -> None:
+    options = launch(
+        *("--hang-timeout", text, "--hang-timeout-start", text, "--shutdown-timeout", text),
+        *("--restart-window", text, "--max-restarts=1", "--monitor-interval", text, "train.py"),
+    )
+    assert options.hang == HangSpec(expected, expected)
+    assert options.shutdown_timeout_s == expected
+    assert options.policy is not None
+    assert options.policy.restart_window_s == expected
+
+
+@pytest.mark.parametrize("text", ["5w", "m", "1.2.3h", "5 m s", "-5m", "nan", "1_0s", "inf"])
+def test_a_time_that_is_none_is_refused(text: str) -> None:
+    assert sentence(f"--shutdown-timeout={text}", "train.py") == (
+        f"--shutdown-timeout was given {text!r}; right would be {TIME}, 0 or more."
+    )
+
+
 def test_hang_timeouts_that_make_no_sense() -> None:
     for text in ("0", "-1", "soon", "1e99"):
-        assert "right would be a number of seconds above 0, auto or never." in sentence(
+        assert f"right would be {TIME}, above 0, auto or never." in sentence(
             f"--hang-timeout={text}", "train.py"
         )
-    assert "--hang-timeout-start was given '0'; right would be a number of seconds above 0" in (
+    assert f"--hang-timeout-start was given '0'; right would be {TIME}, above 0" in (
         sentence("--hang-timeout=9", "--hang-timeout-start=0", "train.py")
     )
     assert sentence("--hang-timeout-start=9", "train.py") == (
@@ -536,8 +570,7 @@ def test_shutdown_timeout_by_flag_variable_and_torchs_variable() -> None:
     assert launch("train.py", PET_SHUTDOWN_TIMEOUT="4", **torch).shutdown_timeout_s == 4
     assert launch("--shutdown-timeout=0", "train.py", **torch).shutdown_timeout_s == 0
     assert sentence("train.py", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x") == (
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT was given 'x'; right would be a number of seconds, 0 or"
-        " more."
+        f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT was given 'x'; right would be {TIME}, 0 or more."
     )
 
 

@@ -65,6 +65,9 @@ def test_every_flag() -> None:
     assert options.propagate_exit_code
 
 
+TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+
+
 @pytest.mark.parametrize(
     ("argv", "most"),
     [
@@ -107,9 +110,9 @@ def test_times(text: str, seconds: float) -> None:
          "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
          " it hangs are found; right would be --hang-timeout SECONDS or --hang-timeout auto"),
         (("--on-failure", "error:(=fail"), "is no regular expression"),
-        (("--restart-window", "0"), "right would be a time above 0, such as 24h"),
-        (("--restart-window", "1w"), "right would be a time such as 90s, 30m, 24h or 7d"),
-        (("--restart-window", "1.2.3h"), "right would be a time such as"),
+        (("--restart-window", "0"), f"right would be {TIME}, above 0"),
+        (("--restart-window", "1w"), f"right would be {TIME}, above 0"),
+        (("--restart-window", "1.2.3h"), "right would be a number of seconds, or a time such as"),
         (("--restart-backoff", "60s"), "right would be FIRST:MAX with FIRST <= MAX"),
         (("--restart-backoff", "60s:1s"), "right would be FIRST:MAX with FIRST <= MAX"),
         (("--restart-backoff", "0:0"), "right would be FIRST:MAX"),
@@ -220,7 +223,7 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
         ("[[rule]]\nmatch=3\naction='fail'", "rule 1 has no text for match"),
         ("rule = 'oom=fail'", "rule is no list of tables; right would be [[rule]] for each"),
         ("[[rule]]\nmatch='om'\naction='fail'", "rule 1 was given 'om=fail', there is no match"),
-        ("restart-window = 'x'", "restart-window was given 'x'; right would be a time such as"),
+        ("restart-window = 'x'", f"restart-window was given 'x'; right would be {TIME}"),
         ("restart-window = true", "restart-window is 'True'; right would be a text or a number"),
         ("restart-window = ", "not TOML"),
     ],

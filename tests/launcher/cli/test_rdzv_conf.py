@@ -66,6 +66,7 @@ def test_is_host(text: str, expected: bool) -> None:
 
 def test_keys_of_torchrun_that_have_nothing_to_do_are_accepted_in_silence() -> None:
     assert parse_conf("close_timeout=30,keep_alive_interval=5,store_type=file") == RendezvousConf()
+    assert parse_conf("cas_backoff_max_seconds=2") == RendezvousConf()  # since torch 2.15
 
 
 def test_unknown_keys_are_remarked_once_with_the_nearest_known() -> None:
@@ -87,19 +88,22 @@ def test_a_pair_without_key_or_value_is_refused(pair: str) -> None:
     )
 
 
+TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+
+
 @pytest.mark.parametrize(
     ("text", "right"),
     [
-        ("join_timeout=0", "a number of seconds above 0"),
-        ("timeout=0", "a number of seconds above 0"),
-        ("join_timeout=abc", "a number of seconds above 0"),
-        ("node_timeout=-0.0", "a number of seconds above 0"),
-        ("last_call_timeout=-1", "a number of seconds, 0 or more"),
-        ("node_grace=inf", "a number of seconds, 0 or more"),
-        ("node_grace=nan", "a number of seconds, 0 or more"),
-        ("node_grace=٣", "a number of seconds, 0 or more"),
-        ("node_grace=1_0", "a number of seconds, 0 or more"),
-        ("rescale_delay=nevr", "a number of seconds, 0 or more, or never"),
+        ("join_timeout=0", f"{TIME}, above 0"),
+        ("timeout=0", f"{TIME}, above 0"),
+        ("join_timeout=abc", f"{TIME}, above 0"),
+        ("node_timeout=-0.0", f"{TIME}, above 0"),
+        ("last_call_timeout=-1", f"{TIME}, 0 or more"),
+        ("node_grace=inf", f"{TIME}, 0 or more"),
+        ("node_grace=nan", f"{TIME}, 0 or more"),
+        ("node_grace=٣", f"{TIME}, 0 or more"),
+        ("node_grace=1_0", f"{TIME}, 0 or more"),
+        ("rescale_delay=nevr", f"{TIME}, 0 or more, or never"),
         ("is_host=maybe", "1/0, true/false or yes/no"),
     ],
 )
@@ -110,6 +114,14 @@ def test_a_wrong_value_of_a_known_key_is_refused(text: str, right: str) -> None:
     assert (
         refused.value.sentence == f"--rdzv-conf {key} was given {value!r}; right would be {right}."
     )
+
+
+def test_a_time_may_have_a_unit() -> None:
+    timeouts = parse_conf("join_timeout=5m,last_call_timeout=1.5min,node_grace=2s").timeouts
+    assert timeouts.join_timeout_s == 300
+    assert timeouts.last_call_timeout_s == 90
+    assert timeouts.node_grace_s == 2
+    assert parse_conf("rescale_delay=1h") == parse_conf("rescale_delay=3600")
 
 
 def test_a_time_that_would_overflow_a_timer_is_refused() -> None:
