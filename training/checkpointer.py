@@ -18,11 +18,11 @@ from .replicas import FAILED, Replicas, fetch, spread
 from .snapshot_file import MisfitError
 from .snapshot_memory import ask
 from .snapshot_page import Place
-from .snapshots import Snapshots
+from .snapshots import Snapshots, first_line
 from .state import State
 
-_CHANGED, _NO_MORE = 1, 2
-"""Why a rank has no share of a snapshot: its tensors were changed meanwhile, or no memory."""
+_NOT_WHOLE, _NO_MORE = 1, 2
+"""Why a rank has no share of a snapshot: the copy is of no use, or there is no memory."""
 
 
 class Checkpointer:
@@ -85,8 +85,9 @@ class Checkpointer:
         self._background: Background | None = None
         self._taken = -1
         """The step of the newest snapshot."""
+        self._failed = ""  # why this rank's copy of it is of no use
         self._missing = 0
-        """Whether this rank has not its share of it: ``_CHANGED``, ``_NO_MORE`` or 0."""
+        """``_NO_MORE`` where this rank takes no snapshots any more."""
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
         self._saved = -1
@@ -284,7 +285,7 @@ class Checkpointer:
                 if memory is not None:
                     Snapshots(memory, self._rank, self._ranks.size).close()
                 break
-            found.append(Snapshots(memory, self._rank, self._ranks.size))
+            found.append(Snapshots(memory, self._rank, self._ranks.size, are_of_others=True))
         return found
 
     def _begin_replicas(self) -> Replicas | None:
@@ -350,9 +351,9 @@ class Checkpointer:
         try:
             snapshots.use_plans(plans, self._taken)
         except OSError as error:
-            self._give_up_snapshots(self._taken, error)
+            self._give_up_snapshots(error.strerror)
 
-    def _take_snapshot(self, snapshots: Snapshots, number: int) -> Callable[[], bool] | None:
+    def _take_snapshot(self, snapshots: Snapshots, number: int) -> Callable[[], str] | None:
         self._taken = number
         state = self._flat_state.collect()
         late = self._flat_state.late if self._overlaps else frozenset()
@@ -360,14 +361,16 @@ class Checkpointer:
         try:
             return snapshots.write(number, self._state.collect, state, late, keep)
         except OSError as error:
-            self._give_up_snapshots(number, error)
+            self._give_up_snapshots(error.strerror)
+        except RuntimeError as error:  # of the GPU or its driver
+            self._failed = first_line(error)
         return None
 
-    def _give_up_snapshots(self, number: int, error: OSError) -> None:
-        _say(
-            f"no snapshot of step {number} was taken: {error.strerror}; from now on there are "
-            "checkpoints only."
-        )
+    def _say_lost(self, why: str | None, then: str) -> None:
+        _say(f"no snapshot of step {self._taken} was taken: {why}; from now on {then}.")
+
+    def _give_up_snapshots(self, why: str | None) -> None:
+        self._say_lost(why, "there are checkpoints only")
         self._missing = _NO_MORE
         self._end_snapshots()
 
@@ -378,19 +381,20 @@ class Checkpointer:
         if self._replicas is not None:
             self._replicas.give_up()
 
-    def _complete(self, complete: Callable[[], bool] | None, asked: tuple[int, ...]) -> None:
+    def _complete(self, complete: Callable[[], str] | None, asked: tuple[int, ...]) -> None:
         """Complete a snapshot if there is something to do, while training goes on, and ask."""
 
         def act() -> None:
-            if complete is not None and not complete():
-                self._missing = _CHANGED
+            if complete is not None:
+                self._failed = complete()
             if self._replicas is not None:
                 self._replicas.start()
             snapshots = self._snapshots if self._has_saver else None
             lacks_plan = snapshots is not None and snapshots.lacks_plan
-            self._question = self._ranks.ask(*map(int, (*asked, lacks_plan)), self._missing)
+            missing = self._missing or (_NOT_WHOLE if self._failed else 0)
+            self._question = self._ranks.ask(*map(int, (*asked, lacks_plan)), missing)
 
-        if complete is None:
+        if complete is None or not self._overlaps:
             act()
             return
         if self._background is None:
@@ -402,13 +406,12 @@ class Checkpointer:
             self._background.wait()
             if self._background.error is not None:
                 raise self._background.error
-        if self._missing == _CHANGED:
-            _say(
-                f"no snapshot of step {self._taken} was taken: weights or optimizer state were "
-                "changed before the optimizer's next step; from now on training waits for each "
-                "copy."
-            )
-            self._missing, self._overlaps = 0, False
+        why, self._failed = self._failed, ""
+        if why and self._overlaps:
+            self._say_lost(why, "training waits for each copy")
+            self._overlaps = False
+        elif why:
+            self._give_up_snapshots(why)
 
     def _answer(self) -> list[int]:
         """Return what is due by time, and whether a rank has not its share of what was taken."""
@@ -432,7 +435,7 @@ class Checkpointer:
             if file is not None:
                 loading = self._state.load(file, is_trusted=is_trusted)
         except (MisfitError, pickle.UnpicklingError) as error:
-            words = str(error).partition("\n")[0]
+            words = first_line(error)
         if self._ranks.all_say(loading is not None) and loading is not None:
             loading.finish()
             return step

@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+_CUDA: Any = torch.cuda
+"""Without types: torch's builds differ in them."""
 LARGE_BYTES = 1 << 18
 """What is smaller is copied at once: that takes less than to look whether it stays the same."""
 _SAMPLE_EVERY_BYTES = 1 << 16
@@ -68,15 +71,20 @@ class LateCopy:
         self._sources = [local(value) for value in self._values]
         self._versions = [value._version for value in self._values]
         self._samples = _sampled(self._sources)
-        self._stream = _stream_of(self._sources)
+        self._streams = _streams_of(self._sources)
 
     @torch.no_grad()
     def run(self) -> bool:
         """Copy; return whether no tensor was changed meanwhile."""
-        with torch.cuda.stream(self._stream):  # nothing where there is none
+        with ExitStack() as stack:
+            for stream in self._streams:
+                # A thread's device is 0 at first. Leaving a stream of another one sets it again,
+                # which starts CUDA on a GPU that is another rank's.
+                stack.enter_context(_CUDA.device(stream.device))
+                stack.enter_context(_CUDA.stream(stream))
             torch._foreach_copy_(self._targets, self._sources, non_blocking=True)
-            if self._stream is not None:
-                self._stream.synchronize()
+            for stream in self._streams:
+                stream.synchronize()
             samples = [sample.cpu() for sample in self._samples]
         versions = [value._version for value in self._values]
         return versions == self._versions and all(map(_is_same, samples, _sampled(self._targets)))
@@ -169,7 +177,7 @@ def _end(actions: "SimpleQueue[_Action | None]", thread: threading.Thread) -> No
 def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return some values of each large tensor, where it is."""
     parts = [tensor[_places(tensor)] for tensor in tensors if tensor.nbytes >= LARGE_BYTES]
-    samples = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in parts]
+    samples = [part.new_empty(part.shape) for part in parts]
     if samples:
         torch._foreach_copy_(samples, parts)
     return samples
@@ -192,10 +200,10 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
 
 
-def _stream_of(sources: list[torch.Tensor]) -> Any:
-    """Return a stream of its own that begins after what the device has been given; None: no GPU."""
-    if not any(source.is_cuda for source in sources):
-        return None
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-    stream.wait_stream(torch.cuda.current_stream())
-    return stream
+def _streams_of(sources: list[torch.Tensor]) -> list[Any]:
+    """Return a stream for each GPU, which begins after what the GPU has been given."""
+    streams = []
+    for device in {source.device: None for source in sources if source.is_cuda}:
+        streams.append(_CUDA.Stream(device))
+        streams[-1].wait_stream(_CUDA.current_stream(device))
+    return streams

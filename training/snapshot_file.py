@@ -10,7 +10,7 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -21,14 +21,13 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from .checkpoint_metadata import metadata_of, places_of
 from .late_copy import Copies, LateCopy, copy_now, kept, local
 from .mapped_memory import mapped
+from .pinning import register
 from .snapshot_page import Description, packed, unpacked
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""
 _COMMENT_MAX = 65535
 _LOCAL_HEADER = struct.Struct("<26xHH")
-_CUDA: Any = torch.cuda
-"""Without types: torch's builds differ in them."""
 _NOTHING = object()
 
 Path = tuple[str | int, ...]
@@ -62,13 +61,14 @@ class Item(NamedTuple):
 class SnapshotFile:
     """The file in one buffer."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, is_pinned: bool = True) -> None:
         """Begin with nothing.
 
         Args:
             fd: a file in memory; it stays the caller's.
+            is_pinned: it is copied to and from the GPU, if there is one.
         """
-        self._fd = fd
+        self._fd, self._is_pinned = fd, is_pinned
         self._items: tuple[Item, ...] = ()
         self.description = Description()
         """What makes this file a checkpoint, with those of the other ranks or alone."""
@@ -77,8 +77,8 @@ class SnapshotFile:
         self._pickles: list[bytes] = []
         """Of the values that are no tensors, what was written last; empty: not known."""
         self._map: memoryview | None = None
-        self._pinned: int | None = None
-        """The address of memory that is registered with the GPU."""
+        self._end_pinning: Callable[[], object] | None = None
+        """Of memory that is registered with the GPU."""
         self.data_bytes = 0
         self.layout_bytes = 0
 
@@ -92,6 +92,7 @@ class SnapshotFile:
     def open(self, data_bytes: int, layout_bytes: int) -> None:
         """Read what stands where in a file that is there."""
         self._map_all(data_bytes, layout_bytes, is_there=True)
+        self._pin()
         assert self._map is not None
         items, self.description = unpacked(bytes(self._map[data_bytes : data_bytes + layout_bytes]))
         self._use(
@@ -219,6 +220,7 @@ class SnapshotFile:
             layout = packed(items, self.description)
             file.write(layout)
         self._map_all(size, len(layout))
+        self._pin()
         self._use(items)
 
     def copy(self, other: "SnapshotFile") -> None:
@@ -227,6 +229,7 @@ class SnapshotFile:
         length = other.data_bytes + other.layout_bytes
         os.ftruncate(self._fd, length)
         self._map_all(other.data_bytes, other.layout_bytes)
+        self._pin()
         self.all_bytes.copy_(other.all_bytes)
         self.description = other.description
         self._use(other._items)
@@ -241,6 +244,7 @@ class SnapshotFile:
         os.ftruncate(self._fd, self.data_bytes + len(layout))
         os.pwrite(self._fd, layout, self.data_bytes)
         self._map_all(self.data_bytes, len(layout))
+        self._pin()
         self.description = description
         self._use(items)
 
@@ -275,26 +279,20 @@ class SnapshotFile:
         if there.st_size < length:
             raise MisfitError("the buffer is shorter than it should be")
         is_there = is_there and there.st_blocks * 512 >= length
-        self._unpin()
+        self.unpin()
         self._map = mapped(self._fd, length, is_there=is_there)
         self.data_bytes, self.layout_bytes = data_bytes, layout_bytes
-        self._pin()
 
     def _pin(self) -> None:
-        """Register the memory with the GPU that this process uses, if any.
+        """Have copies go at the full speed of the GPU that this process uses, if any."""
+        if self._is_pinned:
+            self._end_pinning = register(self.all_bytes, self)
 
-        The copies from it then go at its full speed; where that is refused they are slower.
-        """
-        if _CUDA.is_initialized():
-            whole = self.all_bytes
-            address = whole.data_ptr()
-            if int(_CUDA.cudart().cudaHostRegister(address, whole.nbytes, 0)) == 0:
-                self._pinned = address
-
-    def _unpin(self) -> None:
-        if self._pinned is not None:
-            _CUDA.cudart().cudaHostUnregister(self._pinned)
-            self._pinned = None
+    def unpin(self) -> None:
+        """The GPU is not to use the memory any more: it may be given back."""
+        if self._end_pinning is not None:
+            self._end_pinning()
+            self._end_pinning = None
 
     def _use(self, items: "list[Item] | tuple[Item, ...]") -> None:
         whole = self.all_bytes
@@ -318,7 +316,7 @@ class SnapshotFile:
 
     def _forget(self) -> None:
         """Let go of the memory: views of it keep it mapped."""
-        self._unpin()
+        self.unpin()
         self._views, self._items, self._keys, self._map = [], (), (), None
         self.description = Description()
         self.data_bytes = self.layout_bytes = 0

@@ -23,25 +23,29 @@ Plan = tuple[SavePlan, Places, str]
 """What a rank's file holds, where, and the digest of that."""
 _MARGIN = 1.1
 """What the files have beside the tensors, and what training needs meanwhile."""
+_CHANGED = "weights or optimizer state were changed before the optimizer's next step"
 
 
 class Snapshots:
     """The snapshots of this process's rank."""
 
-    def __init__(self, memory: Memory, rank: int, world_size: int) -> None:
+    def __init__(
+        self, memory: Memory, rank: int, world_size: int, *, are_of_others: bool = False
+    ) -> None:
         """Use the memory that the agent holds.
 
         Args:
             memory: from ``snapshot_memory.ask``; its descriptors become this object's.
             rank: of this process.
             world_size: of the job, in ranks.
+            are_of_others: it is for replicas of other ranks' shares, which no GPU copies.
         """
         self._rank, self._world_size = rank, world_size
         self.resume_step = memory.resume_step
         """The step that all ranks resume from; -1: none."""
         self._fds = (memory.page_fd, *memory.buffer_fds)
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
-        self._files = [SnapshotFile(fd) for fd in memory.buffer_fds]
+        self._files = [SnapshotFile(fd, is_pinned=not are_of_others) for fd in memory.buffer_fds]
         self.saver = memory.saver
         """What writes checkpoints from the buffers; None: nothing does."""
         self.beside: list[Snapshots] = []
@@ -66,7 +70,7 @@ class Snapshots:
         flat: Mapping[str, Any],
         late: AbstractSet[str] = frozenset(),
         keep: AbstractSet[int] = frozenset(),
-    ) -> "Callable[[], bool] | None":
+    ) -> "Callable[[], str] | None":
         """Take a snapshot; the one before stays, whatever happens.
 
         Args:
@@ -77,11 +81,12 @@ class Snapshots:
             keep: steps whose snapshots stay too.
 
         Returns:
-            What is to be called, from any thread, to complete the snapshot: it returns whether it
-            is one, which it is not if a tensor was changed meanwhile. None: it is complete.
+            What is to be called, from any thread, to complete the snapshot: it returns why it is
+            none, or nothing. None: it is complete.
 
         Raises:
             OSError: there is no memory for it.
+            RuntimeError: torch cannot copy the state.
             Exception: a value cannot be pickled.
         """
         index, newest = self._next(keep)
@@ -108,11 +113,14 @@ class Snapshots:
             return None
         begun = copy
 
-        def complete() -> bool:
-            is_whole = begun.run()
-            if is_whole:
-                self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
-            return is_whole
+        def complete() -> str:
+            try:
+                if not begun.run():
+                    return _CHANGED
+            except RuntimeError as error:  # of the GPU or its driver
+                return first_line(error)
+            self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
+            return ""
 
         return complete
 
@@ -294,9 +302,11 @@ class Snapshots:
 
     def close(self) -> None:
         """Let go of the memory; what it holds stays."""
+        for file in self._files:
+            file.unpin()  # a replica may be sent from it yet: that keeps it mapped
         for fd in self._fds:
             os.close(fd)
-        self._fds, self._files = (), []
+        self._fds, self._files, self._last = (), [], None
         if self.saver is not None:
             self.saver.close()
 
@@ -313,6 +323,11 @@ class Snapshots:
             is_replicated,
         )
         page.write(self._page, index, entry)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, never nothing: torch's have hints below it."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _generation(entry: page.Entry | None) -> int:

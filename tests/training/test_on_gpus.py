@@ -1,0 +1,251 @@
+"""Snapshots of tensors on GPUs, with what stands in for CUDA (``harness/cuda_runtime.py``)."""
+
+import mmap
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ft_run.tests.harness.cuda_runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
+from ft_run.training import Checkpointer, checkpointer, late_copy, pinning
+from ft_run.training import snapshot_page as page
+from ft_run.training.late_copy import Background, LateCopy
+from ft_run.training.snapshot_memory import Memory
+from ft_run.training.snapshots import Snapshots
+from ft_run.training.state import flatten
+
+Use = Callable[[CudaRuntime], CudaRuntime]
+State = dict[str, dict[str, torch.Tensor]]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Call it with the runtime of the process that the test goes on as."""
+
+    def use(runtime: CudaRuntime) -> CudaRuntime:
+        monkeypatch.setattr(late_copy, "_CUDA", runtime)
+        monkeypatch.setattr(pinning, "_CUDA", runtime)
+        monkeypatch.setattr(pinning, "_error_reader", lambda: runtime.read_error)
+        return runtime
+
+    return use
+
+
+@pytest.fixture
+def cuda(use: Use) -> CudaRuntime:
+    """The runtime of this process."""
+    return use(CudaRuntime())
+
+
+@pytest.fixture
+def new() -> Iterator[Callable[..., Snapshots]]:
+    """Makes a rank's snapshots."""
+    made: list[Snapshots] = []
+
+    def make(**options: Any) -> Snapshots:
+        fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
+        os.ftruncate(fds[0], page.PAGE_BYTES)
+        made.append(Snapshots(Memory(fds[0], tuple(fds[1:]), -1), 0, 1, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def state_on(cuda: CudaRuntime, device: int, value: float, count: int = 200_000) -> State:
+    """Return a state whose large tensor is copied late; the small one is cloned first."""
+    large, small = torch.full((count,), float(value)), torch.full((5,), float(value))
+    return {"model": {"large": cuda.on(large, device), "small": cuda.on(small, device)}}
+
+
+def take(mine: Snapshots, background: Background, step: int, state: State) -> list[str]:
+    """Take a snapshot as Checkpointer does; return what its completion says, if it is late."""
+    said: list[str] = []
+    complete = mine.write(step, lambda: state, flatten(state), frozenset({"model.large"}))
+    if complete is not None:
+        background.begin(lambda: said.append(complete()))
+    background.wait()
+    assert background.error is None
+    return said
+
+
+def values(mine: Snapshots, step: int) -> set[float]:
+    """Return the values that a snapshot has."""
+    file = mine.written(step)
+    assert file is not None
+    return {float(v) for i in range(len(file.items)) for v in file.read(i).unique()}
+
+
+def test_each_rank_of_a_node_has_one_context_and_leaves_nothing(
+    use: Use, new: Callable[..., Snapshots]
+) -> None:
+    contexts: Counter[int] = Counter()
+    registered, left = [], []
+    for rank in range(8):
+        cuda = use(CudaRuntime(contexts))
+        cuda.set_device(rank)
+        background, mine, of_others = Background(), new(), new(are_of_others=True)
+        for step in range(1, 5):
+            said = take(mine, background, step, state_on(cuda, rank, step))
+            assert said == ([""] if step > 1 else [])  # the first is laid out, at once
+            assert values(mine, step) == {float(step)}
+
+        def receive(held: Snapshots = of_others, sent: Snapshots = mine) -> None:
+            file = sent.written(4)
+            assert file is not None
+            held.receive(file.data_bytes, file.layout_bytes).all_bytes.copy_(file.all_bytes)
+
+        thread = threading.Thread(target=receive)  # as replicas come
+        thread.start()
+        thread.join()
+        registered.append(len(cuda.registered))
+        mine.close()
+        of_others.close()
+        left.append((len(cuda.registered), cuda.pending))
+    assert contexts == dict.fromkeys(range(8), 1)
+    assert (registered, left) == ([2] * 8, [(0, 0)] * 8)
+
+
+def test_sources_on_two_gpus_are_both_waited_for(cuda: CudaRuntime) -> None:
+    """Where neither is the current device: no context is made on that."""
+    sources = [cuda.on(torch.full((300_000,), float(n)), n) for n in (3, 5)]
+    targets = [torch.zeros(300_000) for _ in sources]
+    for target in targets:
+        cuda.registered[target.data_ptr()] = target.nbytes
+    copy, background, said = LateCopy(list(zip(targets, sources, strict=True))), Background(), []
+    background.begin(lambda: said.append(copy.run()))
+    background.wait()
+    assert (background.error, said) == (None, [True])
+    assert [float(target.unique()) for target in targets] == [3, 5]
+    assert cuda.mine == {3, 5}
+
+
+def test_a_snapshot_waits_for_what_the_gpu_was_given_before(cuda: CudaRuntime) -> None:
+    source, target = cuda.on(torch.ones(300_000), 0), torch.zeros(300_000)
+    cuda.registered[target.data_ptr()] = target.nbytes
+    done: list[str] = []
+    cuda.current_stream().work.append(lambda: done.append("backward"))
+    copy = LateCopy([(target, source)])
+    cuda.current_stream().work.append(lambda: done.append("forward"))
+    assert copy.run()
+    assert done == ["backward"], "and for nothing of after"
+
+
+@pytest.mark.parametrize("pinnable", [0, 1_000_000])
+def test_a_refused_registration_costs_speed_and_nothing_else(
+    cuda: CudaRuntime, new: Callable[..., Snapshots], pinnable: int
+) -> None:
+    cuda.pinnable = pinnable  # nothing, or one of two buffers
+    background, mine = Background(), new()
+    for step in range(1, 5):
+        take(mine, background, step, state_on(cuda, 0, step))
+        assert cuda.pending == 0
+        cuda.launch()  # what training does next
+        assert values(mine, step) == {float(step)}
+    assert len(cuda.registered) == bool(pinnable)
+
+
+def test_memory_is_registered_in_pieces_as_a_whole_or_not_at_all(
+    cuda: CudaRuntime, new: Callable[..., Snapshots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled down: pieces of 64 KiB, and a driver that refuses 512 KiB and more."""
+    monkeypatch.setattr(pinning, "_PIECE_BYTES", 1 << 16)
+    assert cuda.call_limit >> 3 == 1 << 36
+    cuda.call_limit = 1 << 19
+    background, mine = Background(), new()
+    take(mine, background, 1, state_on(cuda, 0, 1))
+    file = mine.written(1)
+    assert file is not None
+    assert sum(cuda.registered.values()) == file.all_bytes.nbytes > cuda.call_limit
+    assert max(cuda.calls) == 1 << 16
+    mine.close()
+    assert cuda.registered == {}
+    cuda.pinnable = 1 << 17  # two pieces
+    other = new()
+    for step in (2, 3, 4):
+        assert take(other, background, step, state_on(cuda, 0, step)) in ([], [""])
+    assert (cuda.registered, cuda.pending) == ({}, 0)
+
+
+def test_memory_that_nobody_uses_any_more_is_not_registered(
+    cuda: CudaRuntime, new: Callable[..., Snapshots]
+) -> None:
+    """Not closed, as when a script drops its Checkpointer, in a thread that has set no device."""
+    cuda.set_device(2)
+    held = [new()]
+    take(held[0], Background(), 1, state_on(cuda, 2, 1))
+    assert len(cuda.registered) == 1
+    files, held[0]._files, held[0]._last = [held[0]._files], [], None
+    thread = threading.Thread(target=files.clear)
+    thread.start()
+    thread.join()
+    assert (cuda.registered, cuda.mine, cuda.pending) == ({}, {2}, 0)
+
+
+def test_too_little_memory_of_the_gpu_is_an_error_of_torch(
+    cuda: CudaRuntime, new: Callable[..., Snapshots]
+) -> None:
+    background, mine = Background(), new()
+    for step in (1, 2):
+        take(mine, background, step, state_on(cuda, 0, step))
+    cuda.free = 0
+    with pytest.raises(RuntimeError, match="out of memory"):
+        take(mine, background, 3, state_on(cuda, 0, 3))
+    assert (mine.has(2), mine.has(3)) == (True, False)
+    cuda.free = float("inf")
+    cuda.broken = "an illegal memory access was encountered"
+    assert take(mine, background, 4, state_on(cuda, 0, 4)) == [f"CUDA error: {cuda.broken}"]
+    cuda.broken = ""
+    assert take(mine, background, 5, state_on(cuda, 0, 5)) == [""]
+    assert values(mine, 5) == {5.0}
+
+
+def test_training_goes_on_when_copies_fail(
+    cuda: CudaRuntime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """First without overlap, then without snapshots: each said in one line."""
+    fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
+    os.ftruncate(fds[0], page.PAGE_BYTES)
+    entries = memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
+    monkeypatch.setattr(checkpointer, "ask", lambda _: Memory(fds[0], tuple(fds[1:]), -1))
+    model = torch.nn.Linear(400, 400)
+    model.weight = torch.nn.Parameter(cuda.on(model.weight.detach(), 0))
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    state = {"model": model, "optimizer": optimizer}
+    held: list[set[int]] = []
+    for number in Checkpointer(tmp_path, state, checkpoint_every=None).steps(9):
+        optimizer.step()  # waits for the copy of the step before
+        there = [page.read(entries, index) for index in range(page.BUFFERS)]
+        held.append({entry.step for entry in there if entry is not None})
+        cuda.broken = "unspecified launch failure" if number in (3, 6) else ""
+    assert held == [set(), {1}, {1, 2}, {2, 3}, {3}, {3, 5}, {5, 6}, {6}, {6}]
+    assert capfd.readouterr().err == (
+        "ft-run: no snapshot of step 4 was taken: CUDA error: unspecified launch failure; from now "
+        "on training waits for each copy.\n"
+        "ft-run: no snapshot of step 7 was taken: CUDA error: unspecified launch failure; from now "
+        "on there are checkpoints only.\n"
+    )
+    assert (cuda.registered, cuda.pending) == ({}, 0)
+
+
+def test_what_stands_in_for_cuda_refuses_what_cuda_refuses(cuda: CudaRuntime) -> None:
+    memory = torch.zeros(1000)
+    address = memory.data_ptr()
+    assert cuda.cudaHostRegister(address, 1 << 39, 0) == NO_MEMORY
+    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
+        cuda.launch()
+    assert cuda.cudaHostRegister(address, 2000, 0) == 0
+    assert cuda.cudaHostRegister(address + 1000, 2000, 0) == REGISTERED
+    assert cuda.cudaHostUnregister(address + 1000) == NOT_REGISTERED
+    assert cuda.read_error() == NOT_REGISTERED
+    assert cuda.pending == 0
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        cuda.copy(memory, cuda.on(torch.ones(1000), 0), may_go_on=False)
