@@ -58,6 +58,8 @@ class CudaRuntime:
         """Bytes of memory that torch may take of a GPU."""
         self.calls: list[int] = []
         """The bytes of each call that registered some."""
+        self.waited_by: set[str] = set()
+        """The names of threads that had a stream do its copies."""
         self.broken = ""
         """What each copy of a stream ends with."""
         self._thread = threading.local()
@@ -196,6 +198,7 @@ class CudaRuntime:
         is_registered = self._is_registered(to)
 
         def copy() -> None:
+            self.waited_by.add(threading.current_thread().name)
             if self.broken:
                 raise RuntimeError(f"CUDA error: {self.broken}")
             with torch.no_grad(), DisableTorchFunctionSubclass():

@@ -99,10 +99,12 @@ def test_each_rank_of_a_node_has_one_context_and_leaves_nothing(
             file = sent.written(4)
             assert file is not None
             held.receive(file.data_bytes, file.layout_bytes).all_bytes.copy_(file.all_bytes)
+            held.received(4, rank=1, is_replicated=False)
 
         thread = threading.Thread(target=receive)  # as replicas come
         thread.start()
         thread.join()
+        assert of_others.find(4, 1) is not None
         registered.append(len(cuda.registered))
         mine.close()
         of_others.close()
@@ -113,8 +115,8 @@ def test_each_rank_of_a_node_has_one_context_and_leaves_nothing(
 
 def test_sources_on_two_gpus_are_both_waited_for(cuda: CudaRuntime) -> None:
     """Where neither is the current device: no context is made on that."""
-    sources = [cuda.on(torch.full((300_000,), float(n)), n) for n in (3, 5)]
-    targets = [torch.zeros(300_000) for _ in sources]
+    sources = [cuda.on(torch.full((count,), float(n)), n) for n, count in ((3, 300_000), (5, 9))]
+    targets = [torch.zeros(source.shape) for source in sources]
     for target in targets:
         cuda.registered[target.data_ptr()] = target.nbytes
     copy, background, said = LateCopy(list(zip(targets, sources, strict=True))), Background(), []
@@ -217,8 +219,9 @@ def test_training_goes_on_when_copies_fail(
     entries = memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
     monkeypatch.setattr(checkpointer, "ask", lambda _: Memory(fds[0], tuple(fds[1:]), -1))
     model = torch.nn.Linear(400, 400)
-    model.weight = torch.nn.Parameter(cuda.on(model.weight.detach(), 0))
-    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    for name, parameter in list(model.named_parameters()):
+        setattr(model, name, torch.nn.Parameter(cuda.on(parameter.detach(), 0)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = {"model": model, "optimizer": optimizer}
     held: list[set[int]] = []
     for number in Checkpointer(tmp_path, state, checkpoint_every=None).steps(9):
@@ -226,6 +229,9 @@ def test_training_goes_on_when_copies_fail(
         there = [page.read(entries, index) for index in range(page.BUFFERS)]
         held.append({entry.step for entry in there if entry is not None})
         cuda.broken = "unspecified launch failure" if number in (3, 6) else ""
+        if number == 4:
+            assert cuda.waited_by > {"ft-run-snapshots"}
+            cuda.waited_by.clear()
     assert held == [set(), {1}, {1, 2}, {2, 3}, {3}, {3, 5}, {5, 6}, {6}, {6}]
     assert capfd.readouterr().err == (
         "ft-run: no snapshot of step 4 was taken: CUDA error: unspecified launch failure; from now "
@@ -233,7 +239,7 @@ def test_training_goes_on_when_copies_fail(
         "ft-run: no snapshot of step 7 was taken: CUDA error: unspecified launch failure; from now "
         "on there are checkpoints only.\n"
     )
-    assert (cuda.registered, cuda.pending) == ({}, 0)
+    assert (cuda.registered, cuda.pending, cuda.waited_by) == ({}, 0, {"MainThread"})
 
 
 def test_what_stands_in_for_cuda_refuses_what_cuda_refuses(cuda: CudaRuntime) -> None:
