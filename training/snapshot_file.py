@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from .checkpoint_metadata import metadata_of, places_of
 from .late_copy import Copies, LateCopy, copy_now, kept, local
-from .mapped_memory import mapped
-from .pinning import register
+from .mapped_memory import mapped, register
 from .snapshot_page import Description, packed, unpacked
 
 ALIGNMENT = 64

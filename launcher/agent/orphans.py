@@ -5,9 +5,10 @@ import os
 import signal
 from collections.abc import Collection
 
+from ..machine.accelerators import has_driver
+from ..processes.dying import SURVIVES_KILL_S, Dying
 from ..processes.tree import descendants, kill_all, reap_all
 from ..spawner.spawner import become_subreaper
-from .supervisor import SURVIVES_KILL_S
 
 _KILL_AGAIN_S = 0.02
 
@@ -21,9 +22,14 @@ def adopt_orphans(loop: asyncio.AbstractEventLoop) -> None:
 async def kill_orphans(*, spare: Collection[int | None]) -> None:
     """Kill every descendant of this process but ``spare``; return when they are dead.
 
-    A process that is left after ``SURVIVES_KILL_S`` is in uninterruptible sleep.
+    What is left then is in uninterruptible sleep.
     """
-    for _ in range(round(SURVIVES_KILL_S / _KILL_AGAIN_S)):
-        if not kill_all(pid for pid in descendants(os.getpid()) if pid not in spare):
-            return
-        await asyncio.sleep(_KILL_AGAIN_S)
+    loop, left = asyncio.get_running_loop(), descendants(os.getpid())
+    dying = Dying(left, loop.time(), have_devices=has_driver())
+    while dying.go_on(left, loop.time()):
+        until = loop.time() + SURVIVES_KILL_S
+        while loop.time() < until:
+            left = kill_all(pid for pid in descendants(os.getpid()) if pid not in spare)
+            if not left:
+                return
+            await asyncio.sleep(_KILL_AGAIN_S)

@@ -18,7 +18,9 @@ from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
 from ...values import dataclass
 from ..machine import shortage
+from ..machine.accelerators import has_driver
 from ..machine.gpu_memory import GpuMemory
+from ..processes.dying import SURVIVES_KILL_S, Dying
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting.event_log import EventLog
@@ -29,9 +31,6 @@ from . import told
 from .failure_record import SHORTAGE, FailureRecords, ended_by_timer
 from .parts import NodeParts
 from .worker_group import WorkerGroup, WorkerGroupState
-
-SURVIVES_KILL_S = 10.0
-"""A process that SIGKILL has not ended after this long is in uninterruptible sleep."""
 
 SETTLE_S = 0.2
 """How long SIGTERM is held back where the known failure may follow from one of a worker that is
@@ -117,6 +116,8 @@ class Supervisor:
         self._timed_out: dict[int, str] = {}
         """Process id → name of the timer for which the worker was killed."""
         self._gpu_memory = GpuMemory(self._note)
+        self._dying: Dying | None = None
+        """The workers that were killed."""
 
     @property
     def group(self) -> WorkerGroup | None:
@@ -136,7 +137,11 @@ class Supervisor:
         return self._group.pids if self._group is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read the timers that workers set themselves, if the user asked for them."""
+        """Read the timers that workers set themselves, if the user asked for them.
+
+        What is in use on GPUs before there are workers is asked for now, while others are met.
+        """
+        self._gpu_memory.remember()
         if self._timers is not None:
             self._timers.listen(loop, self._timer_expired)
 
@@ -149,6 +154,7 @@ class Supervisor:
         if logs.warning:
             self._note(ev.Remark(logs.warning, ev.Severity.WARNING))
         self._records.begin()
+        self._dying = None
         self._not_started.clear()
         self._timed_out.clear()
         if self._timers is not None:
@@ -160,7 +166,6 @@ class Supervisor:
         except OSError as error:
             self._failed_to_open(self._group, error)
             return
-        self._gpu_memory.remember()
         if self._spawner.preloading:
             self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
 
@@ -313,6 +318,12 @@ class Supervisor:
             if not pids:  # all were killed, and the spawner does not say so: it is of no use
                 self._spawner.give_up()
                 return
+            now = asyncio.get_running_loop().time()
+            if self._dying is not None and self._dying.go_on(pids, now):
+                if self._dying.looks == 1:
+                    self._note(told.outlives_kill(pids))
+                self._arm(group, SURVIVES_KILL_S)
+                return
             failure = self._records.of_stuck(group.assignment, pids)
             self._failed(group, failure)
             self.empty()
@@ -404,9 +415,10 @@ class Supervisor:
     def _arm(self, group: WorkerGroup, seconds: float) -> None:
         """Limit the time that a group spends in its present state."""
         self._disarm()
-        self._timer = asyncio.get_running_loop().call_later(
-            seconds, self._post, TimeOver(group, group.state)
-        )
+        loop = asyncio.get_running_loop()
+        if group.state is WorkerGroupState.KILLING and self._dying is None:
+            self._dying = Dying(group.pids, loop.time(), have_devices=has_driver())
+        self._timer = loop.call_later(seconds, self._post, TimeOver(group, group.state))
 
     def _disarm(self) -> None:
         if self._timer is not None:

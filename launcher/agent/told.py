@@ -6,6 +6,7 @@ from ... import events as ev
 from ...rendezvous.protocol.messages import Assignment, Stop, Waiting
 from ...values import replace
 from ..options import LaunchOptions
+from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S
 from ..reporting.live_status import restarts_used
 from ..spawner.client import ForkServerEvent
 
@@ -94,6 +95,16 @@ def preload(
     """Return the event of a fork server that imports modules."""
     state = ev.PreloadState[event.state.name]
     return ev.PreloadChanged(state, tuple(modules), event.text, is_of_checks, is_repeated)
+
+
+def outlives_kill(pids: Sequence[int]) -> ev.Remark:
+    """Return the event of processes that SIGKILL has not ended yet."""
+    named = ", ".join(map(str, pids))
+    return ev.Remark(
+        f"process {named} has not ended {SURVIVES_KILL_S:g} s after SIGKILL: the kernel may be "
+        f"releasing its memory, which may take {DEVICES_SURVIVE_KILL_S:g} s where there are GPUs, "
+        "and longer while it makes progress"
+    )
 
 
 class LinkNews:

@@ -87,6 +87,14 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
+def processor_ticks(pid: int) -> int:
+    """Return the processor time that a process has used, in ticks of the kernel; 0: it is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return 0
+
+
 def signal_session(leader: int, number: int, root: int) -> None:
     """Send a signal to every process of the session of ``leader`` that descends from ``root``.
 

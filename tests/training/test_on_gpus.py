@@ -1,4 +1,4 @@
-"""Snapshots of tensors on GPUs, with what stands in for CUDA (``harness/cuda_runtime.py``)."""
+"""Snapshots of tensors on GPUs, with what stands in for CUDA (``harness/cuda/runtime.py``)."""
 
 import mmap
 import os
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.tests.harness.cuda_runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
-from ft_run.training import Checkpointer, checkpointer, late_copy, pinning
+from ft_run.tests.harness.cuda.runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
+from ft_run.training import Checkpointer, checkpointer, late_copy, mapped_memory
 from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
 from ft_run.training.snapshot_memory import Memory
@@ -28,8 +28,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
     def use(runtime: CudaRuntime) -> CudaRuntime:
         monkeypatch.setattr(late_copy, "_CUDA", runtime)
-        monkeypatch.setattr(pinning, "_CUDA", runtime)
-        monkeypatch.setattr(pinning, "_error_reader", lambda: runtime.read_error)
+        monkeypatch.setattr(mapped_memory, "_CUDA", runtime)
+        monkeypatch.setattr(mapped_memory, "_error_reader", lambda: runtime.read_error)
         return runtime
 
     return use
@@ -156,7 +156,7 @@ def test_memory_is_registered_in_pieces_as_a_whole_or_not_at_all(
     cuda: CudaRuntime, new: Callable[..., Snapshots], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scaled down: pieces of 64 KiB, and a driver that refuses 512 KiB and more."""
-    monkeypatch.setattr(pinning, "_PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(mapped_memory, "_PIECE_BYTES", 1 << 16)
     assert cuda.call_limit >> 3 == 1 << 36
     cuda.call_limit = 1 << 19
     background, mine = Background(), new()
