@@ -63,7 +63,7 @@ class CudaRuntime:
         self.broken = ""
         """What each copy of a stream ends with."""
         self._thread = threading.local()
-        self._defaults: dict[int, Stream] = {}
+        self._defaults: dict[int, GpuStream] = {}
 
     # --- the runtime -------------------------------------------------------------------------
 
@@ -146,30 +146,30 @@ class CudaRuntime:
         else:
             self._thread.wanted = before
 
-    def Stream(self, device: Any = None) -> "Stream":  # noqa: N802
-        stream = Stream(self, self.current_device() if device is None else device.index)
+    def Stream(self, device: Any = None) -> "GpuStream":  # noqa: N802
+        stream = GpuStream(self, self.current_device() if device is None else device.index)
         self._open(stream.device.index)
         return stream
 
     @property
-    def _streams(self) -> "dict[int, Stream]":
+    def _streams(self) -> "dict[int, GpuStream]":
         if not hasattr(self._thread, "streams"):
             self._thread.streams = {}
-        found: dict[int, Stream] = self._thread.streams
+        found: dict[int, GpuStream] = self._thread.streams
         return found
 
-    def current_stream(self, device: Any = None) -> "Stream":
+    def current_stream(self, device: Any = None) -> "GpuStream":
         index = self.current_device() if device is None else device.index
-        default = self._defaults.setdefault(index, Stream(self, index))
+        default = self._defaults.setdefault(index, GpuStream(self, index))
         return self._streams.get(index, default)
 
-    def _set_stream(self, stream: "Stream") -> None:
+    def _set_stream(self, stream: "GpuStream") -> None:
         if self.current_device() != stream.device.index:
             self.set_device(stream.device)
         self._streams[stream.device.index] = stream
 
     @contextmanager
-    def stream(self, stream: "Stream | None") -> Iterator[None]:
+    def stream(self, stream: "GpuStream | None") -> Iterator[None]:
         if stream is None:
             yield
             return
@@ -211,18 +211,18 @@ class CudaRuntime:
     def on(self, tensor: torch.Tensor, device: int) -> "GpuTensor":
         """Return a tensor that is on a device, and shares the memory of one that is not."""
         made = torch.Tensor._make_subclass(GpuTensor, tensor, tensor.requires_grad)
-        made.runtime, made.index = self, device
+        made.runtime, made.at = self, device
         return made
 
 
-class Stream:
+class GpuStream:
     """A stream, whose work is done when it must be."""
 
     def __init__(self, runtime: CudaRuntime, device: int) -> None:
         self.runtime, self.device = runtime, torch.device("cuda", device)
         self.work: list[Callable[[], None]] = []
 
-    def wait_stream(self, other: "Stream") -> None:
+    def wait_stream(self, other: "GpuStream") -> None:
         """Wait for an event that is recorded now: what the other is given later is not awaited."""
         given = list(other.work)
         self.work.append(lambda: other.synchronize(given))
@@ -236,9 +236,9 @@ class GpuTensor(torch.Tensor):
     """A tensor that says that it is on a GPU."""
 
     runtime: CudaRuntime
-    index: int
-    is_cuda = property(lambda _: True)  # type: ignore[assignment]
-    device = property(lambda self: torch.device("cuda", self.index))  # type: ignore[assignment]
+    at: int
+    is_cuda = property(lambda _: True)
+    device = property(lambda self: torch.device("cuda", self.at))
 
     @classmethod
     def __torch_function__(
@@ -248,7 +248,7 @@ class GpuTensor(torch.Tensor):
         mine = next(one for one in flat if isinstance(one, GpuTensor))
         runtime, name = mine.runtime, function.__name__
         if name in _LAUNCHES:
-            runtime.launch(mine.index)
+            runtime.launch(mine.at)
         if name in ("clone", "new_empty"):
             runtime.take(mine.nbytes)
         if name == "cpu" or (name == "_foreach_copy_" and type(args[0][0]) is torch.Tensor):
@@ -260,5 +260,5 @@ class GpuTensor(torch.Tensor):
         with DisableTorchFunctionSubclass():
             found = function(*args, **(kwargs or {}))
         if isinstance(found, torch.Tensor) and not isinstance(found, GpuTensor):
-            return runtime.on(found, mine.index)
+            return runtime.on(found, mine.at)
         return found

@@ -1,8 +1,9 @@
 """Processes that were killed: those at work are waited for, and those that are not."""
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from ft_run.launcher.processes import dying
@@ -54,26 +55,19 @@ def test_processes_that_work_are_waited_for(ticks: dict[int, int], have_devices:
     assert waited_s(ticks, 10_000, have_devices=have_devices) == ENDS_WITHIN_S
 
 
-@pytest.fixture(params=["while True: pass", "import signal; signal.pause()"])
-def process(request: pytest.FixtureRequest) -> Iterator[tuple[int, bool]]:
-    """A process, and whether it works."""
-    command = [sys.executable, "-c", f"print(flush=True)\n{request.param}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as started:
-        assert started.stdout is not None
-        started.stdout.readline()
-        yield started.pid, "pass" in request.param
-        started.kill()
-
-
-def test_what_is_seen_of_a_process(process: tuple[int, bool]) -> None:
+@pytest.mark.parametrize("works", [True, False])
+def test_what_is_seen_of_a_process(works: bool) -> None:
     """In the kernel's place, which works for a process that is killed: the process itself."""
-    pid, works = process
-    killed, now = Dying([pid], 0.0, have_devices=False), SURVIVES_KILL_S
-    if works:
-        before = processor_ticks(pid)
-        while processor_ticks(pid) == before:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as started:
+        if not works:
+            started.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, started.pid, os.WSTOPPED | os.WNOWAIT)
+        killed = Dying([started.pid], 0.0, have_devices=False)
+        before = processor_ticks(started.pid)
+        while works and processor_ticks(started.pid) == before:
             pass
-    assert killed.go_on([pid], now) == works
+        assert killed.go_on([started.pid], SURVIVES_KILL_S) == works
+        started.kill()
 
 
 def test_a_process_that_is_gone_has_used_nothing() -> None:
