@@ -164,6 +164,26 @@ def test_a_process_that_has_imported_torch_has_no_device_open(
     assert "[]" in done.stdout
 
 
+REFUSED = """
+import os, torch
+from ft_run.training.mapped_memory import mapped, register
+torch.cuda.init()
+fd = os.memfd_create("test")
+os.ftruncate(fd, 1 << 22)
+memory = torch.frombuffer(mapped(fd, 1 << 22), dtype=torch.uint8)
+end = register(memory, memory)
+print(end is not None, memory.is_pinned(), register(memory, memory))
+print(torch.ones(4, device="cuda").sum().item())  # raises an error that was left pending
+end()
+print(memory.is_pinned())
+"""
+
+
+def test_a_registration_that_is_refused_leaves_no_error(record_property: Tell) -> None:
+    assert in_torch(REFUSED).split() == ["True", "True", "None", "4.0", "False"]
+    record_property("gpu", "memory that is registered twice: refused, and no error is left")
+
+
 def test_a_check_that_is_interrupted_leaves_nothing_on_the_gpu(record_property: Tell) -> None:
     before = {row[0] for row in smi("compute-apps=pid")}
     command = (*FT_RUN, "check", "--nproc-per-node", "1", "--check-level", "full")
