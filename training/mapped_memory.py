@@ -134,6 +134,6 @@ def _error_reader() -> Callable[[], int] | None:
     name = "hip" if torch.version.hip else "cuda"
     path = os.path.join(os.path.dirname(torch.__file__), "lib", f"libc10_{name}.so")
     try:
-        return getattr(ctypes.CDLL(path), f"{name}GetLastError")  # type: ignore[no-any-return]
+        return getattr(ctypes.CDLL(path), f"{name}GetLastError")  # type: ignore[no-any-return]  # of ctypes
     except (OSError, AttributeError):
         return None

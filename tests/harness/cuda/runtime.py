@@ -90,7 +90,7 @@ class CudaRuntime:
         code, self._thread.error = self.pending, SUCCESS
         return code
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - its name
         self._open(self._device)
         self.calls.append(size)
         found = self.registered.items()
@@ -101,7 +101,7 @@ class CudaRuntime:
         self.registered[address] = size
         return SUCCESS
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - its name
         self._open(self._device)
         return self._fails(NOT_REGISTERED * (self.registered.pop(address, None) is None))
 
@@ -146,7 +146,7 @@ class CudaRuntime:
         else:
             self._thread.wanted = before
 
-    def Stream(self, device: Any = None) -> "GpuStream":  # noqa: N802
+    def Stream(self, device: Any = None) -> "GpuStream":  # noqa: N802 - its name
         stream = GpuStream(self, self.current_device() if device is None else device.index)
         self._open(stream.device.index)
         return stream
