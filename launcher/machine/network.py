@@ -207,20 +207,22 @@ class PortReservation:
         return Offer(self._address(), self._socket.getsockname()[1])
 
     def renew(self) -> Offer:
-        """Give the port back and reserve another, for the next round."""
-        old, self._socket = self._socket, self._bind(self._socket)
-        old.close()
+        """Give the port back and reserve another, for the next round.
+
+        Where there is no other it is kept: a store that cannot listen at it says so.
+        """
+        with suppress(OSError, UsageError):
+            old, self._socket = self._socket, self._bind()
+            old.close()
         return self.offer
 
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()
 
-    def _bind(self, old: socket.socket | None = None) -> socket.socket:
+    def _bind(self) -> socket.socket:
         if self._ports is None:
             return _bound(0)
-        if old is not None and len(self._ports) == 1:
-            old.close()  # the only port there is
         for _ in range(len(self._ports)):
             port = self._ports[self._next % len(self._ports)]
             self._next += 1

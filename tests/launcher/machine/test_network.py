@@ -1,6 +1,7 @@
 """Tests of addresses of this host, and of ports that no other process can take."""
 
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -208,6 +209,31 @@ def test_the_only_port_is_renewed_in_place() -> None:
     first = free_port(2)
     with closing(PortReservation(lambda: "h", range(first, first + 1))) as reservation:
         assert reservation.renew().port == first
+
+
+@pytest.mark.parametrize("ports", [1, 2])
+def test_a_port_that_cannot_be_renewed_is_kept(ports: int) -> None:
+    """Such as that of a store which survives SIGKILL: the node must say that its round is over."""
+    first = free_port(2)
+    with (
+        closing(PortReservation(lambda: "h", range(first, first + ports))) as reservation,
+        listen(first + 1, reuse=False),
+        listen(first, reuse=True),
+    ):
+        for _ in range(2):
+            assert reservation.renew() == reservation.offer
+            assert reservation.offer.port == first
+
+
+def test_no_descriptor_is_left_for_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(PortReservation(lambda: "h", None)) as reservation:
+        before = reservation.offer
+
+        def none_left(*_: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(network, "_bound", none_left)
+        assert reservation.renew() == before
 
 
 def test_the_interface_towards_an_address():
