@@ -66,7 +66,6 @@ from .reports import NodeReports
 from .signals import unless_asked
 from .snapshots import HeldSnapshots, NodeOffers
 from .supervisor import Supervisor, TimeOver
-from .worker_group import WorkerGroupState
 
 _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
@@ -201,7 +200,7 @@ class Agent:
     def _fence(self) -> None:
         """Kill the workers: no host has led for too long."""
         group = self._workers.group
-        if group is not None and group.state is not WorkerGroupState.KILLING:
+        if group is not None and not group.state.is_killed:
             self._event(ev.WorkersFenced(self._fencing.limit_s))
             self._workers.kill()
 
@@ -340,7 +339,7 @@ class Agent:
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
-        if stop.is_stale and group.state is not WorkerGroupState.KILLING:
+        if stop.is_stale and not group.state.is_killed:
             self._event(told.stopped(group.assignment, group.alive, stop))
             self._workers.kill()
         elif not group.state.is_ending:

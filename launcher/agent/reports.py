@@ -95,6 +95,10 @@ class NodeReports:
             self._send(Stopped(assignment.round, self._offers.renew(), progress))
         self._left()
 
+    def goes_on(self) -> bool:
+        """Return whether this node neither leaves nor has heard of the end of the job."""
+        return self._end.is_pending and not self._end.is_known
+
     def _has_won(self) -> bool:
         """Whether rank 0 decides and has succeeded here."""
         return self._claim.state is ClaimState.DONE and self._rank0_decides

@@ -68,6 +68,9 @@ class Listener(Protocol):
     def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
         """Nothing of the round is left here; the workers came so far, where that is known."""
 
+    def goes_on(self) -> bool:
+        """Return whether workers of another round may be started here."""
+
 
 class Supervisor:
     """The workers of this node, one round after the other."""
@@ -101,6 +104,8 @@ class Supervisor:
         self._listener = listener
         self._event_log = event_log
         self._group: WorkerGroup | None = None
+        self._is_over = False
+        """The listener was told that the workers are gone, or need not be."""
         self._programs: tuple[str, ...] = ()
         self._not_started: set[int] = set()
         """Local ranks whose program could not be executed; their exits are not reported again."""
@@ -121,10 +126,11 @@ class Supervisor:
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The workers of the present round, or of the last one while some are left."""
-        if self._group is None or self._group.state is WorkerGroupState.GONE:
-            return None
-        return self._group
+        """The workers of the present round, or of the last one until the listener is told.
+
+        It is told that they are gone when the memory that they had on GPUs is free.
+        """
+        return None if self._is_over else self._group
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
@@ -159,7 +165,7 @@ class Supervisor:
         self._timed_out.clear()
         if self._timers is not None:
             self._timers.forget()
-        self._is_settling = self._is_hung = False
+        self._is_settling = self._is_hung = self._is_over = False
         self._group = WorkerGroup(assignment, logs, self._node.role, self._spawner, self._relay)
         try:
             self._programs = self._group.start(self._commands, self._cpus)
@@ -188,6 +194,9 @@ class Supervisor:
         """
         if (group := self.group) is None:
             return
+        if group.state is WorkerGroupState.GONE:
+            self._tell_gone(group)  # nothing follows here: whether memory is free does not matter
+            return
         if is_hung and not group.state.is_ending:
             is_said_again, self._is_hung = self._is_hung, True
             is_running = group.state is WorkerGroupState.RUNNING
@@ -212,7 +221,7 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the workers at once, also those that are being stopped."""
         group = self.group
-        if group is None or group.state is WorkerGroupState.KILLING:
+        if group is None or group.state.is_killed:
             return
         self._is_settling = False
         group.kill()
@@ -239,6 +248,7 @@ class Supervisor:
         """Forget the workers: they are gone, and the listener need not be told."""
         if self._group is not None:
             self._group.gone()
+        self._is_over = True
 
     def close(self) -> None:
         """Cancel all timers."""
@@ -295,19 +305,24 @@ class Supervisor:
 
     def empty(self) -> None:
         """Nothing that descends from a worker is left."""
-        if (group := self.group) is None:
+        if (group := self.group) is None or group.state is WorkerGroupState.GONE:
             return
         group.gone()
         self._event_log.waits()
         if self._relay is not None:
             self._relay.forget(group.streams)
-        gone = partial(self._listener.workers_gone, group.assignment, group.progress)
-        self._gpu_memory.when_free(gone, is_needed=not group.has_succeeded)
+        free = partial(self._post, TimeOver(group, group.state))
+        is_last = group.has_succeeded or not self._listener.goes_on()
+        if is_last or not self._gpu_memory.when_free(free):
+            self._tell_gone(group)
 
     async def time_over(self, event: TimeOver) -> None:
         """Take the next step to end a worker group: its time is over."""
         group = event.group
-        if group is not self._group or group.state is not event.state:
+        if group is not self.group or group.state is not event.state:
+            return
+        if event.state is WorkerGroupState.GONE:
+            self._tell_gone(group)
             return
         if event.state is WorkerGroupState.RUNNING:
             if not (self._is_hung and self._are_recording(group)):
@@ -333,6 +348,10 @@ class Supervisor:
             self._note(ev.WorkersKilled(at.round, at.node_rank, left, patience_s, self._is_hung))
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
+
+    def _tell_gone(self, group: WorkerGroup) -> None:
+        self._is_over = True
+        self._listener.workers_gone(group.assignment, group.progress)
 
     # --- what NCCL recorded ------------------------------------------------------------------
 

@@ -50,6 +50,11 @@ class WorkerGroupState(enum.Enum):
         """Whether the workers were told to end, or have ended after that."""
         return self in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING, WorkerGroupState.GONE)
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether everything that descends from a worker was sent SIGKILL, or is gone."""
+        return self in (WorkerGroupState.KILLING, WorkerGroupState.GONE)
+
 
 @dataclass(slots=True)
 class _Worker:

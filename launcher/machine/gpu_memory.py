@@ -77,23 +77,23 @@ class GpuMemory:
         if self._before is None and self._has_driver():
             self._before = asyncio.create_task(self._in_use())
 
-    def when_free(self, then: Callable[[], None], *, is_needed: bool = True) -> None:
+    def when_free(self, then: Callable[[], None]) -> bool:
         """Call ``then`` when the memory of ended workers is free, or stays in use for too long.
 
-        Args:
-            then: the next step.
-            is_needed: other workers may follow; if not, ``then`` is called at once.
+        Returns:
+            Whether there is anything to wait for; if not, ``then`` is not called.
         """
-        if self._before is None or not is_needed:
-            then()
-            return
+        if self._before is None:
+            return False
 
-        async def wait() -> None:
-            assert self._before is not None
-            await self._wait(await self._before)
-            then()
+        def over(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled():
+                then()
+                task.result()  # the loop shows what is a bug of ours
 
-        self._waiting = asyncio.create_task(wait())
+        self._waiting = asyncio.create_task(self._wait(self._before))
+        self._waiting.add_done_callback(over)
+        return True
 
     def close(self) -> None:
         """Stop waiting."""
@@ -107,7 +107,8 @@ class GpuMemory:
         except nvml.NvmlFailedError:
             return {}  # an agent that asks in vain goes on as one without GPUs
 
-    async def _wait(self, before: Used) -> None:
+    async def _wait(self, asked_before: "asyncio.Task[Used]") -> None:
+        before = await asked_before
         loop = asyncio.get_running_loop()
         begun = progress_at = loop.time()
         least: float = float("inf")

@@ -319,6 +319,7 @@ def test_a_worker_that_fails_before_the_memory_of_gpus_is_known_holds_nothing_up
         is_known.set()
         for _ in range(5):
             clock.run_until_complete(asyncio.sleep(0))
+        node.take_what_is_over()
         assert node.listener.workers_gone.call_count == 1
         node.supervisor.close()
     finally:
@@ -331,22 +332,3 @@ def test_the_first_of_several_reasons_gives_the_exit_status() -> None:
     end.failed(FtRunError("the master is away"))
     with pytest.raises(FtRunError, match="unhealthy"):
         end.status()
-
-
-def test_others_follow_workers_that_failed_only_when_the_memory_of_gpus_is_free(capfd) -> None:
-    """In NVML's place: one that says when it is."""
-
-    def test(node: Node, codes: tuple[int, int], waits: bool) -> None:
-        memory = mock.Mock()
-        node.supervisor._gpu_memory = memory
-        node.end(*codes)
-        ((then,), options) = memory.when_free.call_args
-        assert options == {"is_needed": waits}
-        assert node.listener.workers_gone.call_count == 0
-        then()
-        assert node.listener.workers_gone.call_count == 1
-        node.start()
-        assert memory.remember.call_count == 0, "what workers have by then is not of before"
-
-    with_node(lambda node: test(node, (0, 1), True))
-    with_node(lambda node: test(node, (0, 0), False))
