@@ -269,13 +269,16 @@ class WorkersStopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkersKilled:
-    """Workers did not end within ``--shutdown-timeout``, or soon enough where they hang."""
+    """Workers, or what they left running, did not end in their time."""
 
     round: int
     node_rank: int
     workers: int
     timeout_s: float
-    is_hung: bool = False
+    is_option: bool
+    """That time is ``--shutdown-timeout``, not a shorter one."""
+    leftovers: int
+    """Processes that workers left running, where all workers have ended."""
 
 
 @dataclass(frozen=True, slots=True)

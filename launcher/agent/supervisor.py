@@ -41,8 +41,9 @@ HUNG_S = 2.0
 
 _SCOPE_MAX_CHARS = 200
 
-_LEFTOVERS_S = 5.0
-"""How long processes that successful workers left running may take to end after SIGTERM."""
+LEFTOVERS_S = 5.0
+"""How long processes that successful workers left running may take to end after SIGTERM, unless
+``--shutdown-timeout`` is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +237,11 @@ class Supervisor:
         if (group := self.group) is None:
             return
         if group.state is WorkerGroupState.DONE and gently:
-            leftovers = [pid for pid in self._spawner.left() if pid != group.store_pid]
-            if leftovers:
-                self._note(ev.LeftoversEnded(tuple(leftovers)))
+            if leftovers := self._leftovers(group):
+                self._note(ev.LeftoversEnded(leftovers))
             group.end_leftovers()
-            self._arm(group, _LEFTOVERS_S)
+            self._limit_s = LEFTOVERS_S
+            self._arm(group, self._patience_s)
         else:
             self.stop()
 
@@ -344,10 +345,20 @@ class Supervisor:
             self.empty()
             return
         if event.state is WorkerGroupState.STOPPING:
-            at, left, patience_s = group.assignment, group.alive, self._patience_s
-            self._note(ev.WorkersKilled(at.round, at.node_rank, left, patience_s, self._is_hung))
+            self._note_killed(group)
         group.kill()
         self._arm(group, SURVIVES_KILL_S)
+
+    def _leftovers(self, group: WorkerGroup) -> tuple[int, ...]:
+        """Return the processes that descend from workers and are not the store's."""
+        return tuple(pid for pid in self._spawner.left() if pid != group.store_pid)
+
+    def _note_killed(self, group: WorkerGroup) -> None:
+        at, workers, limit_s = group.assignment, group.alive, self._patience_s
+        left = 0 if workers else len(self._leftovers(group))
+        if workers or left:
+            is_option = limit_s == self._shutdown_timeout_s
+            self._note(ev.WorkersKilled(at.round, at.node_rank, workers, limit_s, is_option, left))
 
     def _tell_gone(self, group: WorkerGroup) -> None:
         self._is_over = True

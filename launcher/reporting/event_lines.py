@@ -138,11 +138,11 @@ def _stopped(event: ev.WorkersStopped) -> str:
 
 
 def _killed(event: ev.WorkersKilled) -> str:
-    option = "" if event.is_hung else "--shutdown-timeout "
-    return (
-        f"{_at(event)} {event.workers} worker(s) still alive "
-        f"after {option}{event.timeout_s:g} s: sending SIGKILL"
-    )
+    option = "--shutdown-timeout " if event.is_option else ""
+    what = f"{event.workers} worker(s)"
+    if event.leftovers:
+        what = f"{event.leftovers} process(es) that the workers left running"
+    return f"{_at(event)} {what} still alive after {option}{event.timeout_s:g} s: sending SIGKILL"
 
 
 def _recorded(event: ev.CollectivesRecorded) -> str:

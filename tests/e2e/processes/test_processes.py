@@ -88,6 +88,21 @@ def test_what_workers_left_running_is_ended_at_the_end_of_the_job(ft):
     assert not ft.processes()
 
 
+def test_what_workers_left_running_is_killed_when_its_time_is_over(ft):
+    script = ft.script(
+        "import os, signal, threading\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n    os.setsid()\n    threading.Event().wait()\n"
+    )
+    command = ft.run("--standalone", "--shutdown-timeout", 1, script)
+    assert command.process.returncode == 0
+    assert (
+        "1 process(es) that the workers left running still alive after --shutdown-timeout 1 s: "
+        "sending SIGKILL\n"
+    ) in command.stderr
+    assert not ft.processes()
+
+
 def test_a_worker_has_no_descriptors_of_its_launcher(ft):
     script = ft.script(
         "import os\n"

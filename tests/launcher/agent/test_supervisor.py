@@ -14,6 +14,7 @@ from ft_run.launcher.agent.ending import Farewell, NodeEnd, Signalled
 from ft_run.launcher.agent.parts import NodeParts
 from ft_run.launcher.agent.supervisor import (
     HUNG_S,
+    LEFTOVERS_S,
     SETTLE_S,
     Listener,
     Supervisor,
@@ -46,6 +47,9 @@ class FakeSpawner:
 
     def spawn(self, round_number: int, workers: Sequence[WorkerCommand]) -> None:
         self.asked.append(f"spawn {len(workers)}")
+
+    def terminate_all(self) -> None:
+        self.asked.append("terminate all")
 
     def stop(self, number: int) -> None:
         self.asked.append(f"stop {int(number)}")
@@ -99,9 +103,9 @@ class Node:
         while self.over:
             self.do(self.supervisor.time_over(self.over.pop(0)))
 
-    def stop(self, *, is_hung: bool = False, lets_settle: bool = False) -> None:
+    def stop(self, **options: Any) -> None:
         async def stop() -> None:
-            self.supervisor.stop(is_hung=is_hung, lets_settle=lets_settle)
+            self.supervisor.stop(**options)
 
         self.do(stop())
 
@@ -145,6 +149,36 @@ def test_workers_that_ignore_a_stop_are_killed_when_their_time_is_over(capfd) ->
         node.clock.pass_to(SHUTDOWN_S + 1)
         node.take_what_is_over()
         assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+
+    with_node(test)
+
+
+def test_workers_of_a_node_that_will_be_gone_have_what_is_left_of_its_time(capfd) -> None:
+    def test(node: Node) -> None:
+        node.stop(patience_s=7.0)
+        node.clock.pass_to(8.0)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "stop 15", "kill"]
+        assert "2 worker(s) still alive after 7 s: sending SIGKILL" in capfd.readouterr().err
+
+    with_node(test)
+
+
+def test_what_workers_left_running_is_killed_and_is_no_worker(capfd) -> None:
+    def test(node: Node) -> None:
+        for local_rank in (0, 1):
+            node.do(node.supervisor.exited(Exited(0, local_rank, 0)))
+
+        async def end() -> None:
+            node.supervisor.end(gently=True)
+
+        node.do(end())
+        node.clock.pass_to(LEFTOVERS_S + 1)
+        node.take_what_is_over()
+        assert node.spawner.asked == ["spawn 2", "terminate all", "kill"]
+        assert (
+            "2 process(es) that the workers left running still alive after 5 s: sending SIGKILL\n"
+        ) in capfd.readouterr().err
 
     with_node(test)
 
