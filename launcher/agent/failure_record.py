@@ -31,8 +31,8 @@ class FailureRecords:
         self._oom = OomWatch()
 
     def begin(self) -> None:
-        """A round begins: what the OOM killer did before is not of this round."""
-        self._oom.has_struck()
+        """A round begins."""
+        self._oom.begin()
 
     async def of_worker(self, group: WorkerGroup, event: Exited, *, after_stop: bool) -> Failure:
         """Return that of a worker that exited non-zero, with the last of what it wrote."""

@@ -19,12 +19,21 @@ class OomWatch:
         self._files: list[Path] = []
         if directory is not None:
             self._files = [directory / "memory.events", directory / "memory.oom_control"]
-        self._count = self._read()
+        self._known = self._read()
+        """Its kills that were recognised, or are of earlier rounds."""
+
+    def begin(self) -> None:
+        """A round begins: what the OOM killer did before is not of this round."""
+        self._known = self._read()
 
     def has_struck(self) -> bool:
-        """Return whether a process was killed since the last call."""
-        before, self._count = self._count, self._read()
-        return self._count > before
+        """Return whether it has killed one process more than those that were recognised.
+
+        It may have killed several at once, and each of them is asked about.
+        """
+        is_one_more = self._read() > self._known
+        self._known += is_one_more
+        return is_one_more
 
     def _read(self) -> int:
         for path in self._files:
