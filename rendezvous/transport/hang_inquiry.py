@@ -41,6 +41,8 @@ class HangInquiry:
         self._seen_at: dict[int, float] = {}
         """When each rank that is suspected got on last, by this host's clock."""
         self._task: asyncio.Task[None] | None = None
+        self._number = -1
+        """The round into which it looks."""
 
     def suspect(self, link: int, suspicion: Suspicion) -> None:
         """Take the suspicion of the node on a stream."""
@@ -49,6 +51,9 @@ class HangInquiry:
             return
         if node.round != number or not self._is_running(number):
             return
+        if number != self._number:
+            self.close()  # what looks into an earlier round; this node tells it once
+            self._number = number
         at = time.monotonic() - suspicion.idle_s
         self._seen_at.update((rank, at) for rank in suspicion.ranks if node.has_rank(rank))
         if self._task is None:
@@ -56,13 +61,15 @@ class HangInquiry:
             self._task.add_done_callback(self._done)
 
     def close(self) -> None:
-        """Give up."""
-        if self._task is not None:
-            self._task.cancel()
+        """Give up, and forget what is suspected."""
+        task, self._task = self._task, None
+        self._seen_at.clear()
+        if task is not None:
+            task.cancel()
 
     def _done(self, task: "asyncio.Task[None]") -> None:
-        self._task = None
-        self._seen_at.clear()
+        if task is self._task:
+            self.close()
         if not task.cancelled():
             task.result()  # the loop shows what is a bug of ours
 

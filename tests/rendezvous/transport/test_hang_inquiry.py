@@ -152,6 +152,26 @@ def test_it_is_given_up_when_the_round_ends(after: int) -> None:
     run(test)
 
 
+def test_a_suspicion_of_the_next_round_is_not_lost_with_the_last_round() -> None:
+    """A node tells it once. The inquiry into the round before only sleeps until it looks again."""
+
+    async def test() -> None:
+        scene = running(2, hang=HANG)
+        node = Inquiry(scene, iter([both(5)] * (LOOKS + 1)))
+        node.suspect("b", 1)
+        await asyncio.sleep(0)
+        for name in "ab":
+            scene.fail(name)
+            scene.stopped(name)
+        assert scene.group.round == 1
+        node.suspect("a", 0)
+        await node.over()
+        (hung,) = node.hung
+        assert (node.asked, hung.round, hung.failure.rank) == (LOOKS + 1, 1, 0)
+
+    run(test)
+
+
 def gets_on(rank: int) -> list[Whereabouts]:
     """Six looks at two ranks, of which one does a step."""
     stays, steps = at(1 - rank, 5), at(rank, 5)
