@@ -235,7 +235,7 @@ _NOTES: Final[Mapping[type, Callable[[Any], str]]] = {
     notes.NodeLost: lambda n: f"node {n.node_id} is lost: {n.reason}",
     notes.NodeExcluded: lambda n: f"node {n.node_id} is excluded",
     notes.NodeFailedChecks: lambda n: f"node {n.node_id} is sent away: {n.sentence}",
-    notes.NodeRefused: lambda n: f"{n.node} was refused: {n.sentence}",
+    notes.NodeRefused: lambda n: f"{n.node} refused: {n.sentence.removesuffix('.')}",
     notes.NodeRenamed: lambda n: f"node {n.node_id} is another host that is called {n.host}",
     notes.OptionsReplaced: lambda n: f"node {n.node_id} comes from this job: its options hold",
     notes.RoundFormed: lambda n: (

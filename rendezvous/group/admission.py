@@ -2,6 +2,7 @@
 
 import math
 
+from ...values import dataclass
 from ..policy.rules import BadRule, Rule
 from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec
 
@@ -45,6 +46,24 @@ _HANG_OPTIONS = (
 )
 _NO_HANGS = HangSpec(timeout_s=math.inf, start_s=math.inf)
 
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """From which side a refusal is told: that of the refused node, or that of the master."""
+
+    node: str
+    here: str
+    there: str
+    intro: str
+
+    @classmethod
+    def of_master(cls, node_id: str) -> "Side":
+        """Return that of the master's console, where the node that is refused has been named."""
+        return cls("it", f"on {node_id}", "in this job", "")
+
+
+OWN_SIDE = Side("this node", "here", "there", "this node's options differ from the job's: ")
+
 _RULES_MAX = 100
 """To read the longest expression takes 0.04 s."""
 
@@ -52,27 +71,28 @@ _COUNT_MAX = 2**31
 """No job comes to as many rounds or restarts; with one more, a number would not fit a message."""
 
 
-def refusal(attend: Attend, job: JobSpec | None) -> str | None:
+def refusal(attend: Attend, job: JobSpec | None, side: Side = OWN_SIDE) -> str | None:
     """Return why a node may not join the job, in one sentence; None when it may.
 
     Args:
         attend: what the node says of itself.
         job: what the nodes before it agreed on; None for the first.
+        side: from which it is told.
     """
     if attend.protocol != PROTOCOL_VERSION:
         return (
-            f"this node speaks protocol {attend.protocol} (ft-run {attend.version}) and the "
+            f"{side.node} speaks protocol {attend.protocol} (ft-run {attend.version}) and the "
             f"master protocol {PROTOCOL_VERSION}; install the same ft-run on all nodes."
         )
-    sentence = _nonsense(attend)
+    sentence = _nonsense(attend, side)
     if sentence is not None:
         return sentence
     # Rules are read for the first node alone: those of the others must be the same. So no node that
     # does not belong to the job can give the master something to read.
-    return _bad_rule(attend.job) if job is None else difference(attend.job, job)
+    return _bad_rule(attend.job) if job is None else difference(attend.job, job, side)
 
 
-def _nonsense(attend: Attend) -> str | None:
+def _nonsense(attend: Attend, side: Side) -> str | None:
     job, node = attend.job, attend.node
     if not 1 <= job.min_nodes <= job.max_nodes or job.node_unit < 1:
         return (
@@ -88,9 +108,11 @@ def _nonsense(attend: Attend) -> str | None:
     if bad_number is not None:
         return bad_number
     if attend.claim is not None and max(attend.claim.round, attend.claim.restarts) >= _COUNT_MAX:
-        return f"this node claims round {attend.claim.round} with {attend.claim.restarts} restarts."
+        return (
+            f"{side.node} claims round {attend.claim.round} with {attend.claim.restarts} restarts."
+        )
     if not node.node_id or not node.incarnation or node.local_world_size < 1:
-        return "this node sent no identity or no number of workers; is it an ft-run agent?"
+        return f"{side.node} sent no identity or no number of workers; is it an ft-run agent?"
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
         return (
             f"--node-rank {node.wanted_rank} is not below the number of nodes "
@@ -143,38 +165,41 @@ def _bad_rule(job: JobSpec) -> str | None:
     return None
 
 
-def difference(given: JobSpec, agreed: JobSpec) -> str | None:
+def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | None:
     """Return in one sentence how a node's options differ from the job's; None where they agree.
 
     Args:
         given: with what the node was started.
         agreed: what the nodes of the job agreed on.
+        side: from which it is told.
     """
     if given.job_id != agreed.job_id:
         return (
             f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
             "master serves; use another endpoint or the same id."
         )
-    differences = _differing(given, agreed, _OPTIONS) + _differing(
+    found = _differing(given, agreed, _OPTIONS) + _differing(
         given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS
     )
-    differences += _differing(given.hang or _NO_HANGS, agreed.hang or _NO_HANGS, _HANG_OPTIONS)
+    found += _differing(given.hang or _NO_HANGS, agreed.hang or _NO_HANGS, _HANG_OPTIONS)
     if given.checks is not None and agreed.checks is not None:
-        differences += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
+        found += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
     elif given.checks != agreed.checks:
-        here, there = ("on", "off") if given.checks is not None else ("off", "on")
-        differences.append(f"--network-check is {here} here and {there} there")
-    if not differences:
+        found.append(("--network-check", given.checks is not None, agreed.checks is not None))
+    if not found:
         return None
-    return "this node's options differ from the job's: " + ", ".join(differences) + "."
+    differences = (
+        f"{option} is {_shown(mine)} {side.here} and {_shown(theirs)} {side.there}"
+        for option, mine, theirs in found
+    )
+    return f"{side.intro}{', '.join(differences)}."
 
 
-def _differing(given: object, agreed: object, options: tuple[tuple[str, str], ...]) -> list[str]:
-    return [
-        f"{option} is {_shown(getattr(given, name))} here and {_shown(getattr(agreed, name))} there"
-        for name, option in options
-        if getattr(given, name) != getattr(agreed, name)
-    ]
+def _differing(
+    given: object, agreed: object, options: tuple[tuple[str, str], ...]
+) -> list[tuple[str, object, object]]:
+    both = ((option, getattr(given, name), getattr(agreed, name)) for name, option in options)
+    return [(option, mine, theirs) for option, mine, theirs in both if mine != theirs]
 
 
 def _shown(value: object) -> str:
@@ -184,10 +209,10 @@ def _shown(value: object) -> str:
         return "not given"
     if isinstance(value, float):
         return "never" if value == math.inf else f"{value:g}"
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return {True: "set", False: "not set"}[value] if isinstance(value, bool) else str(value)
 
 
-def identity_taken(attend: Attend, holder: NodeSpec) -> str:
+def identity_taken(attend: Attend, holder: NodeSpec, _side: Side) -> str:
     """Return the sentence for a node whose identity or rank a living node already has."""
     node = attend.node
     if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:

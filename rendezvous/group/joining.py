@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from ...values import replace
 from ..protocol import notes
@@ -10,13 +11,14 @@ from ..protocol.messages import (
     Challenge,
     Claim,
     ClaimState,
+    NodeSpec,
     Past,
     Refused,
     Renamed,
     Start,
     Stop,
 )
-from .admission import difference, identity_taken, refusal
+from .admission import OWN_SIDE, Side, difference, identity_taken, refusal
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
 from .lobby import Lobby
@@ -70,9 +72,7 @@ class Joining:
         self._attend(link, attend, now)
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
-        sentence = (
-            refusal(attend, self._state.job) if self._state.job else self._refusal_of_first(attend)
-        )
+        sentence = self._refusal(attend)
         if sentence is not None and self._is_of_a_running_job(attend):
             self._yield_to(attend, now)
             sentence = None
@@ -83,7 +83,7 @@ class Joining:
             # is better than a job that is said to have succeeded and was never run.
             return
         if sentence is not None:
-            self._refuse(link, sentence)
+            self._refuse(link, attend.node, partial(self._refusal, attend))
             return
         if self._state.job is None:
             self._rounds.agree(attend.job)
@@ -124,9 +124,13 @@ class Joining:
         is_same = attend.job.job_id == self._state.job.job_id
         return is_same and self._refusal_of_first(attend) is None
 
-    def _refusal_of_first(self, attend: Attend) -> str | None:
+    def _refusal(self, attend: Attend, side: Side = OWN_SIDE) -> str | None:
+        job = self._state.job
+        return refusal(attend, job, side) if job else self._refusal_of_first(attend, side)
+
+    def _refusal_of_first(self, attend: Attend, side: Side = OWN_SIDE) -> str | None:
         """Return why the options of a node may not become those of the job; None where they may."""
-        sentence, checks = refusal(attend, None), attend.job.checks
+        sentence, checks = refusal(attend, None, side), attend.job.checks
         if sentence is None and checks is not None and self._examiner is not None:
             try:
                 self._examiner(checks, (), ())
@@ -136,17 +140,20 @@ class Joining:
 
     def _yield_to(self, attend: Attend, now: float) -> None:
         """Refuse all that are here: a node that was in a round of the job has other options."""
-        assert self._state.job is not None
-        where = attend.node.host
+        given, where = self._state.job, attend.node.host
+        assert given is not None
         self._out.note(notes.OptionsReplaced(attend.node.node_id))
-        sentence = (
-            f"{difference(self._state.job, attend.job)} The job runs already, on {where}: use its "
-            "options, or end it there first."
-        )
+
+        def reason(side: Side) -> str:
+            return (
+                f"{difference(given, attend.job, side)} The job runs already, on {where}: use its "
+                "options, or end it there first."
+            )
+
         self._rounds.agree(attend.job)
         self._state.phase = GroupPhase.GATHERING
         for node in list(self._roster):
-            self._refuse(node.link, sentence)
+            self._refuse(node.link, node.spec, reason)
             self._gone(node)
         for newcomer in self.contest.dissolve():
             self.attend(newcomer.link, newcomer.attend, now)
@@ -155,8 +162,19 @@ class Joining:
         """Whether neither the node nor this master knows of it ever having been in this job."""
         return attend.claim is None and attend.node.incarnation not in self._admitted
 
-    def _refuse(self, link: int | None, sentence: str, *, is_displaced: bool = False) -> None:
-        # The master tells its own console, once per reason.
+    def _refuse(
+        self,
+        link: int | None,
+        node: NodeSpec,
+        reason: Callable[[Side], str | None],
+        *,
+        is_displaced: bool = False,
+    ) -> None:
+        sentence, for_user = reason(OWN_SIDE) or "", reason(Side.of_master(node.node_id)) or ""
+        # Two nodes claim the identity of one that is displaced: only the address tells them apart.
+        address = f" at {node.address}" if is_displaced or not node.node_id else ""
+        which = f"node {node.node_id}" if node.node_id else "a node"
+        self._out.note(notes.NodeRefused(which + address, for_user, sentence))
         self._out.send_on(link, Refused(sentence, is_displaced))
         self._out.close(link)
 
@@ -179,8 +197,8 @@ class Joining:
             if self._is_of_another_host(newcomer.attend, node):
                 self._give_identity(newcomer, now)
                 continue
-            sentence = identity_taken(newcomer.attend, node.spec)
-            self._refuse(newcomer.link, sentence, is_displaced=True)
+            reason = partial(identity_taken, newcomer.attend, node.spec)
+            self._refuse(newcomer.link, newcomer.attend.node, reason, is_displaced=True)
 
     @staticmethod
     def _is_of_another_host(attend: Attend, holder: Node) -> bool:

@@ -73,10 +73,13 @@ class NodeFailedChecks:
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
-    """A node is turned away at the door; ``node`` is its identity where it gave one."""
+    """A node is turned away at the door; ``node`` names it for people."""
 
     node: str
     sentence: str
+    """For the master's console."""
+    reason: str
+    """What the node is told: the same for all that are refused for one reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from ..protocol.messages import (
     Challenge,
     MasterMessage,
     NodeMessage,
-    Refused,
     Verdict,
 )
 from ..protocol.notes import MasterNote, NodeRefused
@@ -98,8 +97,6 @@ class Master:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Deliver] = {}
-        self._names: dict[int, str] = {}
-        """Which node attends on a stream, for people."""
         self._stack_calls = StackCalls(self._say)
         self._hangs = HangInquiry(self.group, self.whereabouts, self._say, self._handle)
         self._steps_calls = StackCalls(self._say, StepsOrder)
@@ -125,10 +122,8 @@ class Master:
         elif isinstance(message, StepsReport):
             self._steps_calls.take(link, self._own_steps(link, message))
         elif link in self._streams:
-            if isinstance(message, Attend):
-                self._names[link] = f"node {message.node.node_id} at {message.node.address}"
-                if self._office is not ALONE and self._office.holds():
-                    self._say(link, Challenge())  # the node learns that it was heard
+            if isinstance(message, Attend) and self._office is not ALONE and self._office.holds():
+                self._say(link, Challenge())  # the node learns that it was heard
             self._handle(Received(link, message))
 
     def _own_stacks(self, link: int, report: StackReport) -> StackReport:
@@ -148,7 +143,6 @@ class Master:
 
     def detach(self, link: int) -> None:
         """Take note that a stream is gone."""
-        self._names.pop(link, None)
         self._stack_calls.gone(link)
         self._steps_calls.gone(link)
         if self._streams.pop(link, None) is not None:
@@ -179,12 +173,12 @@ class Master:
         }
         return (await self._steps_calls.ask(nodes, (), STEPS_S)).steps if nodes else ()
 
-    def refused(self, node: str, sentence: str) -> None:
+    def refused(self, refusal: NodeRefused) -> None:
         """Tell the user that a node was refused, once per reason."""
-        if sentence in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
+        if refusal.reason in self._reasons_told or len(self._reasons_told) >= _REASONS_TOLD:
             return
-        self._reasons_told.add(sentence)
-        self._note(NodeRefused(node, sentence))
+        self._reasons_told.add(refusal.reason)
+        self._note(refusal)
 
     async def finished(self) -> Verdict:
         """Return the verdict, when every node that is there has heard it."""
@@ -241,14 +235,13 @@ class Master:
         match command:
             case Send(link, message):
                 self._say(link, message)
-                if isinstance(message, Refused):
-                    self.refused(self._names.get(link, "a node"), message.sentence)
             case Close(link):
-                self._names.pop(link, None)
                 deliver = self._streams.pop(link, None)
                 if deliver is not None:
                     deliver(None)
                     self._loop.call_soon(self._handle, Detached(link))
+            case Note(NodeRefused() as refusal):
+                self.refused(refusal)
             case Note(note):
                 self._note(note)
             case Finish(verdict):

@@ -19,6 +19,7 @@ from ..policy.hang import group_stacks
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
+from ..protocol.notes import NodeRefused
 from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, server_options
 from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
@@ -158,9 +159,9 @@ class MasterServer:
             attend = decode_node(await self._silent.first_word(context.read))
             bounds.check(attend)
         except bounds.OutOfBounds as error:
-            sentence = f"this node sent what makes no sense: {error}"
-            master.refused(f"a node at {context.peer()}", sentence)
-            await context.write(encode_master(Refused(sentence)))
+            sentence, what = f"sent what makes no sense: {error}", f"a node at {context.peer()}"
+            master.refused(NodeRefused(what, f"it {sentence}", sentence))
+            await context.write(encode_master(Refused(f"this node {sentence}")))
             return
         except _NOT_AN_AGENT:
             return

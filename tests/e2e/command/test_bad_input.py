@@ -274,7 +274,7 @@ def test_two_nodes_with_one_node_rank(ft: "Launcher", free_port: int, tmp_path: 
         (("--nnodes", "2:3"), "the maximum of --nnodes is 3 here and 2 there"),
         (("--nnodes", "1:2"), "the minimum of --nnodes is 1 here and 2 there"),
         (("--node-unit", 2), "--node-unit is 2 here and 1 there"),
-        (("--store", "separate"), "--store separate is on here and off there"),
+        (("--store", "separate"), "--store separate is set here and not set there"),
         (("--rdzv-id", "other"), "--rdzv-id 'other' is another job than 'j'"),
         (("--node-rank", 7), "--node-rank 7 is not below the number of nodes (2)"),
     ],

@@ -36,9 +36,9 @@ CASES: list[tuple[ev.Event, int, str]] = [
         "master: node vm/1 lost its connection",
     ),
     (
-        ev.MasterNoted(notes.NodeRefused("node vm/1 at 10.0.0.1", "no."), is_apart=False),
+        ev.MasterNoted(notes.NodeRefused("node vm/1 at 10.0.0.1", "no.", "no."), is_apart=False),
         logging.WARNING,
-        "master: node vm/1 at 10.0.0.1 was refused: no.",
+        "master: node vm/1 at 10.0.0.1 refused: no",
     ),
     (
         ev.MasterSignalled("SIGTERM", has_nodes=False),

@@ -328,7 +328,7 @@ def test_checks_of_nodes_with_other_options_are_given_up():
     assert scene.is_in(GroupPhase.CHECKING)
     other = replace(scene.job, checks=None)
     scene.attend("c", claim=claim_of(4, 0), job=other)
-    assert all("--network-check is on here" in scene.last(n, Refused).sentence for n in "ab")
+    assert all("--network-check is set here" in scene.last(n, Refused).sentence for n in "ab")
     scene.attend("d", claim=claim_of(4, 1), job=other)
     assert scene.is_in(GroupPhase.RUNNING)
     assert scene.group.round == 4
@@ -941,7 +941,7 @@ def test_a_warning_is_told_by_the_exit_status_if_asked_for():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (None, "--network-check is off here and on there"),
+        (None, "--network-check is not set here and set there"),
         (CheckSpec("full", 60.0), "--check-level is full here and light there"),
         (
             CheckSpec("light", 60.0, floors=("latency_us=50.0",)),

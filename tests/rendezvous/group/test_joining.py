@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.messages import (
+    PROTOCOL_VERSION,
     Challenge,
     ChallengeReply,
     Done,
@@ -36,7 +38,7 @@ from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running
         (JobSpec("job", 2, 2, 1, 0), "--max-restarts is 0 here and 3 there"),
         (
             JobSpec("job", 2, 2, 1, 3, separate_store=True),
-            "--store separate is on here and off there",
+            "--store separate is set here and not set there",
         ),
         (
             JobSpec("job", 2, 2, 1, 3, rescale_delay_s=60.0),
@@ -64,6 +66,41 @@ def test_another_configuration_is_refused_with_the_difference(job, words):
     assert scene.closed == ["b"]
     scene.attend("c")
     assert scene.rounds("a") == scene.rounds("c") == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"job": JobSpec("job", 2, 2, 1, 5, separate_store=True)},
+            "--max-restarts is 5 on b and 3 in this job, --store separate is set on b and not"
+            " set in this job",
+        ),
+        (
+            {"job": JobSpec("job", 2, 2, 1, 3, checks=CheckSpec(level="light", timeout_s=60.0))},
+            "--network-check is set on b and not set in this job",
+        ),
+        (
+            {"protocol": 99},
+            f"it speaks protocol 99 (ft-run 1) and the master protocol {PROTOCOL_VERSION}; "
+            "install the same ft-run on all nodes",
+        ),
+        (
+            {"claim": claim_of(number=2**31, rank=0)},
+            f"it claims round {2**31} with 0 restarts",
+        ),
+        (
+            {"workers": 0},
+            "it sent no identity or no number of workers; is it an ft-run agent?",
+        ),
+    ],
+)
+def test_the_console_of_the_master_tells_a_refusal_from_its_side(given, told):
+    scene = Scene(2)
+    scene.attend("a")
+    scene.attend("b", **given)
+    assert scene.notes[-1] == f"node b refused: {told}"
+    assert "on b" not in scene.last("b", Refused).sentence
 
 
 def test_another_protocol_is_refused():

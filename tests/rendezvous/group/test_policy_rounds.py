@@ -492,8 +492,8 @@ def test_another_policy_on_one_node_is_refused_by_name() -> None:
     other = rules("exit:3=fail", restart_window_s=60.0, max_node_failures=5, rank0_decides=True)
     assert refused(JobSpec("job", 1, 1, 1, 3, other)) == (
         "this node's options differ from the job's: --restart-window in seconds is 60 here and 0 "
-        "there, --max-node-failures is 5 here and 3 there, --success-policy rank0 is on here and "
-        "off there."
+        "there, --max-node-failures is 5 here and 3 there, --success-policy rank0 is set here "
+        "and not set there."
     )
 
 
