@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
 from ... import events as ev
@@ -193,8 +193,11 @@ def _written(step: int, written: Written, *, is_last: bool = False) -> ev.Checkp
 
 
 async def _within(action: "asyncio.Future[T]", deadline: float) -> "T | None":
-    """Return the result of something; None: it took too long, and was cancelled."""
+    """Return the result of something; None: it was given up, or is now, as it took too long."""
     left_s = deadline - asyncio.get_running_loop().time()
-    with suppress(asyncio.TimeoutError):
-        return await asyncio.wait_for(action, max(0.0, left_s))
-    return None
+    try:
+        await asyncio.wait([action], timeout=max(0.0, left_s))
+    finally:
+        action.cancel()
+    await asyncio.wait([action])
+    return None if action.cancelled() else action.result()

@@ -276,6 +276,25 @@ def test_where_a_node_is_lost_its_part_is_not_waited_for(
     run(test)
 
 
+@pytest.mark.parametrize("is_over", [True, False], ids=["before", "meanwhile"])
+def test_the_last_snapshot_is_saved_also_where_one_with_a_lost_node_was_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    monkeypatch.setattr("ft_run.launcher.saver.saves._COMES_S", 0.0)
+
+    async def test() -> None:
+        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        node.saves.node_lost()
+        if is_over:
+            await node.until_ended()
+        await node.saves.conclude(60.0, node.snapshot(3))
+        assert node.ended == [False]
+        assert node.complete() == ["step-00000003"]
+        node.saves.close()
+
+    run(test)
+
+
 def test_a_storage_that_comes_and_goes(node: Node) -> None:
     async def test() -> None:
         node.control("fail 2")
