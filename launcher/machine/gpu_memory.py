@@ -12,6 +12,7 @@ from typing import Final
 
 from ... import events as ev
 from ...checks.devices import nvml
+from ...tasks import show_bug
 
 Used = Mapping[str, int]
 """Bytes in use, by the UUID of the GPU."""
@@ -87,9 +88,9 @@ class GpuMemory:
             return False
 
         def over(task: "asyncio.Task[None]") -> None:
+            show_bug("the wait for the memory of GPUs", task)
             if not task.cancelled():
                 then()
-                task.result()  # the loop shows what is a bug of ours
 
         self._waiting = asyncio.create_task(self._wait(self._before))
         self._waiting.add_done_callback(over)

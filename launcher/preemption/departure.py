@@ -7,9 +7,11 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ... import events as ev
 from ...rendezvous.protocol.drain_messages import Drain, Drained, Notice
+from ...tasks import show_bug
 from ..options import LaunchOptions
 from .gone_soon import GoneSoon
 from .pages import NoticePage
@@ -71,6 +73,7 @@ class Departure:
             from .watch import watch
 
             self._watching = asyncio.create_task(watch(source, os.environ, self._post, self._tell))
+            self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))
 
     def begin(self) -> None:
         """A round begins."""

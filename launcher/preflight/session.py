@@ -9,6 +9,7 @@ workers that train start, so that no check worker holds a device.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ... import exit_codes
@@ -16,6 +17,7 @@ from ...errors import NodeUnfitError
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckResult, CheckVerdict
 from ...rendezvous.protocol.messages import Outcome, Verdict
 from ...rendezvous.protocol.offer import Offer
+from ...tasks import show_bug
 from ...values import replace
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ class CheckSession:
                 before.cancel()
                 self._order = None
             self._task = asyncio.create_task(self._work(before))
-            self._task.add_done_callback(_show_bug)
+            self._task.add_done_callback(partial(show_bug, "a check"))
         return True
 
     def _is_useless_meeting(self) -> bool:
@@ -179,11 +181,3 @@ def _for_crew(order: CheckOrder) -> "Order":
         master_port=order.master_port,
         deadline_s=order.deadline_s,
     )
-
-
-def _show_bug(task: "asyncio.Task[None]") -> None:
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "a check failed, which is a bug of ft-run", "exception": error}
-        )

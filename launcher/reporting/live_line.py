@@ -5,7 +5,9 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
+from ...tasks import show_bug
 from ..spawner.client import SpawnerClient
 from .display import Display
 
@@ -43,9 +45,9 @@ async def live_line(
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # Ctrl-Z under a shell's job control
         loop.add_signal_handler(signal.SIGTSTP, stopped)
     task = asyncio.create_task(redraw())
+    task.add_done_callback(partial(show_bug, "the live line"))  # the outcome stays what it is
     try:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from ...rendezvous.protocol.stacks import RankStack, StackReport
+from ...tasks import show_bug
 from .collect import AskedWorker, collect
 
 
@@ -26,6 +28,7 @@ class StackReports:
         if self._task is not None and not self._task.done():
             return  # the master asks one question at a time; this one was given up
         self._task = asyncio.create_task(self._report(number, node_rank, workers))
+        self._task.add_done_callback(partial(show_bug, "a report of stacks"))
 
     async def _report(self, number: int, node_rank: int, workers: tuple[AskedWorker, ...]) -> None:
         stacks: tuple[RankStack, ...] = ()

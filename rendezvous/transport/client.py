@@ -199,13 +199,13 @@ class GrpcLink:
             if not self._has_rivals:
                 self._up()
             writer = asyncio.create_task(self._write(call, outbox))
+            writer.add_done_callback(self._ended)
             try:
                 return await self._read(call)
             finally:
                 self._outbox = None
                 writer.cancel()
-                with suppress(asyncio.CancelledError):
-                    await writer
+                await asyncio.wait([writer])
                 call.cancel()
 
     async def _open(self, call: Any) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from ...tasks import show_bug
 from ..group.events import Hung
 from ..group.group import Group, GroupPhase
 from ..policy.suspicion import Finding, compare, failure_of, stacks_text
@@ -70,8 +71,7 @@ class HangInquiry:
     def _done(self, task: "asyncio.Task[None]") -> None:
         if task is self._task:
             self.close()
-        if not task.cancelled():
-            task.result()  # the loop shows what is a bug of ours
+        show_bug("an inquiry into a hang", task)
 
     def _is_running(self, number: int) -> bool:
         return self._group.round == number and self._group.phase is GroupPhase.RUNNING

@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from ...errors import PortInUseError, UsageError
 from ...protos import rendezvous_pb2 as pb
+from ...tasks import show_bug
 from ..policy.hang import group_stacks
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
@@ -193,7 +195,8 @@ class MasterServer:
         try:
             master.receive(link, attend)
             reader = asyncio.create_task(self._read(link, master, context, outbox, let_go))
-            reader.add_done_callback(_show_bug)
+            # The node sees only that its stream has ended.
+            reader.add_done_callback(partial(show_bug, "the master"))
             while (message := await outbox.get()) is not None:
                 await context.write(encode_master(message))
         except asyncio.CancelledError:
@@ -294,15 +297,6 @@ class MasterServer:
                 encode_steps(rank) for rank in steps if placed and 0 <= rank.rank - first < size
             )
         return reply
-
-
-def _show_bug(task: "asyncio.Task[None]") -> None:
-    """Show an error of ours at once: the node sees only that its stream has ended."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        asyncio.get_running_loop().call_exception_handler(
-            {"message": "the master failed, which is a bug of ft-run", "exception": error}
-        )
 
 
 def check_can_bind(address: Endpoint) -> None:

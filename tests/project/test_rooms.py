@@ -38,7 +38,7 @@ FLOORS = (
     ("events",),
     ("rendezvous.protocol",),
     ("protos", "errors", "printable"),
-    ("defaults", "exit_codes", "values", "training"),
+    ("defaults", "exit_codes", "tasks", "values", "training"),
 )
 """From the top down. Rooms of one floor do not import each other."""
 

@@ -6,13 +6,13 @@ In the driver's place: one that answers when the test lets it.
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ft_run.launcher.agent.ending import Signalled
 from ft_run.launcher.machine.gpu_memory import GpuMemory, Used
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.spawner.client import Empty, Exited, Spawned
+from ft_run.launcher.spawner.client import Empty, Exited, Spawned, SpawnerClient
 from ft_run.rendezvous.protocol.messages import (
     Assignment,
     ClaimState,
@@ -25,16 +25,24 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.tests.launcher.preflight.test_session import Node, node  # noqa: F401 - a fixture
+from ft_run.tests.launcher.preflight import test_session
+from ft_run.tests.launcher.preflight.test_session import Node
 from ft_run.training import hook
 
 FAILED = Verdict(Outcome.WORKERS_FAILED, 1, "too bad", 0, 1, None, (), 0)
 SPARE = Waiting(2, 2, 2, (), 0.0, spare=True)
 RunNode = Callable[..., None]
+node = test_session.node
+"""The fixture."""
 
 
 def start(number: int) -> Any:
     return Start(Assignment(number, "m", 0, 0, 2, 0, 2, 0, 1, "n", "127.0.0.1", 1, "", None))
+
+
+async def hear(here: Node, *events: Any) -> None:
+    """Have the agent take what does not come from the master."""
+    await here.hear(*events)
 
 
 class Gpu:
@@ -44,7 +52,7 @@ class Gpu:
         self.is_free, self._error, self._asked = asyncio.Event(), error, 0
         self.here = here
         self.asked: list[str] = []
-        here.agent._workers._spawner = self  # type: ignore[assignment]
+        here.agent._workers._spawner = cast(SpawnerClient, self)
         here.agent._workers._gpu_memory = GpuMemory(
             print, has_driver=lambda: True, ask=self._in_use
         )
@@ -74,14 +82,14 @@ class Gpu:
         group._workers[0].watch = watch = WorkerWatch()
         watch._page[hook.PID], watch._page[hook.TICKS], watch._page[hook.FURTHEST] = 1, 7, 8
         for event in (Spawned(0, (101,)), Exited(0, 0, exit_code), Empty()):
-            await self.here.hear(event)  # type: ignore[arg-type]
+            await hear(self.here, event)
 
     async def answers(self) -> None:
         self.is_free.set()
         for _ in range(5):
             await asyncio.sleep(0)
         while not self.here.agent._events.empty():
-            await self.here.hear(self.here.agent._events.get_nowait())  # type: ignore[arg-type]
+            await hear(self.here, self.here.agent._events.get_nowait())
 
     @property
     def stopped(self) -> list[Stopped]:
@@ -89,7 +97,7 @@ class Gpu:
 
 
 def run(
-    node: RunNode,  # noqa: F811 - the fixture
+    node: RunNode,
     test: Callable[[Node, Gpu], Awaitable[None]],
     error: Exception | None = None,
 ) -> None:
@@ -102,13 +110,13 @@ def run(
     node(live, only=False)
 
 
-def test_a_stop_is_confirmed_when_the_memory_is_free(node: RunNode) -> None:  # noqa: F811
+def test_a_stop_is_confirmed_when_the_memory_is_free(node: RunNode) -> None:
     async def test(here: Node, gpu: Gpu) -> None:
         await gpu.end()
         before = here.port.offer
         await here.hear(Stop(0, "a worker failed"), SPARE)
         assert gpu.stopped == []
-        assert here.agent.attend().claim.state is ClaimState.RUNNING  # type: ignore[union-attr]
+        assert here.agent._claim.state is ClaimState.RUNNING
         await gpu.answers()
         assert gpu.stopped == [Stopped(0, here.port.offer, Progress(7, has_stepped=True))]
         assert here.port.offer != before
@@ -122,7 +130,7 @@ def test_a_stop_is_confirmed_when_the_memory_is_free(node: RunNode) -> None:  # 
 
 @pytest.mark.parametrize("order", [Stop(0, "a round of the past", is_stale=True), None])
 def test_nothing_is_killed_that_is_gone(
-    node: RunNode,  # noqa: F811
+    node: RunNode,
     order: Stop | None,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -141,12 +149,12 @@ def test_nothing_is_killed_that_is_gone(
     run(node, test)
 
 
-def test_a_node_that_leaves_does_not_wait(node: RunNode) -> None:  # noqa: F811
+def test_a_node_that_leaves_does_not_wait(node: RunNode) -> None:
     """Nothing will be started on it, and it may have to save what its workers have left."""
 
     async def test(here: Node, gpu: Gpu) -> None:
         await gpu.end()
-        await here.hear(Signalled(signal.SIGTERM))  # type: ignore[arg-type]
+        await hear(here, Signalled(signal.SIGTERM))
         assert here.link.said[-2:] == [
             Leave("SIGTERM"),
             Stopped(0, here.port.offer, Progress(7, has_stepped=True)),
@@ -159,20 +167,20 @@ def test_a_node_that_leaves_does_not_wait(node: RunNode) -> None:  # noqa: F811
 
 
 def test_a_node_that_was_asked_to_leave_before_does_not_wait_either(
-    node: RunNode,  # noqa: F811
+    node: RunNode,
 ) -> None:
     async def test(here: Node, gpu: Gpu) -> None:
-        await here.hear(start(0), Spawned(0, (101,)))  # type: ignore[arg-type]
-        await here.hear(Signalled(signal.SIGTERM))  # type: ignore[arg-type]
+        await hear(here, start(0), Spawned(0, (101,)))
+        await hear(here, Signalled(signal.SIGTERM))
         assert gpu.stopped == []
-        await here.hear(Exited(0, 0, -15), Empty())  # type: ignore[arg-type]
+        await hear(here, Exited(0, 0, -15), Empty())
         assert len(gpu.stopped) == 1
         assert here.agent._end.is_known
 
     run(node, test)
 
 
-def test_workers_that_succeeded_hold_nothing_up(node: RunNode) -> None:  # noqa: F811
+def test_workers_that_succeeded_hold_nothing_up(node: RunNode) -> None:
     async def test(here: Node, gpu: Gpu) -> None:
         await gpu.end(0)
         assert len(gpu.stopped) == 1
@@ -180,7 +188,7 @@ def test_workers_that_succeeded_hold_nothing_up(node: RunNode) -> None:  # noqa:
     run(node, test)
 
 
-def test_the_end_of_the_job_is_not_waited_for(node: RunNode) -> None:  # noqa: F811
+def test_the_end_of_the_job_is_not_waited_for(node: RunNode) -> None:
     async def test(here: Node, gpu: Gpu) -> None:
         await gpu.end()
         await here.hear(FAILED)
@@ -191,7 +199,7 @@ def test_the_end_of_the_job_is_not_waited_for(node: RunNode) -> None:  # noqa: F
 
 
 def test_a_bug_in_asking_the_driver_is_shown_and_holds_nothing_up(
-    node: RunNode,  # noqa: F811
+    node: RunNode,
 ) -> None:
     shown: list[object] = []
 

@@ -252,3 +252,24 @@ def test_it_leaves_when_the_time_is_over() -> None:
         assert node.departure.patience_s() == 1.0
 
     run(test, 0.02)
+
+
+def test_an_error_of_the_watch_for_notices_is_shown_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("ft_run.launcher.preemption.watch.watch", broken)
+    shown: list[object] = []
+
+    async def test(node: Node) -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: shown.append(type(context["exception"]))
+        )
+        node.departure.watch("file:/notice")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert shown == [ZeroDivisionError]
+
+    run(test)

@@ -350,6 +350,28 @@ def test_an_error_of_ours_is_not_a_silent_wait() -> None:
     run(test)
 
 
+def test_an_error_of_ours_does_not_keep_what_is_said_from_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_: GrpcLink, __: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
+        await outbox.get()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(GrpcLink, "_write", broken)
+
+    async def test() -> None:
+        _, server, endpoint = await serve()
+        node = Node(endpoint, lambda: attend(nodes=2))
+        await node.next(Waiting)
+        node.link.send(Done(0))
+        lost = await node.next(LinkLost)
+        assert "which is a bug of ft-run: ZeroDivisionError()" in lost.sentence
+        await node.link.close()
+        await server.stop()
+
+    run(test)
+
+
 def rpc_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
