@@ -6,8 +6,8 @@ driver, nothing happens.
 """
 
 import asyncio
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 from ... import events as ev
@@ -24,6 +24,7 @@ _NO_PROGRESS_S: Final = 10.0
 """Memory that does not shrink for this long does not belong to the ended workers."""
 _ASK_AGAIN_S: Final = 0.5
 _DIES_S: Final = 1.0
+_LOOK_AGAIN_S: Final = 0.01
 
 
 async def ask_used() -> Used:
@@ -32,20 +33,29 @@ async def ask_used() -> Used:
     Raises:
         NvmlFailedError: there is no answer, or not in time.
     """
-    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    command, reader = nvml.command("used"), asyncio.StreamReader()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *nvml.command("used"), stdin=nothing, stdout=pipe, stderr=nothing
+        # asyncio's would warn where the agent, which reaps every child, is faster.
+        process = subprocess.Popen(  # noqa: ASYNC220 - to start it takes no longer than asyncio's
+            command, stdin=nothing, stdout=pipe, stderr=nothing
         )
     except OSError as error:
         raise nvml.NvmlFailedError(error.strerror or str(error)) from error
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+    )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), nvml.DEADLINE_S)
+        output = await asyncio.wait_for(reader.read(), nvml.DEADLINE_S)
     except asyncio.TimeoutError:
-        process.kill()
-        with suppress(asyncio.TimeoutError):  # the kernel may not let it go
-            await asyncio.wait_for(process.wait(), _DIES_S)
         raise nvml.NvmlFailedError("the driver hangs") from None
+    finally:
+        transport.close()
+        process.kill()
+        tries = round(_DIES_S / _LOOK_AGAIN_S)
+        while process.poll() is None and tries:  # the kernel may not let it go
+            tries -= 1
+            await asyncio.sleep(_LOOK_AGAIN_S)
     used: Used = nvml.answer_of(output)
     return used
 

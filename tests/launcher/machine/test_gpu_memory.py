@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -118,3 +119,42 @@ def test_the_driver_is_asked_by_a_process_with_a_deadline(
             assert {*children(os.getpid())} <= {*before}, "the agent goes on, and it need not"
 
         asyncio.run(hangs())
+
+
+_AGENT = """
+import asyncio, os, sys, threading, time
+from ft_run.checks.devices import nvml
+from ft_run.launcher.machine.gpu_memory import ask_used
+from ft_run.launcher.processes.tree import reap_all
+
+nvml.command = lambda _: (sys.executable, "-S", "-c", "print('{\\"answer\\": {\\"GPU-a\\": 7}}')")
+
+def late(pid, options):  # in all other threads: the agent is always faster
+    if threading.current_thread() is not threading.main_thread():
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.001)
+    return waitpid(pid, options)
+
+waitpid, os.waitpid = os.waitpid, late
+
+async def reap():
+    while True:
+        reap_all()
+        await asyncio.sleep(0)
+
+async def ask():
+    reaper = asyncio.create_task(reap())
+    for _ in range(3):
+        assert await ask_used() == {"GPU-a": 7}
+    reaper.cancel()
+
+asyncio.run(ask())
+"""
+
+
+def test_the_process_that_asks_may_be_reaped_by_the_agent() -> None:
+    """It reaps every child, since it adopts what the workers leave; that must not be warned of."""
+    done = subprocess.run(
+        (sys.executable, "-c", _AGENT), capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == ""
