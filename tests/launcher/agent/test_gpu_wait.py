@@ -56,6 +56,7 @@ class Gpu:
         here.agent._workers._gpu_memory = GpuMemory(
             print, has_driver=lambda: True, ask=self._in_use
         )
+        here.agent._workers._gpu_memory.remember()  # as when the agent begins to listen
 
     async def _in_use(self) -> Used:
         self._asked += 1
