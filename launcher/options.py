@@ -181,6 +181,7 @@ class LaunchOptions:
             separate_store=self.separate_store,
             rescale_delay_s=self.rendezvous.rescale_delay_s,
             hang=self.hang,
+            succession=self.rendezvous.timeouts.succession(self.rendezvous.endpoints),
         )
 
 

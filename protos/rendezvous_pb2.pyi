@@ -130,7 +130,7 @@ class HangSpec(_message.Message):
     def __init__(self, timeout_s: _Optional[float] = ..., start_s: _Optional[float] = ...) -> None: ...
 
 class JobSpec(_message.Message):
-    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy", "checks", "separate_store", "rescale_delay_s", "hang")
+    __slots__ = ("job_id", "min_nodes", "max_nodes", "node_unit", "max_restarts", "policy", "checks", "separate_store", "rescale_delay_s", "hang", "succession")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class JobSpec(_message.Message):
     SEPARATE_STORE_FIELD_NUMBER: _ClassVar[int]
     RESCALE_DELAY_S_FIELD_NUMBER: _ClassVar[int]
     HANG_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSION_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     min_nodes: int
     max_nodes: int
@@ -151,7 +152,22 @@ class JobSpec(_message.Message):
     separate_store: bool
     rescale_delay_s: float
     hang: HangSpec
-    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ..., separate_store: bool = ..., rescale_delay_s: _Optional[float] = ..., hang: _Optional[_Union[HangSpec, _Mapping]] = ...) -> None: ...
+    succession: SuccessionSpec
+    def __init__(self, job_id: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., node_unit: _Optional[int] = ..., max_restarts: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., checks: _Optional[_Union[CheckSpec, _Mapping]] = ..., separate_store: bool = ..., rescale_delay_s: _Optional[float] = ..., hang: _Optional[_Union[HangSpec, _Mapping]] = ..., succession: _Optional[_Union[SuccessionSpec, _Mapping]] = ...) -> None: ...
+
+class SuccessionSpec(_message.Message):
+    __slots__ = ("endpoints", "lease_s", "fence_s", "node_timeout_s", "node_grace_s")
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    FENCE_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    endpoints: str
+    lease_s: float
+    fence_s: float
+    node_timeout_s: float
+    node_grace_s: float
+    def __init__(self, endpoints: _Optional[str] = ..., lease_s: _Optional[float] = ..., fence_s: _Optional[float] = ..., node_timeout_s: _Optional[float] = ..., node_grace_s: _Optional[float] = ...) -> None: ...
 
 class NodeSpec(_message.Message):
     __slots__ = ("node_id", "incarnation", "host", "address", "role", "local_world_size", "wanted_rank", "is_watched")
@@ -854,18 +870,20 @@ class LeaseAsk(_message.Message):
     def __init__(self, step: _Optional[_Union[LeaseStep, str]] = ..., host: _Optional[int] = ..., process: _Optional[str] = ..., number: _Optional[int] = ..., term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., round: _Optional[int] = ..., exit_code: _Optional[int] = ..., round_term: _Optional[int] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
-    __slots__ = ("accepted", "highest", "knows_earlier", "round_term", "round")
+    __slots__ = ("accepted", "highest", "knows_earlier", "round_term", "round", "host")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_FIELD_NUMBER: _ClassVar[int]
     KNOWS_EARLIER_FIELD_NUMBER: _ClassVar[int]
     ROUND_TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     highest: int
     knows_earlier: bool
     round_term: int
     round: int
-    def __init__(self, accepted: bool = ..., highest: _Optional[int] = ..., knows_earlier: bool = ..., round_term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    host: int
+    def __init__(self, accepted: bool = ..., highest: _Optional[int] = ..., knows_earlier: bool = ..., round_term: _Optional[int] = ..., round: _Optional[int] = ..., host: _Optional[int] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
     __slots__ = ("ranks",)

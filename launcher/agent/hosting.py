@@ -12,7 +12,7 @@ from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.lease.times import LeaseTimes
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
-from ...rendezvous.protocol.messages import Verdict
+from ...rendezvous.protocol.messages import Refused, Verdict
 from ...rendezvous.protocol.timeouts import Timeouts
 from ...rendezvous.transport.link import (
     LinkDown,
@@ -23,6 +23,7 @@ from ...rendezvous.transport.link import (
     MasterLink,
 )
 from ...rendezvous.transport.master import ALONE, Master, Office
+from ...values import replace
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
@@ -107,6 +108,9 @@ class Hosting:
             # A node that is not connected when the job ends would look for a leader, in vain.
             self._succession.over.add_done_callback(
                 lambda over: agent.post(JobOver(unheard(over.result())))
+            )
+            self._succession.refused.add_done_callback(
+                lambda refused: agent.post(Refused(refused.result()))
             )
         if self._over is not None:
             # Also if it leads: this host's own master ends with the agent.
@@ -273,7 +277,7 @@ async def listed_host(
             endpoints,
             place,
             times,
-            settings,
+            replace(settings, succession=timeouts.succession(endpoints)),
             new_master,
             lambda term: note(ev.HostLeads(term)),
             trust,

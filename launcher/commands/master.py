@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ... import events as ev
 from ... import exit_codes
-from ...errors import UsageError
+from ...errors import RefusedError, UsageError
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
@@ -43,8 +43,8 @@ class _LoneMaster:
 
     def __init__(self, options: MasterOptions, trust: "Trust | None", display: Display) -> None:
         self._options, self._trust, self._display = options, trust, display
-        self._outcome: asyncio.Queue[Verdict | int] = asyncio.Queue()
-        """The verdict that this master has given, or the exit status otherwise."""
+        self._outcome: asyncio.Queue[Verdict | int | RefusedError] = asyncio.Queue()
+        """The verdict that this master has given, or else the exit status or an error."""
         self._master: Master | None = None
         """The last one."""
 
@@ -60,6 +60,8 @@ class _LoneMaster:
         verdict: Verdict | None = None
         try:
             first = await self._outcome.get()
+            if isinstance(first, RefusedError):
+                raise first
             if not isinstance(first, Verdict):
                 return first
             verdict = first
@@ -96,6 +98,9 @@ class _LoneMaster:
         own = endpoints[succession.own]
         note(ev.MasterListening(str(own), own.port))
         succession.over.add_done_callback(self._over)
+        succession.refused.add_done_callback(
+            lambda refused: self._outcome.put_nowait(RefusedError(refused.result()))
+        )
         return server, succession
 
     def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:

@@ -4,6 +4,7 @@ import math
 
 from ...values import dataclass
 from ..policy.rules import BadRule, Rule
+from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec
 
 _OPTIONS = (
@@ -71,12 +72,27 @@ _COUNT_MAX = 2**31
 """No job comes to as many rounds or restarts; with one more, a number would not fit a message."""
 
 
-def refusal(attend: Attend, job: JobSpec | None, side: Side = OWN_SIDE) -> str | None:
+_SUCCESSION_OPTIONS = (
+    ("endpoints", "--rdzv-endpoint"),
+    ("fence_s", "--rdzv-conf fence in seconds"),
+    ("node_timeout_s", "--rdzv-conf node_timeout in seconds"),
+    ("node_grace_s", "--rdzv-conf node_grace in seconds"),
+)
+_LEASE_OPTION = ("lease_s", "--rdzv-conf lease in seconds")
+
+
+def refusal(
+    attend: Attend,
+    job: JobSpec | None,
+    succession: SuccessionSpec | None = None,
+    side: Side = OWN_SIDE,
+) -> str | None:
     """Return why a node may not join the job, in one sentence; None when it may.
 
     Args:
         attend: what the node says of itself.
         job: what the nodes before it agreed on; None for the first.
+        succession: what this host was given; None: it was given one endpoint.
         side: from which it is told.
     """
     if attend.protocol != PROTOCOL_VERSION:
@@ -87,6 +103,9 @@ def refusal(attend: Attend, job: JobSpec | None, side: Side = OWN_SIDE) -> str |
     sentence = _nonsense(attend, side)
     if sentence is not None:
         return sentence
+    differences = succession_differences(attend.job.succession, succession, side=side)
+    if differences:
+        return _differ(differences, side)
     # Rules are read for the first node alone: those of the others must be the same. So no node that
     # does not belong to the job can give the master something to read.
     return _bad_rule(attend.job) if job is None else difference(attend.job, job, side)
@@ -186,12 +205,41 @@ def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | 
         found += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
     elif given.checks != agreed.checks:
         found.append(("--network-check", given.checks is not None, agreed.checks is not None))
-    if not found:
-        return None
-    differences = (
+    return _differ(_words(found, side), side) if found else None
+
+
+def succession_differences(
+    given: SuccessionSpec | None,
+    other: SuccessionSpec | None,
+    *,
+    both_lead: bool = False,
+    side: Side = OWN_SIDE,
+) -> list[str]:
+    """Return how what one was given differs from what another was, each with both values.
+
+    Args:
+        given: to this node or host; None: it was given one endpoint.
+        other: to the host that it is compared with.
+        both_lead: both are hosts that may lead; the lease is of no account to other nodes.
+        side: from which it is told.
+    """
+    if given is not None and other is not None:
+        options = (*_SUCCESSION_OPTIONS, _LEASE_OPTION) if both_lead else _SUCCESSION_OPTIONS
+        return _words(_differing(given, other, options), side)
+    if given == other:
+        return []
+    mine, theirs = (spec.endpoints if spec is not None else "no list" for spec in (given, other))
+    return _words([("--rdzv-endpoint", mine, theirs)], side)
+
+
+def _words(found: list[tuple[str, object, object]], side: Side) -> list[str]:
+    return [
         f"{option} is {_shown(mine)} {side.here} and {_shown(theirs)} {side.there}"
         for option, mine, theirs in found
-    )
+    ]
+
+
+def _differ(differences: list[str], side: Side) -> str:
     return f"{side.intro}{', '.join(differences)}."
 
 

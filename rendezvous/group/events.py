@@ -5,6 +5,7 @@ import math
 from ... import defaults
 from ...values import dataclass
 from ..protocol.failure import Failure
+from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
 from ..protocol.notes import MasterNote
 
@@ -30,6 +31,8 @@ class GroupSettings:
     starts_from: float = -math.inf
     """By the group's clock: no worker is started earlier, for those that an earlier leader started
     may be alive. A round that is found whole is taken over all the same."""
+    succession: SuccessionSpec | None = None
+    """With several endpoints: what nodes must have been given as well."""
 
 
 # --- events ----------------------------------------------------------------------------------

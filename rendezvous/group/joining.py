@@ -126,11 +126,14 @@ class Joining:
 
     def _refusal(self, attend: Attend, side: Side = OWN_SIDE) -> str | None:
         job = self._state.job
-        return refusal(attend, job, side) if job else self._refusal_of_first(attend, side)
+        if job is None:
+            return self._refusal_of_first(attend, side)
+        return refusal(attend, job, self._state.settings.succession, side)
 
     def _refusal_of_first(self, attend: Attend, side: Side = OWN_SIDE) -> str | None:
         """Return why the options of a node may not become those of the job; None where they may."""
-        sentence, checks = refusal(attend, None, side), attend.job.checks
+        sentence = refusal(attend, None, self._state.settings.succession, side)
+        checks = attend.job.checks
         if sentence is None and checks is not None and self._examiner is not None:
             try:
                 self._examiner(checks, (), ())

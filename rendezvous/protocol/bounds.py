@@ -12,7 +12,7 @@ from ... import defaults
 from .check_messages import CheckResult
 from .drain_messages import Drained, Notice
 from .failure import Failure
-from .lease_messages import LeaseAnswer, LeaseAsk
+from .lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, SuccessionSpec
 from .messages import (
     Attend,
     Claim,
@@ -128,6 +128,7 @@ def check_lease(message: LeaseAsk | LeaseAnswer, hosts: int) -> None:
     else:
         _number("highest", message.highest, 0, BALLOT_MAX)
         _number("round_term", message.round_term, 0, BALLOT_MAX)
+        _number("host", message.host, NO_HOST, hosts - 1)
     _number("round", message.round, -1)
 
 
@@ -178,6 +179,17 @@ def _job(job: JobSpec) -> None:
         _seconds("hang.start_s", job.hang.start_s)
     if job.rescale_delay_s is not None:
         _seconds("rescale_delay_s", job.rescale_delay_s)
+    if job.succession is not None:
+        check_succession(job.succession)
+
+
+def check_succession(spec: SuccessionSpec) -> None:
+    """Look at what a host that may lead, or a node of it, was given; raises as ``check``."""
+    _text("endpoints", spec.endpoints, TEXT_MAX_CHARS)
+    for endpoint in spec.endpoints.split(","):
+        _name("endpoints", endpoint)
+    for name in ("lease_s", "fence_s", "node_timeout_s", "node_grace_s"):
+        _seconds(name, getattr(spec, name))
 
 
 def _node(node: NodeSpec) -> None:

@@ -10,6 +10,21 @@ NO_ROUND = (0, -1)
 """Stands for term and number of a round where there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class SuccessionSpec:
+    """What must be the same on all hosts that may lead, and on their nodes. Times in seconds.
+
+    The times of the nodes tell a new leader when no worker of an earlier one is left.
+    """
+
+    endpoints: str
+    """All that are listed, in their order, with commas."""
+    lease_s: float
+    fence_s: float
+    node_timeout_s: float
+    node_grace_s: float
+
+
 class LeaseStep(enum.Enum):
     """What is asked of an acceptor."""
 
@@ -62,3 +77,5 @@ class LeaseAnswer:
     round_term: int = 0
     """With ``round``: the newest round that this host knows of."""
     round: int = -1
+    host: int = NO_HOST
+    """Of the process that answers: its place in the list of endpoints."""

@@ -12,6 +12,7 @@ from ...values import dataclass
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .drain_messages import Drain, Drained, MayLeave, Notice
 from .failure import Failure
+from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
 from .steps import StepsOrder, StepsReport
@@ -68,6 +69,8 @@ class JobSpec:
     """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
     hang: HangSpec | None = None
     """None: no worker is suspected to hang."""
+    succession: SuccessionSpec | None = None
+    """Compared with that of the leader. None: one endpoint."""
 
 
 @dataclass(frozen=True, slots=True)

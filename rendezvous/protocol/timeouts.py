@@ -1,7 +1,11 @@
 """The times of a rendezvous that ``--rdzv-conf`` sets, in one place for all that carry them."""
 
+from collections.abc import Sequence
+
 from ... import defaults
 from ...values import dataclass
+from .endpoint import Endpoint
+from .lease_messages import SuccessionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,18 @@ class Timeouts:
     """With several endpoints: of the one that leads."""
     fence_s: float = defaults.FENCE_S
     """With several endpoints: how long workers outlive their leader; infinity: no limit."""
+
+    def succession(self, endpoints: Sequence[Endpoint]) -> SuccessionSpec | None:
+        """Return what all who use these endpoints must agree on; None where there is no list."""
+        if not endpoints:
+            return None
+        return SuccessionSpec(
+            ",".join(map(str, endpoints)),
+            self.lease_s,
+            self.fence_s,
+            self.node_timeout_s,
+            self.node_grace_s,
+        )
 
 
 NO_TIMEOUTS_GIVEN = Timeouts()

@@ -33,8 +33,8 @@ TERM_KEY = "ft-run-term"
 LED_BY_KEY = "ft-run-led-by"
 """Which of the listed hosts leads, by its place, where the one that answers does not; -1: none."""
 
-HOSTS_KEY = "ft-run-hosts"
-"""The list of endpoints: all hosts must have the same."""
+SUCCESSION_KEY = "ft-run-succession-bin"
+"""With several endpoints: a ``SuccessionSpec``, which must be the same on all hosts."""
 
 _CLIENT_PINGS_AFTER = 0.48
 _SERVER_PINGS_AFTER = 0.5

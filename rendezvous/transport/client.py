@@ -13,13 +13,22 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ... import defaults
+from ..group.admission import succession_differences
 from ..lease.search import Search
 from ..protocol.endpoint import Endpoint
+from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
 from ..trust.doubt import Doubt, doubt
 from ..trust.wire import Trust, open_channel
-from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY, client_options
-from .codec import WireError, decode_master, encode_node
+from .channel_options import (
+    LED_BY_KEY,
+    MASTER_KEY,
+    SERVICE,
+    SUCCESSION_KEY,
+    TERM_KEY,
+    client_options,
+)
+from .codec import WireError, decode_master, decode_succession, encode_node
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 
 _FIRST_ANSWER_S = 5.0
@@ -159,6 +168,12 @@ class GrpcLink:
                     return
                 reason = error.doubt.value
                 self._search.failed()
+            except _DiffersError as error:
+                if not self._was_up and time.monotonic() - away_since >= self._distrust_s:
+                    self._on_event(Refused(str(error)))
+                    return
+                reason = "it was given other options"
+                self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
                 self._search.failed()
@@ -193,7 +208,7 @@ class GrpcLink:
             except grpc.aio.AioRpcError as error:
                 self._outbox = None
                 raise await self._cannot_open(error, endpoint) from None
-            except _ElsewhereError:
+            except (_ElsewhereError, _DiffersError, _UnreachableError):
                 self._outbox = None
                 raise
             if not self._has_rivals:
@@ -217,9 +232,11 @@ class GrpcLink:
                 self._search.failed()  # it does not lead, and was quick to say so
                 raise _ElsewhereError(_ENDED)
             raise error
+        first = self._attend()
         if self._has_rivals:
+            _compare(first.job.succession, greeting, self._endpoints[self._search.target])
             _follow(self._search, greeting)
-        attend = encode_node(self._attend())
+        attend = encode_node(first)
         try:
             await call.write(attend)
         except asyncio.InvalidStateError:  # the stream has ended since the master's first word
@@ -296,6 +313,29 @@ class _UnreachableError(Exception):
 
 class _ElsewhereError(Exception):
     """What answers does not lead, or leads by an old lease; the search knows where to go on."""
+
+
+class _DiffersError(Exception):
+    """What answers was given another list of hosts, or other times for them."""
+
+
+def _compare(own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint) -> None:
+    """Look whether the host that has answered was given what this node was given.
+
+    Raises:
+        _DiffersError: it was not. Which host leads there means nothing here.
+        _UnreachableError: what it says makes no sense.
+    """
+    given = greeting.get(SUCCESSION_KEY)
+    try:
+        theirs = decode_succession(given) if isinstance(given, bytes) else None
+    except (WireError, DecodeError):
+        raise _UnreachableError("its answer makes no sense") from None
+    if theirs is None and TERM_KEY in greeting:
+        return  # it leads, and compares by itself when this node attends; or it knows no leader
+    if differences := succession_differences(own, theirs):
+        options = ", ".join(differences)
+        raise _DiffersError(f"this node's options differ from those of {endpoint}: {options}.")
 
 
 def _follow(search: Search, greeting: "grpc.aio.Metadata") -> None:

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from ...protos import rendezvous_pb2 as pb
 from ...values import is_value, names, prepare
-from ..protocol.lease_messages import LeaseAnswer, LeaseAsk
+from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage
 from ..protocol.stacks import RankStack
 from ..protocol.steps import RankSteps
@@ -190,7 +190,7 @@ def decode_stack(message: Any) -> RankStack:
     return stack
 
 
-def encode_lease(message: LeaseAsk | LeaseAnswer) -> bytes:
+def encode_lease(message: LeaseAsk | LeaseAnswer | SuccessionSpec) -> bytes:
     """Return what listed hosts say to each other, serialized."""
     data: bytes = _codec(type(message)).encode(message).SerializeToString()
     return data
@@ -206,6 +206,12 @@ def decode_lease_answer(data: bytes) -> LeaseAnswer:
     """Return an answer of another host; raises as ``decode_node``."""
     answer: LeaseAnswer = _codec(LeaseAnswer).decode(pb.LeaseAnswer.FromString(data))
     return answer
+
+
+def decode_succession(data: bytes) -> SuccessionSpec:
+    """Return what another host was given; raises as ``decode_node``."""
+    spec: SuccessionSpec = _codec(SuccessionSpec).decode(pb.SuccessionSpec.FromString(data))
+    return spec
 
 
 def encode_master(message: MasterMessage) -> bytes:

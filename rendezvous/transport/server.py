@@ -23,7 +23,7 @@ from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
 from ..protocol.notes import NodeRefused
 from ..trust.wire import Trust, listen
-from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, server_options
+from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
 from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
 from .health import NO_SENSE, Health
 from .master import Master
@@ -138,7 +138,8 @@ class MasterServer:
         try:
             return self._succession.answer(request, dict(context.invocation_metadata() or ()))
         except (bounds.OutOfBounds, WireError, DecodeError) as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            own = ((SUCCESSION_KEY, self._succession.spec_data),)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), own)
             raise  # which abort has done
 
     async def _attend(
@@ -147,7 +148,7 @@ class MasterServer:
         context: "grpc.aio.ServicerContext[bytes, bytes]",
     ) -> None:
         # The node waits for this: it says that a master is there, before it has anything to say.
-        greeting = {MASTER_KEY: self._version}
+        greeting: dict[str, str | bytes] = {MASTER_KEY: self._version}
         if self._succession is not None:
             greeting |= self._succession.greeting(dict(context.invocation_metadata() or ()))
         await context.send_initial_metadata(tuple(greeting.items()))

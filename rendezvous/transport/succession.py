@@ -16,25 +16,48 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ... import defaults
 from ...protos import rendezvous_pb2 as pb
-from ...values import replace
+from ...values import dataclass, replace
+from ..group.admission import succession_differences
 from ..group.events import GroupSettings
 from ..lease.elector import Elector
 from ..lease.times import LeaseTimes
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
-from ..protocol.lease_messages import NO_HOST, LeaseAsk, LeaseStep
+from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAsk, LeaseStep, SuccessionSpec
 from ..protocol.messages import Verdict
 from ..trust.wire import Trust, open_channel
-from .channel_options import HOSTS_KEY, LED_BY_KEY, SERVICE, TERM_KEY, client_options
-from .codec import WireError, decode_lease_answer, decode_lease_ask, encode_lease
+from .channel_options import LED_BY_KEY, SERVICE, SUCCESSION_KEY, TERM_KEY, client_options
+from .codec import (
+    WireError,
+    decode_lease_answer,
+    decode_lease_ask,
+    decode_succession,
+    encode_lease,
+)
 from .master import Master, Office
 
 _LAST_WORDS_S = 0.5
 """For the other hosts to hear that a lease was given back."""
 
+_DIFFERS_S = 2 * defaults.VERDICT_GRACE_S
+"""A host with other options may be that of the job before: it stays that long at most."""
+
 _TERM_DIGITS = 19
 """As ``bounds.BALLOT_MAX``."""
+
+
+@dataclass(slots=True)
+class _Rival:
+    """A listed host that was given other options, as long as it is there."""
+
+    since: float
+    last: float
+    """When it was heard of last."""
+    options: str
+    is_other_list: bool
+    """Each list may have a majority of its own."""
 
 
 class Succession(Office):
@@ -56,7 +79,8 @@ class Succession(Office):
             endpoints: all that are listed.
             own: the place of this host among them.
             times: lease, fence and silence.
-            settings: of the group, as far as they do not follow from the election.
+            settings: of the group, as far as they do not follow from the election; what all hosts
+                must have been given alike is in them.
             new_master: makes the master when this host is elected.
             led: is called with the term when this host begins to lead, and with 0 when it ends.
             trust: between the hosts; None: plain text.
@@ -64,11 +88,18 @@ class Succession(Office):
         self.endpoints, self.own = endpoints, own
         self._times, self._settings = times, settings
         self._new_master, self._led, self._trust = new_master, led, trust
+        assert settings.succession is not None
+        self._spec = settings.succession
+        self.spec_data = encode_lease(self._spec)
+        """What all hosts must have been given alike, serialized."""
         process = os.urandom(8).hex()
         self._elector = Elector(len(endpoints), own, process, times, _now(), random.random)
         self.master: Master | None = None
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit status of the job, when the host that led has said that it is over."""
+        self.refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why this host may not take part: others were given other options."""
+        self._rival: _Rival | None = None
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -80,12 +111,13 @@ class Succession(Office):
         """Answer another host.
 
         Raises:
-            WireError: it has another list, or what it says makes no sense.
+            WireError: it was given other options, or what it says makes no sense.
             bounds.OutOfBounds: it says what no host says.
             google.protobuf.message.DecodeError: it is not protobuf.
         """
-        if metadata.get(HOSTS_KEY) != _text(self.endpoints):
-            raise WireError("another list of endpoints was given here (--rdzv-endpoint)")
+        theirs = _decoded(metadata.get(SUCCESSION_KEY))
+        if theirs != self._spec:
+            raise WireError("this host was given other options")
         ask = decode_lease_ask(request)
         bounds.check_lease(ask, len(self.endpoints))
         answer = self._elector.take(ask, _now())
@@ -94,7 +126,7 @@ class Succession(Office):
         self._turn()
         return encode_lease(answer)
 
-    def greeting(self, metadata: Mapping[str, str | bytes]) -> dict[str, str]:
+    def greeting(self, metadata: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
         """Return what a node is told first: the term, and which host leads if it is not this one.
 
         Args:
@@ -107,7 +139,10 @@ class Succession(Office):
         if (master := self.leading()) is not None:
             return {TERM_KEY: str(master.group.settings.term)}
         place, term = self.leader() or (NO_HOST, 0)
-        return {TERM_KEY: str(term), LED_BY_KEY: str(place)}
+        greeting: dict[str, str | bytes] = {TERM_KEY: str(term), LED_BY_KEY: str(place)}
+        if place != NO_HOST:  # before, it cannot say whose options are those of the job
+            greeting[SUCCESSION_KEY] = self.spec_data
+        return greeting
 
     def describe(self, reply: pb.StatusReply) -> None:
         """Add to an answer which host leads."""
@@ -184,6 +219,7 @@ class Succession(Office):
         if self._has_ended:
             return
         self._ask(self._elector.due(_now()))
+        self._face_rival()
         self._take_office()
         if self._timer is not None:
             self._timer.cancel()
@@ -191,6 +227,11 @@ class Succession(Office):
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
 
     def _take_office(self) -> None:
+        if (rival := self._rival) is not None and rival.is_other_list:
+            if self.master is not None:
+                self._step_down()
+            self._ask(self._elector.give_back(_now()))
+            return
         if self.master is not None and not self.holds():
             return
         if not self._elector.leads(_now()) or self._has_ended:
@@ -234,18 +275,57 @@ class Succession(Office):
             channel = open_channel(self.endpoints[host], options, self._trust)
             self._channels[host] = channel
         method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
-        metadata = ((HOSTS_KEY, _text(self.endpoints)),)
-        with suppress(grpc.aio.AioRpcError, WireError, DecodeError, bounds.OutOfBounds):
-            reply = await method(data, timeout=self._times.renew_s, metadata=metadata)
+        metadata = ((SUCCESSION_KEY, self.spec_data),)
+        with suppress(WireError, DecodeError, bounds.OutOfBounds):
+            try:
+                reply = await method(data, timeout=self._times.renew_s, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                trailing = error.trailing_metadata()
+                theirs = _decoded(None if trailing is None else trailing.get(SUCCESSION_KEY))
+                if theirs != self._spec and not self._has_ended:
+                    self._differs(host, theirs)
+                return
             answer = decode_lease_answer(reply)
             bounds.check_lease(answer, len(self.endpoints))
             if not self._has_ended:
                 self._ask(self._elector.heard(host, ask, answer, _now()))
                 self._turn()
 
+    # --- other options -----------------------------------------------------------------------
 
-def _text(endpoints: Sequence[Endpoint]) -> str:
-    return ",".join(map(str, endpoints))
+    def _differs(self, host: int, theirs: SuccessionSpec) -> None:
+        """Take note of a host that was given other options: its vote does not count."""
+        differences = succession_differences(self._spec, theirs, both_lead=True)
+        options = f"those of {self.endpoints[host]}: {', '.join(differences)}."
+        is_other_list = theirs.endpoints != self._spec.endpoints
+        now, before = _now(), self._rival
+        since = now if before is None else before.since
+        self._rival = _Rival(since, now, options, is_other_list)
+        self._turn()
+
+    def _face_rival(self) -> None:
+        """Leave where this host cannot do its part: nothing leads, or two might.
+
+        Where a round of the job is known it stays, and the other one goes.
+        """
+        if (rival := self._rival) is None:
+            return
+        has_begun = self._elector.acceptor.formed != NO_ROUND
+        if has_begun or _now() - rival.last > 2 * self._times.lease_s:
+            self._rival = None
+            return
+        is_stuck = rival.is_other_list or self.leader() is None
+        if is_stuck and _now() - rival.since >= _DIFFERS_S and not self.refused.done():
+            self.refused.set_result(f"this host's options differ from {rival.options}")
+
+
+def _decoded(data: str | bytes | None) -> SuccessionSpec:
+    """Return what another host was given; raises as ``answer``."""
+    if not isinstance(data, bytes):
+        raise WireError("one endpoint was given there (--rdzv-endpoint)")
+    spec = decode_succession(data)
+    bounds.check_succession(spec)
+    return spec
 
 
 def _now() -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
+from ft_run.rendezvous.protocol.lease_messages import SuccessionSpec
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -101,6 +102,41 @@ def test_the_console_of_the_master_tells_a_refusal_from_its_side(given, told):
     scene.attend("b", **given)
     assert scene.notes[-1] == f"node b refused: {told}"
     assert "on b" not in scene.last("b", Refused).sentence
+
+
+LISTED = SuccessionSpec("a:1,b:1,c:1", 3.0, 6.0, 5.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "--rdzv-endpoint is no list here and a:1,b:1,c:1 there"),
+        (
+            replace(LISTED, endpoints="a:1,b:1,d:1"),
+            "--rdzv-endpoint is a:1,b:1,d:1 here and a:1,b:1,c:1 there",
+        ),
+        (replace(LISTED, fence_s=math.inf), "--rdzv-conf fence in seconds is never here and 6 "),
+        (replace(LISTED, node_timeout_s=60.0), "--rdzv-conf node_timeout in seconds is 60 here"),
+        (replace(LISTED, node_grace_s=9.0), "--rdzv-conf node_grace in seconds is 9 here and 1 "),
+    ],
+)
+def test_a_node_whose_leader_was_given_other_options_for_hosts_is_refused(given, words):
+    """Also the first node: those of the leader hold, as it and its rivals keep to them."""
+    scene = Scene(1, succession=LISTED)
+    job = replace(scene.job, succession=given)
+    scene.attend("a", job=job)
+    assert words in scene.last("a", Refused).sentence
+    scene.attend("b", job=replace(scene.job, succession=replace(LISTED, lease_s=99.0)))
+    assert scene.rounds("b") == [0]  # the lease is the business of the hosts
+    scene.attend("c", job=job)
+    assert words in scene.last("c", Refused).sentence
+
+
+def test_a_node_with_a_list_is_refused_where_there_is_one_endpoint():
+    scene = Scene(1)
+    scene.attend("a", job=replace(scene.job, succession=LISTED))
+    words = "--rdzv-endpoint is a:1,b:1,c:1 here and no list there"
+    assert words in scene.last("a", Refused).sentence
 
 
 def test_another_protocol_is_refused():

@@ -16,6 +16,7 @@ from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.check_messages import CheckResult, CheckSpec
 from ft_run.rendezvous.protocol.drain_messages import Drained, Notice
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind
+from ft_run.rendezvous.protocol.lease_messages import SuccessionSpec
 from ft_run.rendezvous.protocol.messages import (
     Attend,
     Claim,
@@ -53,7 +54,7 @@ MESSAGES: list[NodeMessage] = [
         version="1",
         job=JobSpec(
             "j", 1, 1, 1, 0, PolicySpec(("a",)), CheckSpec("light", 1.0, floors=("a",)),
-            hang=HangSpec(1.0, 1.0),
+            hang=HangSpec(1.0, 1.0), succession=SuccessionSpec("a,b,c", 1.0, 1.0, 1.0, 1.0),
         ),
         node=NodeSpec("n", "i", "h", "::1", "r", 1, 0),
         offer=OFFER,
@@ -153,7 +154,8 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
     hostile = Hostile(
         seed,
         protocol=(1,), job_id=("j",), min_nodes=(2,), max_nodes=(3,), node_unit=(1,),
-        max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(), hang=(),
+        max_restarts=(1, 3), level=("light",), on_restart=("node",), policy=(), checks=(),
+        hang=(), succession=(),
         node_id=("a/0", "b/0", "c/0"), incarnation=("1", "2"), local_world_size=(1, 2),
         wanted_rank=(0, 1, 2), rules=("exit:3=fail",), floors=(),
         separate_store=(False,), snapshots=(), leaving=("", "", "x"),

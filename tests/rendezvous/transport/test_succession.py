@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -13,11 +13,12 @@ from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol.bounds import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
-from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep
+from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep, SuccessionSpec
 from ft_run.rendezvous.protocol.messages import (
     Challenge,
     Failed,
     Outcome,
+    Refused,
     Start,
     Stop,
     Stopped,
@@ -25,7 +26,15 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.transport.channel_options import HOSTS_KEY, LED_BY_KEY, SERVICE, TERM_KEY
+from ft_run.rendezvous.protocol.timeouts import Timeouts
+from ft_run.rendezvous.transport import client as client_module
+from ft_run.rendezvous.transport import succession as succession_module
+from ft_run.rendezvous.transport.channel_options import (
+    LED_BY_KEY,
+    SERVICE,
+    SUCCESSION_KEY,
+    TERM_KEY,
+)
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
 from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
@@ -47,27 +56,39 @@ TIMEOUT_S = 60.0
 class Hosts:
     """Three hosts that may lead; all are this one."""
 
-    def __init__(self, trust: Trust | None = None) -> None:
+    def __init__(
+        self,
+        trust: Trust | None = None,
+        given: Callable[[int, SuccessionSpec], SuccessionSpec] = lambda _, spec: spec,
+    ) -> None:
+        """Make them; ``given`` changes what a host was given, by its place."""
         self.trust = trust
         self.endpoints = [Endpoint("127.0.0.1", free_port()) for _ in range(3)]
+        spec = Timeouts(lease_s=1.0, fence_s=1.0).succession(self.endpoints)
+        assert spec is not None
+        self.spec, self.given = spec, given
         self.parts: list[tuple[Succession, MasterServer]] = []
 
     async def __aenter__(self) -> "Hosts":
-        for place, endpoint in enumerate(self.endpoints):
-            succession = Succession(
-                self.endpoints,
-                place,
-                TIMES,
-                GroupSettings(),
-                self._lead,
-                lambda _: None,
-                self.trust,
-            )
-            server = MasterServer(None, "1", 5.0, self.trust, succession)
-            await server.start(endpoint)
-            succession.start()
-            self.parts.append((succession, server))
+        for place in range(3):
+            self.parts.append(await self.start(place))
         return self
+
+    async def start(self, place: int) -> tuple[Succession, MasterServer]:
+        """Start a host."""
+        succession = Succession(
+            self.endpoints,
+            place,
+            TIMES,
+            GroupSettings(succession=self.given(place, self.spec)),
+            self._lead,
+            lambda _: None,
+            self.trust,
+        )
+        server = MasterServer(None, "1", 5.0, self.trust, succession)
+        await server.start(self.endpoints[place])
+        succession.start()
+        return succession, server
 
     async def __aexit__(self, *_: object) -> None:
         for place in range(len(self.parts)):
@@ -91,19 +112,25 @@ class Hosts:
             await asyncio.sleep(0.02)
 
     def link(
-        self, number: int, said: "asyncio.Queue[LinkEvent]", max_restarts: int = 0
+        self,
+        number: int,
+        said: "asyncio.Queue[LinkEvent]",
+        max_restarts: int = 0,
+        spec: SuccessionSpec | None = None,
+        listed: Sequence[Endpoint] = (),
     ) -> GrpcLink:
-        """Let a node look for its leader."""
+        """Let a node look for its leader; it was given what the hosts were, or else."""
         first = attend(number)
-        first = replace(first, job=replace(first.job, max_restarts=max_restarts))
+        job = replace(first.job, max_restarts=max_restarts, succession=spec or self.spec)
+        first = replace(first, job=job)
         return GrpcLink(
-            self.endpoints[0],
+            (listed or self.endpoints)[0],
             lambda: first,
             said.put_nowait,
             silence_s=5.0,
             connect_timeout_s=TIMEOUT_S,
             master_timeout_s=TIMEOUT_S,
-            listed=self.endpoints,
+            listed=listed or self.endpoints,
             trust=self.trust,
         )
 
@@ -172,7 +199,7 @@ def test_what_another_process_says_of_the_end_of_the_job_does_not_count() -> Non
             while voter.leader() is None:  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.02)
             leads = hosts.parts[leader][0]._elector
-            listed = {HOSTS_KEY: ",".join(map(str, hosts.endpoints))}
+            listed = {SUCCESSION_KEY: voter.spec_data}
 
             def say(step: LeaseStep, process: str, exit_code: int = 0) -> None:
                 term = leads.term
@@ -203,11 +230,11 @@ def test_with_a_token_hosts_elect_a_leader_and_a_stranger_gets_nothing(
             asked: list[bytes] = []
             voter.answer = lambda *call: asked.append(call[0])  # type: ignore[assignment,method-assign]  # what got through
             ask = LeaseAsk(LeaseStep.PREPARE, leader, "p", 9999, 9999, 1000)
-            data, text = encode_lease(ask), ",".join(map(str, hosts.endpoints))
+            data, given = encode_lease(ask), voter.spec_data
             async with open_channel(hosts.endpoints[voter.own], (), stranger) as channel:
                 call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
                 with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await call(data, metadata=((HOSTS_KEY, text),))
+                    await call(data, metadata=((SUCCESSION_KEY, given),))
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
             assert data not in asked
             await link.close()
@@ -307,12 +334,14 @@ def test_a_strangers_numbers_stop_no_election() -> None:
     async def test() -> None:
         async with Hosts() as hosts:
             leader = await hosts.leader()
-            text = ",".join(map(str, hosts.endpoints))
+            given = encode_lease(hosts.spec)
             forged = encode_lease(LeaseAsk(LeaseStep.PREPARE, 0, "p", COUNT_MAX, COUNT_MAX, 1000))
             for endpoint in hosts.endpoints:
                 async with grpc.aio.insecure_channel(str(endpoint)) as channel:
                     ask: Any = channel.unary_unary(f"/{SERVICE}/Lease")
-                    answer = decode_lease_answer(await ask(forged, metadata=((HOSTS_KEY, text),)))
+                    answer = decode_lease_answer(
+                        await ask(forged, metadata=((SUCCESSION_KEY, given),))
+                    )
                     assert not answer.accepted
                     node: Any = channel.stream_stream(f"/{SERVICE}/Attend")
                     call = node(metadata=((TERM_KEY, str(COUNT_MAX)),))
@@ -337,11 +366,109 @@ def test_a_strangers_numbers_stop_no_election() -> None:
 def test_what_no_listed_host_says_is_refused(hosts_text: str | None, ask: LeaseAsk) -> None:
     async def test() -> None:
         async with Hosts() as hosts:
-            text = hosts_text or ",".join(map(str, hosts.endpoints))
+            spec = replace(hosts.spec, endpoints=hosts_text) if hosts_text else hosts.spec
+            given = encode_lease(spec)
             async with grpc.aio.insecure_channel(str(hosts.endpoints[0])) as channel:
                 call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
                 with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await call(encode_lease(ask), metadata=((HOSTS_KEY, text),))
+                    await call(encode_lease(ask), metadata=((SUCCESSION_KEY, given),))
             assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    run(test)
+
+
+def test_the_host_whose_options_differ_is_refused_and_the_others_lead() -> None:
+    def given(place: int, spec: SuccessionSpec) -> SuccessionSpec:
+        return replace(spec, fence_s=20.0) if place == 2 else spec
+
+    async def test() -> None:
+        async with Hosts(given=given) as hosts:
+            assert await hosts.leader() != 2
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(2, said, spec=given(2, hosts.spec))  # the node of that host
+            refused = await until(said, Refused)
+            assert "--rdzv-conf fence in seconds is 20 here and 1 there" in refused.sentence
+            await link.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            lambda place, spec: replace(spec, endpoints=spec.endpoints + f":{place % 2}"),
+            "--rdzv-endpoint is ",
+        ),
+        (
+            lambda place, spec: replace(spec, fence_s=4.0 + place),
+            "--rdzv-conf fence in seconds is ",
+        ),
+        (
+            lambda place, spec: replace(spec, lease_s=1.0 + place / 4),
+            "--rdzv-conf lease in seconds is ",
+        ),
+    ],
+    ids=["one list is another", "each fence is another", "each lease is another"],
+)
+def test_hosts_that_cannot_agree_say_how_they_differ(
+    monkeypatch: pytest.MonkeyPatch,
+    given: Callable[[int, SuccessionSpec], SuccessionSpec],
+    words: str,
+) -> None:
+    monkeypatch.setattr(succession_module, "_DIFFERS_S", 1.0)
+
+    async def test() -> None:
+        async with Hosts(given=given) as hosts:
+            for sentence in await asyncio.gather(*(one.refused for one, _ in hosts.parts)):
+                assert words in sentence
+                assert " here and " in sentence
+            assert all(one.master is None for one, _ in hosts.parts)
+
+    run(test)
+
+
+def test_a_host_of_another_list_ends_no_job_that_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(succession_module, "_DIFFERS_S", 0.0)
+
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            queues = [asyncio.Queue[LinkEvent]() for _ in range(2)]
+            links = [hosts.link(number, said) for number, said in enumerate(queues)]
+            for said in queues:
+                await until(said, Start)
+            late = (leader + 1) % 3
+            await hosts.stop(late)
+            hosts.given = lambda _, spec: replace(spec, endpoints=f"{spec.endpoints},more")
+            succession, _ = hosts.parts[late] = await hosts.start(late)
+            assert "--rdzv-endpoint is " in await succession.refused
+            assert hosts.parts[leader][0].master is not None
+            assert not hosts.parts[leader][0].refused.done()
+            for link in links:
+                await link.close()
+
+    run(test)
+
+
+def test_a_node_of_another_list_is_refused_also_by_a_host_that_does_not_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_DISTRUST_S", 0.0)
+
+    async def test() -> None:
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            others = [host for place, host in enumerate(hosts.endpoints) if place != leader]
+            spec = Timeouts(fence_s=1.0).succession(others)
+            assert spec is not None
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said, spec=spec, listed=others)
+            refused = await until(said, Refused)
+            here, there = spec.endpoints, hosts.spec.endpoints
+            assert f"--rdzv-endpoint is {here} here and {there} there" in refused.sentence
+            await link.close()
 
     run(test)
