@@ -118,13 +118,29 @@ class MasterConnected:
     is_again: bool
 
 
+class WorkersAlone(enum.Enum):
+    """What the workers of a node do that has no connection to the master."""
+
+    NONE = "none"
+    RUN = "run"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
 @dataclass(frozen=True, slots=True)
 class MasterUnreachable:
     """The connection to the master is gone, or cannot be made."""
 
     reason: str
     endpoint: str
-    has_workers: bool
+    workers: WorkersAlone
+    limit_s: float
+    """Seconds until this node gives up."""
+    is_again: bool
+    """It had been connected."""
+    hosts: tuple[str, ...] = ()
+    """Where no listed host is found to lead: what each of them has answered."""
 
 
 @dataclass(frozen=True, slots=True)

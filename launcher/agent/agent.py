@@ -251,8 +251,8 @@ class Agent:
                 self._send(StepsReport(number, tuple(rank_steps(self._workers.running))))
             case LinkUp(again):
                 self._link_up(again)
-            case LinkDown(reason):
-                self._link_down(reason)
+            case LinkDown():
+                self._link_down(event)
             case LinkLost(sentence):
                 self._give_up(RendezvousError(sentence))
             case Spawned() | Exited() | Empty() | Fenced() | TimeOver() | SpawnerGone():
@@ -304,10 +304,10 @@ class Agent:
             self._end.left()  # the master has been told, with this node's first words
         self._link_news.up(again)
 
-    def _link_down(self, reason: str) -> None:
+    def _link_down(self, down: LinkDown) -> None:
         self._fencing.lost()
         self.status.connected = False
-        self._link_news.down(reason, has_workers=self._workers.group is not None)
+        self._link_news.down(down, self._claim.present())
 
     async def _waiting(self, waiting: Waiting) -> None:
         before, self.status.waiting = self.status.waiting, waiting

@@ -1,9 +1,12 @@
 """What is told of what this node hears and does, as events."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from ... import events as ev
-from ...rendezvous.protocol.messages import Assignment, Stop, Waiting
+from ...rendezvous.protocol.messages import Assignment, Claim, ClaimState, Stop, Waiting
+from ...rendezvous.transport.link import LinkDown
 from ...values import replace
 from ..options import LaunchOptions
 from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S
@@ -11,6 +14,7 @@ from ..reporting.live_status import restarts_used
 from ..spawner.client import ForkServerEvent
 
 _REMINDER_S = 30.0
+_AWAY_REMINDER_S = 60.0
 
 
 def waits(message: Waiting, options: LaunchOptions) -> ev.NodeWaits:
@@ -108,27 +112,61 @@ def outlives_kill(pids: Sequence[int]) -> ev.Remark:
 
 
 class LinkNews:
-    """What is told of the connection to the master: each reason of its loss once."""
+    """What is told of the connection to the master: each change once, and reminders."""
 
-    def __init__(self, tell: Callable[[ev.Event], None], where: str) -> None:
+    def __init__(
+        self,
+        tell: Callable[[ev.Event], None],
+        where: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin with nothing told.
 
         Args:
             tell: tells the user.
             where: the master is.
+            clock: returns seconds.
         """
-        self._tell, self._where = tell, where
-        self._told: set[str] = set()
+        self._tell, self._where, self._clock = tell, where, clock
+        self._told: set[tuple[str, ev.WorkersAlone]] = set()
         """While a link is cut, two reasons may take turns for minutes."""
+        self._last = -math.inf
+        self._was_up = False
 
     def up(self, again: bool) -> None:
         """The master is connected, for the first time or again."""
         if again or self._told:
             self._tell(ev.MasterConnected(again))
+        self._was_up = True
         self._told.clear()
 
-    def down(self, reason: str, *, has_workers: bool) -> None:
-        """The master is not connected any more, or cannot be."""
-        if reason not in self._told:
-            self._told.add(reason)
-            self._tell(ev.MasterUnreachable(reason, self._where, has_workers))
+    def down(self, link: LinkDown, claim: Claim | None) -> None:
+        """The master is not connected any more, or cannot be; said after each attempt."""
+        workers = _alone(claim)
+        # What all listed hosts say is one reason: one of them is asked after the other.
+        change = ("" if link.hosts else link.reason, workers)
+        if change in self._told and self._clock() - self._last < _AWAY_REMINDER_S:
+            return
+        self._told.add(change)
+        self._last = self._clock()
+        self._tell(
+            ev.MasterUnreachable(
+                link.reason, self._where, workers, link.left_s, self._was_up, link.hosts
+            )
+        )
+
+
+def _alone(claim: Claim | None) -> ev.WorkersAlone:
+    """Return what the workers of this node do, which has no connection to the master."""
+    if claim is None or not claim.nodes:
+        return ev.WorkersAlone.NONE
+    if claim.failures:
+        return ev.WorkersAlone.FAILED
+    return _WORKERS_ALONE[claim.state]
+
+
+_WORKERS_ALONE = {
+    ClaimState.RUNNING: ev.WorkersAlone.RUN,
+    ClaimState.DONE: ev.WorkersAlone.DONE,
+    ClaimState.STOPPED: ev.WorkersAlone.STOPPED,
+}

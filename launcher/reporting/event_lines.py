@@ -179,9 +179,32 @@ def _node_leaves(event: ev.NodeLeaves) -> str:
     return f"{left}{stopping}leaving the job ({event.reason})"
 
 
+_WORKERS_ALONE: Final = {
+    ev.WorkersAlone.NONE: "",
+    ev.WorkersAlone.RUN: "workers keep running; ",
+    ev.WorkersAlone.DONE: "workers finished; ",
+    ev.WorkersAlone.FAILED: "worker failed; the restart waits for the master; ",
+    ev.WorkersAlone.STOPPED: "workers stopped; the next round waits for the master; ",
+}
+
+
 def _unreachable(event: ev.MasterUnreachable) -> str:
-    so = "workers run on; trying again" if event.has_workers else "trying again"
-    return f"no connection to the master at {event.endpoint} ({event.reason}): {so}"
+    why = f" at {event.endpoint} ({event.reason})"
+    if event.hosts:
+        needed = len(event.hosts) // 2 + 1
+        why = f"; {'; '.join(event.hosts)}; {needed} of {len(event.hosts)} elect the leader"
+    tries = "reconnecting" if event.is_again else "trying again"
+    return (
+        f"no connection to the master{why}: {_WORKERS_ALONE[event.workers]}{tries}, gives up in"
+        f" {_minutes(event.limit_s)}"
+    )
+
+
+def _minutes(seconds: float) -> str:
+    """Return ``9 min 40 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    parts = (f"{minutes} min" if minutes else "", f"{rest} s" if rest or not minutes else "")
+    return " ".join(filter(None, parts))
 
 
 def _master_signalled(event: ev.MasterSignalled) -> str:

@@ -24,7 +24,7 @@ class Timeouts:
     """With several endpoints: how long workers outlive their leader; infinity: no limit."""
 
     def succession(self, endpoints: Sequence[Endpoint]) -> SuccessionSpec | None:
-        """Return what all who use these endpoints must agree on; None where there is no list."""
+        """Return what all hosts and nodes of a list must agree on; None where there is none."""
         if not endpoints:
             return None
         return SuccessionSpec(

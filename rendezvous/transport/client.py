@@ -18,7 +18,7 @@ from ..lease.search import Search
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
-from ..trust.doubt import Doubt, doubt
+from ..trust.doubt import doubt
 from ..trust.wire import Trust, open_channel
 from .channel_options import (
     LED_BY_KEY,
@@ -34,6 +34,8 @@ from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 _FIRST_ANSWER_S = 5.0
 _LISTED_ANSWER_S = 1.5
 """Of a host among several: the next one is tried then."""
+_SEARCHED_S = 5.0
+"""Without a leader: it is said then what each of the listed hosts answers."""
 _CLOSE_S = 2.0
 _DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
 """How long a node that finds another token tries again: a master stays that long after a job."""
@@ -99,6 +101,8 @@ class GrpcLink:
         self._endpoints = listed or (endpoint,)
         self._has_rivals = bool(listed)
         self._search = Search(len(self._endpoints))
+        self._answers: dict[Endpoint, str] = {}
+        """What became of the last attempt at each endpoint."""
         self._attend = attend
         self._on_event = on_event
         self._options = client_options(silence_s)
@@ -143,6 +147,8 @@ class GrpcLink:
         was_sent = False
         while True:
             tried_at = time.monotonic()
+            tried = self._endpoints[self._search.target]
+            first_limit_s = self._connect_timeout_s
             self._has_heard = is_elsewhere = False
             try:
                 reason = await self._attend_once()
@@ -161,30 +167,28 @@ class GrpcLink:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
                 reason = "something else answers there"  # a proxy in front of it, say
-            except _DistrustError as error:
+            except _UnfitError as error:
                 # For a while it may be the master of the job before, which had another token.
-                if not self._was_up and time.monotonic() - away_since >= self._distrust_s:
-                    self._on_event(Refused(error.doubt.sentence(error.endpoint)))
+                first_limit_s = self._distrust_s
+                if not self._was_up and time.monotonic() - away_since >= first_limit_s:
+                    self._on_event(Refused(error.sentence))
                     return
-                reason = error.doubt.value
-                self._search.failed()
-            except _DiffersError as error:
-                if not self._was_up and time.monotonic() - away_since >= self._distrust_s:
-                    self._on_event(Refused(str(error)))
-                    return
-                reason = "it was given other options"
+                reason = str(error)
                 self._search.failed()
             except _UnreachableError as error:
                 reason = str(error)
                 self._search.failed()
             if self._over:
                 return
-            limit = self._master_timeout_s if self._was_up else self._connect_timeout_s
-            if time.monotonic() - away_since >= limit:
+            limit = self._master_timeout_s if self._was_up else first_limit_s
+            self._answers[tried] = reason
+            now = time.monotonic()
+            if now - away_since >= limit:
                 self._on_event(LinkLost(self._gave_up(limit, reason)))
                 return
-            if not is_elsewhere:
-                self._on_event(LinkDown(reason))
+            hosts = self._hosts() if now - away_since >= _SEARCHED_S else ()
+            if hosts or not is_elsewhere:
+                self._on_event(LinkDown(reason, away_since + limit - now, hosts))
             # To the host that is said to lead it goes at once, but not from there to another.
             was_sent = is_elsewhere and self._search.is_sent and not was_sent
             await asyncio.sleep(0.0 if was_sent else _backoff_s(attempts))
@@ -208,7 +212,7 @@ class GrpcLink:
             except grpc.aio.AioRpcError as error:
                 self._outbox = None
                 raise await self._cannot_open(error, endpoint) from None
-            except (_ElsewhereError, _DiffersError, _UnreachableError):
+            except (_ElsewhereError, _UnfitError, _UnreachableError):
                 self._outbox = None
                 raise
             if not self._has_rivals:
@@ -235,7 +239,7 @@ class GrpcLink:
         first = self._attend()
         if self._has_rivals:
             _compare(first.job.succession, greeting, self._endpoints[self._search.target])
-            _follow(self._search, greeting)
+            _follow(self._search, greeting, self._endpoints)
         attend = encode_node(first)
         try:
             await call.write(attend)
@@ -271,8 +275,17 @@ class GrpcLink:
 
     async def _cannot_open(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> Exception:
         if (why := await doubt(error.details() or "", endpoint, self._trust)) is not None:
-            return _DistrustError(why, endpoint)
+            return _UnfitError(why.value, why.sentence(endpoint))
         return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Return what each of several listed hosts has answered last."""
+        if not self._has_rivals:
+            return ()
+        return tuple(
+            f"{endpoint}: {self._answers.get(endpoint, 'not asked yet')}"
+            for endpoint in self._endpoints
+        )
 
     def _not_a_master(self) -> str:
         return (
@@ -282,6 +295,7 @@ class GrpcLink:
 
     def _gave_up(self, limit_s: float, reason: str) -> str:
         where = " or ".join(map(str, self._endpoints))
+        reason = "; ".join(self._hosts()) or reason
         if self._was_up:
             return (
                 f"the master at {where} stayed away for {limit_s:g} s ({reason}); "
@@ -299,12 +313,12 @@ class GrpcLink:
         )
 
 
-class _DistrustError(Exception):
-    """The two ends do not trust each other."""
+class _UnfitError(Exception):
+    """The two ends do not trust each other, or were given other lists of hosts."""
 
-    def __init__(self, doubt: Doubt, endpoint: Endpoint) -> None:
-        super().__init__(doubt.value)
-        self.doubt, self.endpoint = doubt, endpoint
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(reason)
+        self.sentence = sentence
 
 
 class _UnreachableError(Exception):
@@ -315,15 +329,11 @@ class _ElsewhereError(Exception):
     """What answers does not lead, or leads by an old lease; the search knows where to go on."""
 
 
-class _DiffersError(Exception):
-    """What answers was given another list of hosts, or other times for them."""
-
-
 def _compare(own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint) -> None:
     """Look whether the host that has answered was given what this node was given.
 
     Raises:
-        _DiffersError: it was not. Which host leads there means nothing here.
+        _UnfitError: it was not. Which host leads there means nothing here.
         _UnreachableError: what it says makes no sense.
     """
     given = greeting.get(SUCCESSION_KEY)
@@ -335,10 +345,11 @@ def _compare(own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint
         return  # it leads, and compares by itself when this node attends; or it knows no leader
     if differences := succession_differences(own, theirs):
         options = ", ".join(differences)
-        raise _DiffersError(f"this node's options differ from those of {endpoint}: {options}.")
+        sentence = f"this node's options differ from those of {endpoint}: {options}."
+        raise _UnfitError("it was given other options", sentence)
 
 
-def _follow(search: Search, greeting: "grpc.aio.Metadata") -> None:
+def _follow(search: Search, greeting: "grpc.aio.Metadata", endpoints: Sequence[Endpoint]) -> None:
     """Follow the host that has answered, if it leads.
 
     Raises:
@@ -352,7 +363,8 @@ def _follow(search: Search, greeting: "grpc.aio.Metadata") -> None:
         raise _ElsewhereError("it was given no list of endpoints") from None
     if led_by >= -1:
         search.led_by(led_by, term)
-        raise _ElsewhereError("it does not lead")
+        is_listed = 0 <= led_by < len(endpoints)
+        raise _ElsewhereError(f"led by {endpoints[led_by]}" if is_listed else "no leader yet")
     if not search.may_follow(term):
         raise _ElsewhereError("its lease is an old one")
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from ...values import dataclass
+from ...values import dataclass, field
 from ..protocol.messages import Attend, MasterMessage, NodeMessage
 from .master import Master
 
@@ -19,9 +19,13 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The master is away; the link tries to reach it again."""
+    """The master is away; the link tries to reach it again. It is said after each attempt."""
 
     reason: str
+    left_s: float = field(default=0.0, compare=False)
+    """Seconds until the link gives up."""
+    hosts: tuple[str, ...] = field(default=(), compare=False)
+    """What each of several listed hosts has answered, once they have been asked for a while."""
 
 
 @dataclass(frozen=True, slots=True)

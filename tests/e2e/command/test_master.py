@@ -136,7 +136,7 @@ def test_a_new_master_takes_the_running_round_over(
     status = master.wait()
     assert status == (-number if number is signal.SIGKILL else exit_codes.SIGNAL_BASE + number)
     for agent in agents:
-        agent.expect("no connection to the master at .*workers run on")
+        agent.expect("no connection to the master at .*workers keep running")
 
     successor = job.master()
     for agent in agents:
@@ -169,7 +169,7 @@ def test_a_node_that_is_preempted_while_the_master_is_away_leaves_by_name(
     master.send(signal.SIGKILL)
     master.wait()
     for agent in agents:
-        agent.expect("no connection to the master at .*workers run on")
+        agent.expect("no connection to the master at .*workers keep running")
     # It learns that it is to go when there is a master that it has not yet found.
     goes.send(signal.SIGSTOP)
     goes.send(signal.SIGTERM)
@@ -193,7 +193,7 @@ def test_a_node_that_is_preempted_while_the_master_stays_away_goes_in_time(
     master.send(signal.SIGKILL)
     master.wait()
     for agent in agents:
-        agent.expect("no connection to the master at .*workers run on")
+        agent.expect("no connection to the master at .*workers keep running")
         agent.send(signal.SIGTERM)
         assert agent.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
         assert "the master is away: trying for 1 s to tell it that this node leaves" in agent.stderr

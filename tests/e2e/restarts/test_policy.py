@@ -139,7 +139,7 @@ def test_an_excluded_node_that_hosts_the_master_can_be_told_to_go(
     nodes[0].send(signal.SIGTERM)
     assert nodes[0].wait() == exit_codes.NODE_EXCLUDED
     for node in nodes[1:]:
-        node.expect("no connection to the master at .*: workers run on")
+        node.expect("no connection to the master at .*: workers keep running")
         node.send(signal.SIGTERM)
         assert node.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
 

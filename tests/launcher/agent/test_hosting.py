@@ -197,12 +197,15 @@ class ThreeHosts:
     def __init__(self, port: int) -> None:
         endpoints = tuple(Endpoint(f"127.0.0.{n}", port) for n in (1, 2, 3))
         options = RendezvousOptions(job_id="j", endpoint=endpoints[0], endpoints=endpoints)
+        self._succession = options.timeouts.succession(endpoints)
         self.all = [Hosting(options, lambda _: None) for _ in endpoints]
         self._links: list[MasterLink] = []
 
     def connect(self, host: Hosting, incarnation: str) -> tuple[MasterLink, asyncio.Queue[Any]]:
         events = asyncio.Queue[Any]()
-        agent = SimpleNamespace(attend=lambda: first_word(incarnation), post=events.put_nowait)
+        first = first_word(incarnation)
+        first = replace(first, job=replace(first.job, succession=self._succession))
+        agent = SimpleNamespace(attend=lambda: first, post=events.put_nowait)
         self._links.append(link := host.connect(cast(Agent, agent)))
         return link, events
 

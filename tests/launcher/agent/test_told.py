@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from ft_run.launcher.agent.told import is_news, waits
+from ft_run.launcher.agent.told import LinkNews, is_news, waits
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.reporting.event_lines import line
-from ft_run.rendezvous.protocol.messages import PolicySpec, Waiting
+from ft_run.rendezvous.protocol.messages import Claim, ClaimState, PolicySpec, Waiting
+from ft_run.rendezvous.transport.link import LinkDown
+from ft_run.tests.harness.scene import claim_of, worker_failure
 
 FIRST = Waiting(1, 2, 2, ("--node-rank 1",), timeout_s=600.0, spare=False)
 
@@ -47,3 +49,54 @@ def test_a_delay_is_that_of_a_flag_only_where_it_was_given(
     options = LaunchOptions("train.py", RendezvousOptions("job"), policy=policy)
     event = waits(replace(FIRST, backoff_s=4.0), options)
     assert line(event) == f"the next round is formed in 4 s ({why})"
+
+
+class Away:
+    """What a node tells of its master that is away, with a clock that only tests move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lines: list[str] = []
+        self._news = LinkNews(lambda event: self.lines.append(line(event)), "m:1", lambda: self.now)
+        self._news.up(again=False)
+
+    def attempt(self, at: float, claim: Claim | None, *hosts: str) -> None:
+        """An attempt has failed; the claim is what the node's workers do."""
+        self.now = at
+        self._news.down(LinkDown("cut", 600.0 - at, hosts), claim)
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        (None, ""),
+        (claim_of(0, 0, nodes=0), ""),
+        (claim_of(0, 0), "workers keep running; "),
+        (claim_of(0, 0, state=ClaimState.DONE), "workers finished; "),
+        (
+            claim_of(0, 0, failures=(worker_failure(0),)),
+            "worker failed; the restart waits for the master; ",
+        ),
+        (
+            claim_of(0, 0, state=ClaimState.STOPPED),
+            "workers stopped; the next round waits for the master; ",
+        ),
+    ],
+)
+def test_a_node_without_a_master_says_what_its_workers_do(claim: Claim | None, words: str) -> None:
+    away = Away()
+    away.attempt(20.0, claim)
+    reconnecting = f"{words}reconnecting, gives up in 9 min 40 s"
+    assert away.lines == [f"no connection to the master at m:1 (cut): {reconnecting}"]
+
+
+def test_what_is_waited_for_is_told_at_each_change_and_once_a_minute() -> None:
+    away, runs = Away(), claim_of(0, 0)
+    fails = claim_of(0, 0, failures=(worker_failure(0),))
+    for at, claim in [(0, runs), (1, runs), (2, fails), (3, fails), (61, fails), (62, fails)]:
+        away.attempt(at, claim)
+    away.attempt(63.0, fails, "a:1: no leader yet", "b:1: no answer", "c:1: no answer")
+    away.attempt(64.0, fails, "a:1: no answer", "b:1: no answer", "c:1: no answer")
+    ends = [text.partition("gives up in ")[2] for text in away.lines]
+    assert ends == ["10 min", "9 min 58 s", "8 min 58 s", "8 min 57 s"]
+    assert "a:1: no leader yet; b:1: no answer; c:1: no answer; 2 of 3 elect" in away.lines[-1]

@@ -47,10 +47,29 @@ CASES: list[tuple[ev.Event, int, str]] = [
     ),
     (ev.MasterConnected(is_again=True), logging.INFO, "connected to the master again"),
     (
-        ev.MasterUnreachable("connection refused", "10.0.0.1:29400", has_workers=True),
+        ev.MasterUnreachable("timeout", "m:1", ev.WorkersAlone.RUN, 600.0, is_again=True),
         logging.WARNING,
-        "no connection to the master at 10.0.0.1:29400 (connection refused): "
-        "workers run on; trying again",
+        "no connection to the master at m:1 (timeout): workers keep running; reconnecting, "
+        "gives up in 10 min",
+    ),
+    (
+        ev.MasterUnreachable("timeout", "m:1", ev.WorkersAlone.FAILED, 578.2, is_again=True),
+        logging.WARNING,
+        "no connection to the master at m:1 (timeout): worker failed; the restart waits for the "
+        "master; reconnecting, gives up in 9 min 38 s",
+    ),
+    (
+        ev.MasterUnreachable(
+            "timeout",
+            "a, b, c",
+            ev.WorkersAlone.NONE,
+            55.0,
+            False,
+            ("a:1: no leader yet", "b:1: no answer", "c:1: no answer"),
+        ),
+        logging.WARNING,
+        "no connection to the master; a:1: no leader yet; b:1: no answer; c:1: no answer; 2 of 3 "
+        "elect the leader: trying again, gives up in 55 s",
     ),
     (
         ev.NodeWaits(1, 2, 3, ("host-7",), 600.0, False, 0.0, False),

@@ -1,0 +1,75 @@
+"""What agents say that have no master, or of whose hosts none may lead. All are of this host."""
+
+import signal
+
+import pytest
+from ft_run import exit_codes
+from ft_run.tests.harness import ports
+
+QUICK = "lease=1,fence=3,last_call_timeout=1"
+
+
+@pytest.fixture
+def listed():
+    """Three endpoints of this host, in the form of the command line."""
+    first = ports.free_port(3)
+    return [f"127.0.0.1:{first + number}" for number in range(3)]
+
+
+def start(ft, endpoints, conf=QUICK, nodes="2:3"):
+    """Start an agent."""
+    return ft.start(
+        "--nnodes", nodes, "--rdzv-id", f"listed-{ft.mark}", "--rdzv-endpoint", ",".join(endpoints),
+        "--rdzv-conf", conf, "--no-python", "true",
+    )  # fmt: skip
+
+
+def test_the_listed_host_with_another_fence_is_refused_and_the_others_run(ft, listed):
+    agents = [start(ft, listed, f"{QUICK},{more}") for more in ("fence=3", "fence=3", "fence=20")]
+    assert [agent.wait() for agent in agents] == [0, 0, exit_codes.REFUSED]
+    assert "--rdzv-conf fence in seconds is 20 here and 3 there" in agents[2].stderr
+
+
+def test_listed_hosts_with_different_lists_are_refused(ft, listed):
+    """Each list may have a majority: none of them leads."""
+    turned = [*listed[1:], listed[0]]
+    agents = [start(ft, listed), start(ft, listed), start(ft, turned)]
+    assert [agent.wait() for agent in agents] == [exit_codes.REFUSED] * 3
+    here, there = ",".join(listed), ",".join(turned)
+    for agent in agents[:2]:
+        assert f"--rdzv-endpoint is {here} here and {there} there" in agent.stderr
+    assert f"--rdzv-endpoint is {there} here and {here} there" in agents[2].stderr
+
+
+UNTIL_TOLD = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+def test_a_node_whose_master_is_gone_says_what_it_waits_for_and_until_when(ft, free_port):
+    told = ft.folder / "told"
+    host, other = ft.start_two(
+        "--nnodes", 2, "--rdzv-id", f"away-{ft.mark}", "--rdzv-endpoint", f"localhost:{free_port}",
+        "--rdzv-conf", "master_timeout=8", ft.script(UNTIL_TOLD), told,
+    )  # fmt: skip
+    other.expect("started ranks=1 of 2")
+    host.send(signal.SIGKILL)
+    away = rf"no connection to the master at localhost:{free_port} \(.*\): "
+    other.expect(f"{away}workers keep running; reconnecting, gives up in [78] s")
+    told.touch()
+    other.expect("rank 1 .* exited with 3")
+    other.expect(f"{away}worker failed; the restart waits for the master; reconnecting, gives up")
+    assert other.wait() == exit_codes.RENDEZVOUS_FAILED
+
+
+def test_a_node_that_waits_for_a_leader_says_what_each_listed_host_answers(ft, listed):
+    agent = start(ft, listed, f"{QUICK},connect_timeout=8")
+    agent.expect(
+        rf"no connection to the master; {listed[0]}: no leader yet; {listed[1]}: connection refused"
+        rf"; {listed[2]}: connection refused; 2 of 3 elect the leader: trying again, gives up in"
+    )
+    assert agent.wait() == exit_codes.RENDEZVOUS_FAILED
+    assert f"within 8 s ({listed[0]}: no leader yet; {listed[1]}: conn" in agent.stderr
