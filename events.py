@@ -233,6 +233,14 @@ class HostLeads:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointsAreOne:
+    """Several of the listed endpoints, of so many in all, are this one process."""
+
+    endpoints: tuple[str, ...]
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobOver:
     """With several endpoints: the host that led has told this master that the job is over."""
 
@@ -558,6 +566,7 @@ Event = (
     | WorkersFenced
     | FenceLate
     | HostLeads
+    | EndpointsAreOne
     | JobOver
     | WorkersStarted
     | WorkerFailed

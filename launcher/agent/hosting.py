@@ -280,6 +280,7 @@ async def listed_host(
             replace(settings, succession=timeouts.succession(endpoints)),
             new_master,
             lambda term: note(ev.HostLeads(term)),
+            lambda same: note(ev.EndpointsAreOne(tuple(map(str, same)), len(endpoints))),
             trust,
         )
         server = MasterServer(None, VERSION, silence, trust, succession)

@@ -64,6 +64,7 @@ _LEVELS: Final[Mapping[type, int]] = {
     ev.NodeLeaves: logging.WARNING,
     ev.NoticeUnknown: logging.WARNING,
     ev.WorkersFenced: logging.WARNING,
+    ev.EndpointsAreOne: logging.WARNING,
     ev.FenceLate: logging.WARNING,
     ev.KilledOnRequest: logging.WARNING,
     ev.WorkersKilled: logging.WARNING,
@@ -207,6 +208,13 @@ def _minutes(seconds: float) -> str:
     return " ".join(filter(None, parts))
 
 
+def _endpoints_are_one(event: ev.EndpointsAreOne) -> str:
+    so = "they count as one host"
+    if len(event.endpoints) > event.of // 2:
+        so += ", which the job needs, as with one endpoint"
+    return f"master: {', '.join(event.endpoints)} are all this process: {so}"
+
+
 def _master_signalled(event: ev.MasterSignalled) -> str:
     left = "no node is here"
     if event.has_nodes:
@@ -333,6 +341,7 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
     ev.HostLeads: lambda e: (
         f"master: this host leads, term {e.term}" if e.term else "master: this host no longer leads"
     ),
+    ev.EndpointsAreOne: _endpoints_are_one,
     ev.JobOver: lambda e: f"master: the job is over, exit status {e.exit_code}",
     ev.KilledOnRequest: lambda _: "a second Ctrl-C: killing what is left",
     ev.WorkersStarted: _started,

@@ -30,7 +30,8 @@ class Acceptor:
         self.takes_part_at = now + lease_s
         self.highest = 0
         """The highest number that was seen."""
-        self._promised = 0
+        self._promised: tuple[int, str] = (0, "")
+        """The highest number that was promised, and to which process."""
         self._process: str | None = None
         self._number = 0
         """Of the proposal that was accepted last."""
@@ -80,13 +81,15 @@ class Acceptor:
         if now < self.until and not is_own:
             return False
         if ask.step is LeaseStep.PREPARE:
-            if ask.number <= self._promised:
+            # The same process asks again where several listed names are those of this host.
+            promise = (ask.number, ask.process)
+            if ask.number <= self._promised[0] and promise != self._promised:
                 return False
-            self._promised = ask.number
+            self._promised = promise
             return True
-        if ask.number < self._promised or ask.number <= self._given_back:
+        if ask.number < self._promised[0] or ask.number <= self._given_back:
             return False
-        self._promised = ask.number
+        self._promised = (ask.number, ask.process)
         self._process, self._number = ask.process, ask.number
         self._host, self._term = ask.host, ask.term
         self.until = now + self._lease_s

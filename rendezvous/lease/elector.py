@@ -107,7 +107,7 @@ class Elector:
         answer = self.acceptor.ask(ask, now)
         if ask.step.gives_back and answer.accepted:
             self._next_at = now + self._pause_s()
-        return answer
+        return replace(answer, host=self._own)
 
     def saw(self, term: int, now: float) -> LeaseAsk | None:
         """A node has followed a leader of that term; a lower one gives up, to be elected anew.

@@ -341,7 +341,7 @@ def _compare(own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint
         theirs = decode_succession(given) if isinstance(given, bytes) else None
     except (WireError, DecodeError):
         raise _UnreachableError("its answer makes no sense") from None
-    if theirs is None and TERM_KEY in greeting:
+    if theirs is None and greeting.get(TERM_KEY) is not None:
         return  # it leads, and compares by itself when this node attends; or it knows no leader
     if differences := succession_differences(own, theirs):
         options = ", ".join(differences)

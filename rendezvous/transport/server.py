@@ -24,7 +24,7 @@ from ..protocol.messages import Attend, MasterMessage, Refused
 from ..protocol.notes import NodeRefused
 from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
-from .codec import WireError, decode_node, encode_master, encode_stack, encode_steps
+from .codec import WireError, decode_node, encode_lease, encode_master, encode_stack, encode_steps
 from .health import NO_SENSE, Health
 from .master import Master
 from .silent_streams import SilentStreams
@@ -138,7 +138,7 @@ class MasterServer:
         try:
             return self._succession.answer(request, dict(context.invocation_metadata() or ()))
         except (bounds.OutOfBounds, WireError, DecodeError) as error:
-            own = ((SUCCESSION_KEY, self._succession.spec_data),)
+            own = ((SUCCESSION_KEY, encode_lease(self._succession.spec_seen)),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), own)
             raise  # which abort has done
 

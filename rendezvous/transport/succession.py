@@ -55,7 +55,7 @@ class _Rival:
     since: float
     last: float
     """When it was heard of last."""
-    options: str
+    sentence: str
     is_other_list: bool
     """Each list may have a majority of its own."""
 
@@ -71,6 +71,7 @@ class Succession(Office):
         settings: GroupSettings,
         new_master: Callable[[GroupSettings, Office], Master],
         led: Callable[[int], None],
+        found_same: Callable[[Sequence[Endpoint]], None],
         trust: Trust | None = None,
     ) -> None:
         """Begin as a host that knows nothing; ``start`` lets it vote.
@@ -83,23 +84,29 @@ class Succession(Office):
                 must have been given alike is in them.
             new_master: makes the master when this host is elected.
             led: is called with the term when this host begins to lead, and with 0 when it ends.
+            found_same: is called with endpoints that are found to be this one process.
             trust: between the hosts; None: plain text.
         """
         self.endpoints, self.own = endpoints, own
         self._times, self._settings = times, settings
         self._new_master, self._led, self._trust = new_master, led, trust
+        self._found_same = found_same
         assert settings.succession is not None
         self._spec = settings.succession
         self.spec_data = encode_lease(self._spec)
         """What all hosts must have been given alike, serialized."""
-        process = os.urandom(8).hex()
-        self._elector = Elector(len(endpoints), own, process, times, _now(), random.random)
+        self._process = os.urandom(8).hex()
+        self._elector = Elector(len(endpoints), own, self._process, times, _now(), random.random)
         self.master: Master | None = None
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The exit status of the job, when the host that led has said that it is over."""
         self.refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why this host may not take part: others were given other options."""
         self._rival: _Rival | None = None
+        self._same: set[int] = set()
+        """The places of other endpoints that are this process as well: it has their votes."""
+        self._same_since: float | None = None
+        """When that has changed; None once it was told."""
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -120,6 +127,9 @@ class Succession(Office):
             raise WireError("this host was given other options")
         ask = decode_lease_ask(request)
         bounds.check_lease(ask, len(self.endpoints))
+        if ask.host in self._same and ask.process != self._process:
+            self._differs(ask.host, self._spec, self.spec_seen)
+            raise WireError("this host is found at the endpoint of the one that asks")
         answer = self._elector.take(ask, _now())
         if ask.step is LeaseStep.END and answer.accepted and not self.over.done():
             self.over.set_result(ask.exit_code)
@@ -143,6 +153,13 @@ class Succession(Office):
         if place != NO_HOST:  # before, it cannot say whose options are those of the job
             greeting[SUCCESSION_KEY] = self.spec_data
         return greeting
+
+    @property
+    def spec_seen(self) -> SuccessionSpec:
+        """What this host was given, with one name for all endpoints that are this process."""
+        places = range(len(self.endpoints))
+        seen = [self.own if place in self._same else place for place in places]
+        return replace(self._spec, endpoints=",".join(str(self.endpoints[place]) for place in seen))
 
     def describe(self, reply: pb.StatusReply) -> None:
         """Add to an answer which host leads."""
@@ -220,6 +237,7 @@ class Succession(Office):
             return
         self._ask(self._elector.due(_now()))
         self._face_rival()
+        self._tell_same()
         self._take_office()
         if self._timer is not None:
             self._timer.cancel()
@@ -283,24 +301,29 @@ class Succession(Office):
                 trailing = error.trailing_metadata()
                 theirs = _decoded(None if trailing is None else trailing.get(SUCCESSION_KEY))
                 if theirs != self._spec and not self._has_ended:
-                    self._differs(host, theirs)
+                    self._differs(host, theirs, self._spec)
                 return
             answer = decode_lease_answer(reply)
             bounds.check_lease(answer, len(self.endpoints))
             if not self._has_ended:
+                if answer.host == self.own and host not in self._same:
+                    self._same.add(host)
+                    self._same_since = _now()
                 self._ask(self._elector.heard(host, ask, answer, _now()))
                 self._turn()
 
     # --- other options -----------------------------------------------------------------------
 
-    def _differs(self, host: int, theirs: SuccessionSpec) -> None:
+    def _differs(self, host: int, theirs: SuccessionSpec, own: SuccessionSpec) -> None:
         """Take note of a host that was given other options: its vote does not count."""
-        differences = succession_differences(self._spec, theirs, both_lead=True)
+        differences = succession_differences(own, theirs, both_lead=True)
         options = f"those of {self.endpoints[host]}: {', '.join(differences)}."
-        is_other_list = theirs.endpoints != self._spec.endpoints
+        is_other_list = theirs.endpoints != own.endpoints
         now, before = _now(), self._rival
         since = now if before is None else before.since
-        self._rival = _Rival(since, now, options, is_other_list)
+        self._rival = _Rival(
+            since, now, f"this host's options differ from {options}", is_other_list
+        )
         self._turn()
 
     def _face_rival(self) -> None:
@@ -316,7 +339,15 @@ class Succession(Office):
             return
         is_stuck = rival.is_other_list or self.leader() is None
         if is_stuck and _now() - rival.since >= _DIFFERS_S and not self.refused.done():
-            self.refused.set_result(f"this host's options differ from {rival.options}")
+            self.refused.set_result(rival.sentence)
+
+    def _tell_same(self) -> None:
+        """Say that several endpoints are this process, once all of them have been asked."""
+        if self._same_since is None or _now() - self._same_since < self._times.renew_s:
+            return
+        self._same_since = None
+        places = sorted({self.own, *self._same})
+        self._found_same([self.endpoints[place] for place in places])
 
 
 def _decoded(data: str | bytes | None) -> SuccessionSpec:

@@ -1,6 +1,7 @@
 """What agents say that have no master, or of whose hosts none may lead. All are of this host."""
 
 import signal
+import socket
 
 import pytest
 from ft_run import exit_codes
@@ -73,3 +74,14 @@ def test_a_node_that_waits_for_a_leader_says_what_each_listed_host_answers(ft, l
     )
     assert agent.wait() == exit_codes.RENDEZVOUS_FAILED
     assert f"within 8 s ({listed[0]}: no leader yet; {listed[1]}: conn" in agent.stderr
+
+
+def test_listed_endpoints_that_are_one_host_count_as_one(ft, free_port):
+    """As where several slurmd are of one host: one agent listens for all of them."""
+    names = (socket.gethostname(), "localhost", "127.0.0.1")
+    one = [f"{name}:{free_port}" for name in names]
+    agents = [start(ft, one, nodes="3") for _ in names]
+    assert [agent.wait() for agent in agents] == [0, 0, 0]
+    leads = [agent.stderr for agent in agents if "this host may lead" in agent.stderr]
+    assert len(leads) == 1
+    assert "this host leads" in leads[0]

@@ -72,6 +72,17 @@ CASES: list[tuple[ev.Event, int, str]] = [
         "elect the leader: trying again, gives up in 55 s",
     ),
     (
+        ev.EndpointsAreOne(("a:1", "b:1"), 3),
+        logging.WARNING,
+        "master: a:1, b:1 are all this process: they count as one host, which the job needs, as "
+        "with one endpoint",
+    ),
+    (
+        ev.EndpointsAreOne(("a:1", "b:1"), 5),
+        logging.WARNING,
+        "master: a:1, b:1 are all this process: they count as one host",
+    ),
+    (
         ev.NodeWaits(1, 2, 3, ("host-7",), 600.0, False, 0.0, False),
         logging.INFO,
         "waiting for nodes: 1 of 2:3 are here; missing: host-7 (gives up in 600 s)",

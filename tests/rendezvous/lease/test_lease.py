@@ -98,6 +98,28 @@ def test_a_lease_that_was_given_back_is_over() -> None:
     assert acceptor.leader(4.2) is None
 
 
+def test_a_promise_is_given_again_to_the_process_that_has_it_and_to_no_other() -> None:
+    """It comes to one host by several names, or a message comes twice."""
+    acceptor = Acceptor(3.0, now=0.0)
+    assert acceptor.ask(asked(PREPARE, 6), 4.0).accepted
+    assert acceptor.ask(asked(PREPARE, 6), 4.0).accepted
+    assert not acceptor.ask(asked(PREPARE, 6, "p1"), 4.0).accepted
+    assert not acceptor.ask(asked(PREPARE, 3), 4.0).accepted
+    assert acceptor.ask(asked(PREPARE, 7, "p1"), 4.0).accepted
+    assert not acceptor.ask(asked(PREPARE, 6), 4.0).accepted
+
+
+@pytest.mark.parametrize(("hosts", "leads"), [(3, True), (5, False)])
+def test_a_host_with_two_names_has_two_votes(hosts: int, leads: bool) -> None:
+    elector = Elector(hosts, 0, "p0", TIMES, 0.0, lambda: 0.5)
+    ask = elector.due(4.0)
+    while ask is not None:
+        answer = elector.take(ask, 4.0)
+        assert answer.host == 0
+        ask = elector.heard(1, ask, answer, 4.0)
+    assert elector.leads(4.0) is leads
+
+
 def test_a_lease_that_is_given_back_too_late_runs_on() -> None:
     acceptor = Acceptor(3.0, now=0.0)
     acceptor.ask(asked(PROPOSE, 3), 4.0)

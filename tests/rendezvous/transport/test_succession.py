@@ -50,7 +50,7 @@ from ft_run.tests.rendezvous.transport.test_server import attend
 from ft_run.values import replace
 
 TIMES = LeaseTimes(lease_s=1.0, fence_s=1.0, silence_s=5.0)
-TIMEOUT_S = 60.0
+TIMEOUT_S = 15.0
 
 
 class Hosts:
@@ -67,6 +67,8 @@ class Hosts:
         spec = Timeouts(lease_s=1.0, fence_s=1.0).succession(self.endpoints)
         assert spec is not None
         self.spec, self.given = spec, given
+        self.same: list[Sequence[Endpoint]] = []
+        """Endpoints that a host has found to be itself."""
         self.parts: list[tuple[Succession, MasterServer]] = []
 
     async def __aenter__(self) -> "Hosts":
@@ -83,16 +85,21 @@ class Hosts:
             GroupSettings(succession=self.given(place, self.spec)),
             self._lead,
             lambda _: None,
+            self.same.append,
             self.trust,
         )
         server = MasterServer(None, "1", 5.0, self.trust, succession)
-        await server.start(self.endpoints[place])
+        await server.start(self.listens_at(place))
         succession.start()
         return succession, server
 
     async def __aexit__(self, *_: object) -> None:
         for place in range(len(self.parts)):
             await self.stop(place)
+
+    def listens_at(self, place: int) -> Endpoint:
+        """Return the address of a host."""
+        return self.endpoints[place]
 
     def _lead(self, settings: GroupSettings, office: Office) -> Master:
         return Master(replace(settings, starts_from=-math.inf), lambda _: None, office=office)
@@ -158,6 +165,26 @@ async def status(endpoint: Endpoint) -> pb.StatusReply:
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a test on an event loop."""
     asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))
+
+
+class OneListener(Hosts):
+    """The names of three hosts, all or the first two of which are those of one process."""
+
+    def __init__(self, names: int = 3) -> None:
+        super().__init__()
+        port = free_port()
+        self.endpoints[:names] = [Endpoint(f"127.0.0.{n + 1}", port) for n in range(names)]
+        spec = Timeouts(lease_s=1.0, fence_s=1.0).succession(self.endpoints)
+        assert spec is not None
+        self.spec = spec
+
+    async def __aenter__(self) -> "Hosts":
+        self.parts.append(await self.start(0))
+        return self
+
+    def listens_at(self, place: int) -> Endpoint:
+        """At all addresses."""
+        return Endpoint("0.0.0.0", self.endpoints[place].port)
 
 
 def test_nodes_find_the_leader_and_its_successor() -> None:
@@ -470,5 +497,61 @@ def test_a_node_of_another_list_is_refused_also_by_a_host_that_does_not_lead(
             here, there = spec.endpoints, hosts.spec.endpoints
             assert f"--rdzv-endpoint is {here} here and {there} there" in refused.sentence
             await link.close()
+
+    run(test)
+
+
+def test_a_process_with_all_the_names_leads_and_says_so() -> None:
+    async def test() -> None:
+        async with OneListener() as hosts:
+            said: asyncio.Queue[LinkEvent] = asyncio.Queue()
+            link = hosts.link(0, said)
+            await until(said, LinkUp)
+            while hosts.same != [hosts.endpoints]:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            await link.close()
+
+    run(test)
+
+
+def test_a_process_with_two_of_three_names_leads_and_another_does_not() -> None:
+    async def test() -> None:
+        async with OneListener(names=2) as hosts:
+            other, _ = await hosts.start(2)
+            assert await hosts.leader() == 0
+            while not hosts.same:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            assert hosts.same == [hosts.endpoints[:2]]
+            await hosts.stop(0)
+            hosts.parts.clear()
+            while other.leader() is not None:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            assert other.master is None
+            hosts.parts.append((other, _))
+
+    run(test)
+
+
+def test_a_process_at_which_others_are_found_wrongly_and_the_others_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For the one, names lead to itself; the others have a majority: two would lead."""
+    monkeypatch.setattr(succession_module, "_DIFFERS_S", 1.0)
+
+    async def test() -> None:
+        async with OneListener() as hosts:
+            await hosts.leader()
+            spec = hosts.spec
+            second = Succession(
+                hosts.endpoints, 1, TIMES, GroupSettings(succession=spec), hosts._lead,
+                lambda _: None, lambda _: None,
+            )  # fmt: skip
+            second.start()
+            seen = ",".join([str(hosts.endpoints[0])] * 3)
+            here, there = f"--rdzv-endpoint is {spec.endpoints}", f"--rdzv-endpoint is {seen}"
+            assert f"{there} here and {spec.endpoints} there" in await hosts.parts[0][0].refused
+            assert f"{here} here and {seen} there" in await second.refused
+            assert hosts.parts[0][0].master is None
+            await second.stop()
 
     run(test)
