@@ -50,7 +50,7 @@ from ft_run.tests.rendezvous.transport.test_server import attend
 from ft_run.values import replace
 
 TIMES = LeaseTimes(lease_s=1.0, fence_s=1.0, silence_s=5.0)
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 class Hosts:
