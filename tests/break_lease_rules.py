@@ -34,8 +34,14 @@ LEASE_BREAKS = (
     (
         "what was promised to a higher number is kept",
         "lease/acceptor",
-        "if ask.number < self._promised or",
+        "if ask.number < self._promised[0] or",
         "if",
+    ),
+    (
+        "a promise is given again to the process that has it alone",
+        "lease/acceptor",
+        "promise = (ask.number, ask.process)",
+        "promise = (ask.number, self._promised[1])",
     ),
     (
         "a leader counts on its lease for less than acceptors keep to it",

@@ -1072,6 +1072,12 @@ BREAKS = (
         "_DEFAULT_POLICY, _DEFAULT_POLICY, _POLICY_OPTIONS",
     ),
     Break(
+        "a node of another list or fence is refused",
+        "group/admission",
+        "    if differences:\n        return _differ(differences)",
+        "    if False:\n        return _differ(differences)",
+    ),
+    Break(
         "no world is formed before the checks",
         "group/checks",
         "return self._spec.only or fit != size",

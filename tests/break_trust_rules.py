@@ -221,14 +221,14 @@ TRUST_BREAKS = (
     (
         "a node with another token is refused in time",
         "transport/client",
-        "if not self._was_up and time.monotonic() - away_since >= self._distrust_s:",
+        "if not self._was_up and time.monotonic() - away_since >= first_limit_s:",
         "if False:",
     ),
     (
         "a node that was in the job tries again whatever the token",
         "transport/client",
-        "if not self._was_up and time.monotonic() - away_since >= self._distrust_s:",
-        "if time.monotonic() - away_since >= self._distrust_s:",
+        "if not self._was_up and time.monotonic() - away_since >= first_limit_s:",
+        "if time.monotonic() - away_since >= first_limit_s:",
     ),
     (
         "a failure is that of the node that reports it",
