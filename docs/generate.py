@@ -18,7 +18,7 @@ _INTRODUCTION = """\
 Every flag of `ft-run` can be set by a variable too, `PET_` and its name: `PET_NNODES=2`. The
 command line beats it. Underscores may stand for dashes, and a name may be cut short while it is
 unambiguous. Every time is a number of seconds, or has a unit: `90s`, `5m` (or `5min`), `24h`, `7d`.
-*torchrun* marks the flags that torchrun has as well.
+*torchrun* marks the flags that torchrun has as well, with the first version where it is a new one.
 """
 
 
@@ -45,7 +45,7 @@ def _groups(line: CommandLine) -> list[str]:
 
 def _row(flag: Flag, *, is_launch: bool) -> str:
     spelling = _spelling(flag).replace("|", "\\|")
-    of_torchrun = "torchrun" if is_launch and not flag.ours else ""
+    of_torchrun = f"torchrun {flag.since}".rstrip() if is_launch and not flag.ours else ""
     return f"| `{spelling}` | {flag.help.replace('|', chr(92) + '|')} | {of_torchrun} |"
 
 

@@ -61,6 +61,7 @@ def _run(options: "Options") -> int:
     """Run the command that the options are of; each loads what it needs and no more."""
     from .options import (
         CheckOptions,
+        CompletionOptions,
         HostsOptions,
         LaunchOptions,
         MasterOptions,
@@ -69,6 +70,10 @@ def _run(options: "Options") -> int:
         TokenOptions,
     )
 
+    if isinstance(options, CompletionOptions):
+        from .commands.completion import complete
+
+        return complete(f"{options.shell}_source")
     if isinstance(options, PolicyOptions):
         from .commands.policy import explain_policy
 

@@ -64,6 +64,8 @@ class LogOptions:
     """``--local-ranks-filter``; None shows all."""
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
+    prefix_template: str = ""
+    """What stands before each console line of a tee'd stream; empty: ``[<role><local rank>]:``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,14 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """Everything that one ``ft-run --print-completion`` was asked to do."""
+
+    shell: str
+    """``bash``, ``zsh`` or ``fish``."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """Everything that one ``ft-run policy`` was asked to do."""
 
@@ -312,5 +322,6 @@ Options = (
     | CheckOptions
     | PolicyOptions
     | TokenOptions
+    | CompletionOptions
 )
 """Of any command."""

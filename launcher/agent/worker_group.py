@@ -271,11 +271,10 @@ class WorkerGroup:
     def _open_relayed(self, local_rank: int, stream: Stream, plan: StreamPlan) -> int:
         assert self._relay is not None
         rank = self.assignment.rank_offset + local_rank
-        template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
         opened = self._relay.add_stream(
             StreamOrder(
                 stream=stream,
-                prefix=console_prefix(self._role, rank, local_rank, template),
+                prefix=console_prefix(self._role, rank, local_rank, self.logs.prefix_template),
                 log_path=plan.path,
                 filters=plan.filters,
                 filtered_path=plan.filtered_path,

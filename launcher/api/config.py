@@ -64,7 +64,7 @@ class LaunchConfig:
     monitor_interval: float = 0.1
     start_method: str = "spawn"
     log_line_prefix_template: str | None = None
-    """As ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE``."""
+    """As ``--log-line-prefix-template``."""
     metrics_cfg: dict[str, str] = field(default_factory=dict)
     local_addr: str | None = None
     event_log_handler: str = "null"
@@ -99,6 +99,8 @@ def command_line(config: LaunchConfig) -> list[str]:
         f"--duplicate-stdout-filters={_filters(config.duplicate_stdout_filters)}",
         f"--duplicate-stderr-filters={_filters(config.duplicate_stderr_filters)}",
     ]
+    if config.log_line_prefix_template:
+        words.append(f"--log-line-prefix-template={config.log_line_prefix_template}")
     if config.local_addr:
         words.append(f"--local-addr={config.local_addr}")
     if config.virtual_local_rank:

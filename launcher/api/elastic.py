@@ -158,7 +158,7 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
     try:
         words = [*command_line(config), *_program(folder, entrypoint, args)]
         name = _name(entrypoint)
-        status = _run([folder, str(os.getpid()), name, *words], config.log_line_prefix_template)
+        status = _run([folder, str(os.getpid()), name, *words])
         outcome = read_outcome(folder)
         if outcome is None:
             _raise_without_outcome(status)
@@ -205,13 +205,10 @@ def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> N
         ) from error
 
 
-def _run(words: list[str], prefix_template: str | None) -> int:
+def _run(words: list[str]) -> int:
     """Run the agent with the arguments ``words``; return its exit status."""
-    environ = dict(os.environ)
-    if prefix_template is not None:
-        environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = prefix_template
     command = [sys.executable, _RUN_MODULE, "api.agent_main", *words]
-    with subprocess.Popen(command, env=environ) as agent:
+    with subprocess.Popen(command) as agent:
         try:
             return agent.wait()
         except BaseException:

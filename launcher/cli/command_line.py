@@ -13,6 +13,9 @@ from .values import BadValue, boolean, nearest, refuse, shown
 
 ENVIRONMENT_PREFIX = "PET_"
 
+HELP_GROUP = "Help"
+"""The heading of the flags that end ft-run with an answer; they have no variables."""
+
 _UNBROKEN = "\u2011"
 """A dash at which lines do not break."""
 
@@ -26,9 +29,10 @@ _STEM = len("--nnod")
 class Flag:
     """One flag: an on/off switch, or with ``read`` one that takes a value.
 
-    ``group`` is its heading in the help. ``ours``: torchrun has no such flag; it then never makes
-    a prefix ambiguous that is unambiguous under torchrun. ``multiple``: it may be repeated, and
-    the value is a tuple; in its variable the values are separated by semicolons.
+    ``group`` is its heading in the help. ``ours``: torchrun has no such flag. ``since``: the first
+    torch whose torchrun has it. Neither kind makes a prefix ambiguous that was unambiguous without
+    it. ``multiple``: it may be repeated, and the value is a tuple; in its variable the values are
+    separated by semicolons.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Flag:
         read: Callable[[str], Any] | None = None,
         metavar: str | None = None,
         ours: bool = False,
+        since: str = "",
         multiple: bool = False,
     ) -> None:
         self.opts = spellings
@@ -46,6 +51,7 @@ class Flag:
         self.help = help
         self.metavar = metavar
         self.ours = ours
+        self.since = since
         self.multiple = multiple
         self._read = read
         self.takes_value = read is not None
@@ -148,8 +154,8 @@ class CommandLine:
                 which it may take; None for an unknown one.
         """
         help_flags = (
-            Flag("-h", "--help", group="Help", help="Show this text and exit."),
-            Flag("--version", group="Help", help="Show the version and exit.", ours=True),
+            Flag("-h", "--help", group=HELP_GROUP, help="Show this text and exit."),
+            Flag("--version", group=HELP_GROUP, help="Show the version and exit.", ours=True),
         )
         self.name = name
         self.flags: tuple[Flag, ...] = (*flags, *help_flags)
@@ -268,17 +274,17 @@ class CommandLine:
         return value
 
     def _find(self, name: str) -> Flag:
-        """Return the flag that ``name`` spells or begins: torchrun's flags go before ours."""
+        """Return the flag that ``name`` spells or begins: older torchruns' go first, then ours."""
         word = "--" + name[2:].replace("_", "-")
         exact = self._by_word.get(word)
         if exact is not None:
             return exact
         if len(word) > 2:
-            for ours in (False, True):
+            for wanted in ((False, False), (False, True), (True, False)):
                 found = {
                     known: flag
                     for known, flag in self._by_word.items()
-                    if flag.ours is ours and known.startswith(word)
+                    if (flag.ours, bool(flag.since)) == wanted and known.startswith(word)
                 }
                 if len(set(found.values())) == 1:
                     return next(iter(found.values()))
@@ -303,7 +309,7 @@ class CommandLine:
         found: dict[Flag, list[str]] = {}
         for flag in self.flags:
             text = environ.get(flag.variable, "")
-            if not text or flag.group == "Help":
+            if not text or flag.group == HELP_GROUP:
                 continue
             if flag.multiple:
                 found[flag] = [part for part in text.split(";") if part.strip()]

@@ -3,7 +3,7 @@
 from ... import defaults, exit_codes
 from ...errors import UsageError
 from . import stream_values, values
-from .command_line import CommandLine, Flag, Given, HelpText
+from .command_line import HELP_GROUP, CommandLine, Flag, Given, HelpText
 from .network_check_flags import ladder_flags
 from .place_flags import place_flags
 from .policy_flags import policy_flags, propagate_flag
@@ -68,6 +68,14 @@ def launch_command() -> CommandLine:
         *_log_flags(),
         *_script_flags(),
         *_compatibility_flags(),
+        Flag(
+            "--print-completion",
+            group=HELP_GROUP,
+            since="2.15",
+            metavar="bash|zsh|fish",
+            read=values.one_of("bash", "zsh", "fish"),
+            help="Print the script that completes ft-run in this shell, and exit.",
+        ),
     ]
     return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER), _foreign)
 
@@ -256,6 +264,16 @@ def _log_flags() -> list[Flag]:
             metavar="STREAMS",
             read=stream_values.streams,
             help="Write streams to files as well as to the console.",
+        ),
+        Flag(
+            "--log-line-prefix-template",
+            group=_LOGS,
+            since="2.15",
+            metavar="TEMPLATE",
+            read=values.string,
+            help="Put this before each console line of a tee'd stream: text with ${role_name},"
+            " ${rank}, ${local_rank} and ${hostname}; default [${role_name}${local_rank}]:, or"
+            " TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.",
         ),
         Flag(
             "--local-ranks-filter",

@@ -15,6 +15,7 @@ from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..options import (
+    CompletionOptions,
     LaunchOptions,
     LogOptions,
     MasterOptions,
@@ -36,6 +37,7 @@ from .trust_flags import token_options, trust_options
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 _STATUS_TIMEOUT_S = 5.0
 _STACKS_TIMEOUT_S = 10.0
 
@@ -114,9 +116,11 @@ def _question(
     return where or Endpoint("localhost", defaults.ENDPOINT_PORT), given
 
 
-def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
+def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | CompletionOptions:
     line = launch_flags.launch_command()
     given, rest = line.read(argv, environ)
+    if given["print_completion"]:
+        return CompletionOptions(given["print_completion"])
     mode = _mode(given)
     remarks: list[str] = []
     given = placed(line, given, environ, remarks)
@@ -136,7 +140,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions:
         nproc_per_node=given.get("nproc_per_node", defaults.NPROC_PER_NODE),
         accelerator=given.get("accelerator", "auto"),
         role=given.get("role", defaults.ROLE),
-        logs=_logs(given),
+        logs=_logs(given, environ),
         signals=_signals(given, remarks),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
         snapshot_replicas=given.get("snapshot_replicas", 0),
@@ -360,7 +364,7 @@ def _job_id(given: Given, where: Endpoint | None, max_nodes: int, remarks: list[
     return defaults.JOB_ID
 
 
-def _logs(given: Given) -> LogOptions:
+def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
     (console_local_ranks,) = given.get("local_ranks_filter", (None,))
     return LogOptions(
         log_dir=given["log_dir"] or None,
@@ -369,6 +373,7 @@ def _logs(given: Given) -> LogOptions:
         console_local_ranks=console_local_ranks,
         stdout_filters=given.get("duplicate_stdout_filters", ()),
         stderr_filters=given.get("duplicate_stderr_filters", ()),
+        prefix_template=given["log_line_prefix_template"] or environ.get(_PREFIX_VARIABLE, ""),
     )
 
 

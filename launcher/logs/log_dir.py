@@ -80,6 +80,8 @@ class AttemptLogs:
     """None where no files are written."""
     warning: str | None = None
     """A sentence, if files were asked for and cannot be written."""
+    prefix_template: str = ""
+    """As ``LogOptions.prefix_template``."""
 
 
 class LogDir:
@@ -131,6 +133,7 @@ class LogDir:
             # As torchrun: without files neither tee nor the filters have an effect.
             inherited = dict.fromkeys(Stream, StreamPlan(Route.INHERIT))
             return AttemptLogs((WorkerLogs(inherited, ""),) * local_world_size, None)
+        template = self._options.prefix_template
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             directory = _make_attempt_dir(self.path, restart_count)
@@ -143,8 +146,8 @@ class LogDir:
         except OSError as error:
             warning = _cannot_write(self.path, error) + " The output goes to the console only."
             without_files = (_without_files(w) for w in self._plan("", local_world_size))
-            return AttemptLogs(tuple(without_files), None, warning)
-        return AttemptLogs(workers, directory)
+            return AttemptLogs(tuple(without_files), None, warning, template)
+        return AttemptLogs(workers, directory, prefix_template=template)
 
     def remove_if_unused(self) -> None:
         """Remove the folder if no round has begun, a temporary one also if it holds no file."""
@@ -216,18 +219,18 @@ def open_log(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
-def console_prefix(role: str, rank: int, local_rank: int, template: str | None) -> bytes:
+def console_prefix(role: str, rank: int, local_rank: int, template: str) -> bytes:
     """Return the prefix of each console line of a tee'd stream.
 
-    ``template`` is ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`` with ``${role_name}``, ``${rank}``
-    and ``${local_rank}``; unknown names are left as they are. None or empty: ``[<role><n>]:``.
+    ``template`` has the names of ``--log-line-prefix-template``; unknown ones are left as they
+    are. Empty: ``[<role><n>]:``.
     """
     prefix = f"[{role}{local_rank}]:"
     if template:
         import string
 
         prefix = string.Template(template).safe_substitute(
-            role_name=role, rank=rank, local_rank=local_rank
+            role_name=role, rank=rank, local_rank=local_rank, hostname=os.uname().nodename
         )
     return prefix.encode(errors="surrogateescape")
 

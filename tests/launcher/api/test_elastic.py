@@ -60,6 +60,7 @@ def test_every_field_arrives() -> None:
             local_addr="10.0.0.2",
             numa_options="node",
             signals_to_handle="SIGUSR1",
+            log_line_prefix_template="-${rank}, ",
             duplicate_stdout_filters=["a,b", "c"],
             duplicate_stderr_filters=["d"],
             virtual_local_rank=True,
@@ -77,6 +78,7 @@ def test_every_field_arrives() -> None:
     assert (logs.log_dir, logs.console_local_ranks) == ("/logs", frozenset({0, 2}))
     assert logs.redirects.by_local_rank == {0: Streams.OUT, 3: Streams.BOTH}
     assert logs.tee.default == Streams.ERR
+    assert logs.prefix_template == "-${rank}, "
     assert (logs.stdout_filters, logs.stderr_filters) == (("a,b", "c"), ("d",))
 
 

@@ -13,6 +13,7 @@ from ft_run.errors import UsageError
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli import launch_flags, parse
 from ft_run.launcher.options import (
+    CompletionOptions,
     LaunchOptions,
     MasterOptions,
     RendezvousOptions,
@@ -211,6 +212,9 @@ def test_our_flags_leave_the_prefixes_of_torchrun_unambiguous() -> None:
     }
     command = launch_flags.launch_command()
     takes_value = {flag.key: flag.takes_value for flag in command.flags}
+    assert command.split(["--log-=x", "--log-l=y", "--p=zsh"])[0] == [
+        *("--log-dir=x", "--log-line-prefix-template=y", "--print-completion=zsh"),
+    ]
     for word, dest in theirs.items():
         for end in range(3, len(word) + 1):
             meanings = {d for w, d in theirs.items() if w.startswith(word[:end])}
@@ -223,10 +227,11 @@ def test_every_flag_of_torchrun_is_known() -> None:
     pytest.importorskip("torch")
     from torch.distributed.run import get_args_parser
 
-    ours = {flag.key for flag in launch_flags.launch_command().flags if not flag.ours}
+    flags = launch_flags.launch_command().flags
+    ours = {flag.key for flag in flags if not flag.ours}
     theirs = {action.dest for action in get_args_parser()._actions}
     assert theirs - ours == {"training_script", "training_script_args"}
-    assert ours <= theirs
+    assert ours - {flag.key for flag in flags if flag.since} <= theirs
 
 
 @pytest.mark.parametrize("word", ["1", "true", "yes"])
@@ -604,6 +609,25 @@ def test_logs() -> None:
     assert sentence("-r", "4", "train.py") == (
         "--redirects was given '4'; right would be 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
         " or RANK:DIGIT pairs such as 0:1,10:3."
+    )
+
+
+def test_the_prefix_of_lines_is_that_of_the_flag_else_of_the_variables() -> None:
+    name, flag = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "--log-line-prefix-template"
+    assert launch("train.py").logs.prefix_template == ""
+    assert launch("train.py", **{name: "a"}).logs.prefix_template == "a"
+    both = {name: "a", "PET_LOG_LINE_PREFIX_TEMPLATE": "b"}
+    assert launch("train.py", **both).logs.prefix_template == "b"
+    assert launch(f"{flag}=c", "train.py", **both).logs.prefix_template == "c"
+    assert launch(f"{flag}=", "train.py", **{name: "a"}).logs.prefix_template == "a"
+
+
+def test_a_script_for_completion_needs_no_other_flag_and_has_no_variable() -> None:
+    assert parse.parse(["--print-completion", "zsh"], {}) == CompletionOptions("zsh")
+    assert parse.parse(["--print_completion=bash", "train.py"], {}) == CompletionOptions("bash")
+    launch("train.py", PET_PRINT_COMPLETION="zsh")
+    assert sentence("--print-completion", "tcsh") == (
+        "--print-completion was given 'tcsh'; right would be bash, zsh or fish."
     )
 
 

@@ -25,6 +25,7 @@ def offered(text: str) -> list[str]:
         ("--success-policy r", ["plain:rank0"]),
         ("--success-policy = r", ["plain:rank0"]),  # as bash cuts --success-policy=r
         ("--success-policy =", ["plain:all", "plain:rank0"]),
+        ("--print-completion ", ["plain:bash", "plain:zsh", "plain:fish"]),
         ("--failure-policy p", ["file:p"]),
         ("--log-dir l", ["dir:l"]),
         ("--tee=3 --red", ["plain:--redirects"]),

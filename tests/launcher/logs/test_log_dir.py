@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -341,11 +342,11 @@ def test_open_log_appends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "prefix"),
     [
-        (None, b"[trainer1]:"),
         ("", b"[trainer1]:"),
         ("${role_name}/${rank}/$local_rank> ", b"trainer/5/1> "),
         ("[${other}]", b"[${other}]"),
+        ("${hostname}:", f"{socket.gethostname()}:".encode()),
     ],
 )
-def test_console_prefix(template: str | None, prefix: bytes) -> None:
+def test_console_prefix(template: str, prefix: bytes) -> None:
     assert console_prefix("trainer", rank=5, local_rank=1, template=template) == prefix
