@@ -119,7 +119,7 @@ class WorkerCommands:
     @property
     def own_variables(self) -> tuple[str, ...]:
         """The variables that ``env`` adds to ``job_env``."""
-        return (*_OF_WORKER, "CUDA_VISIBLE_DEVICES") if self._devices else _OF_WORKER
+        return (*_OF_WORKER, *self._devices[0]) if self._devices else _OF_WORKER
 
     def env(self, assignment: Assignment, local_rank: int, error_file: str) -> dict[str, str]:
         """Return the variables of a worker that are added to the agent's own environment."""
@@ -138,7 +138,7 @@ class WorkerCommands:
         }
         env = self.job_env() | {name: str(value) for name, value in given.items()}
         if self._devices:
-            env["CUDA_VISIBLE_DEVICES"] = self._devices[local_rank]
+            env |= self._devices[local_rank]
         return env
 
     @property
@@ -154,28 +154,35 @@ class WorkerCommands:
         return {name: self._environ[name] for name in names if name in self._environ}
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """The one visible device of each worker under ``--virtual-local-rank``; else empty."""
+    def devices(self) -> tuple[Mapping[str, str], ...]:
+        """As ``virtual_devices`` returns them."""
         return self._devices
 
 
 def virtual_devices(
     virtual_local_rank: bool, local_world_size: int, environ: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return the one visible device of each worker under ``--virtual-local-rank``; else nothing.
+) -> tuple[Mapping[str, str], ...]:
+    """Return the variables that show each worker one device under ``--virtual-local-rank``.
+
+    Without that flag there are none. The device is the worker's own entry of
+    ``HIP_VISIBLE_DEVICES``, which on ROCm overrides ``CUDA_VISIBLE_DEVICES``; where it is not set,
+    of the latter. What is set is set to that entry, and ``CUDA_VISIBLE_DEVICES`` always is.
 
     Raises:
         UsageError: there are fewer visible devices than workers.
     """
     if not virtual_local_rank:
         return ()
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = ["CUDA_VISIBLE_DEVICES"]
+    if environ.get("HIP_VISIBLE_DEVICES"):
+        names.insert(0, "HIP_VISIBLE_DEVICES")
+    visible = environ.get(names[0])
     if visible is None:
-        return tuple(map(str, range(local_world_size)))
+        return tuple({names[0]: str(rank)} for rank in range(local_world_size))
     devices = [device.strip() for device in visible.split(",")]
     if len(devices) < local_world_size:
         raise UsageError(
             f"--virtual-local-rank gives each of the {local_world_size} workers one device of "
-            f"CUDA_VISIBLE_DEVICES={visible!r}, which lists {len(devices)}."
+            f"{names[0]}={visible!r}, which lists {len(devices)}."
         )
-    return tuple(devices[:local_world_size])
+    return tuple(dict.fromkeys(names, device) for device in devices[:local_world_size])

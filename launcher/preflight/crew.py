@@ -67,8 +67,8 @@ class CrewPlan:
     """The interpreter of the workers."""
     accelerator: str = "auto"
     """``--accelerator``; with ``cpu`` the GPUs are left alone."""
-    visible_devices: tuple[str, ...] = ()
-    """The one device of each worker under ``--virtual-local-rank``; else empty."""
+    visible_devices: tuple[Mapping[str, str], ...] = ()
+    """The variables that show each worker one device under ``--virtual-local-rank``; else empty."""
     gpus_asked_by: str = ""
     """The option that asks for GPUs, if one does."""
     gpus_shown: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class CheckCrew:
         self._fork_server_changed = fork_server_changed
         spawner.listen(self._heard_from_spawner)
         if plan.preload:
-            own = ("CUDA_VISIBLE_DEVICES",) if plan.visible_devices else ()
+            own = tuple(plan.visible_devices[0]) if plan.visible_devices else ()
             spawner.preload(
                 plan.preload, _head(plan.python), plan.env, differing=own, secluded=True
             )
@@ -292,7 +292,7 @@ class CheckCrew:
             accelerator=plan.accelerator,
             gpus_asked_by=plan.gpus_asked_by,
             gpus_shown=plan.gpus_shown,
-            devices=",".join(plan.visible_devices) or None,
+            devices=",".join(own["CUDA_VISIBLE_DEVICES"] for own in plan.visible_devices) or None,
             log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
             script=plan.script,
             cpu_cgroups=_cgroups("cpu", "cpu.stat"),
@@ -302,7 +302,7 @@ class CheckCrew:
         )
         env = {**plan.env, **_ENVIRONMENT}
         if plan.visible_devices:
-            env["CUDA_VISIBLE_DEVICES"] = plan.visible_devices[local_rank]
+            env |= plan.visible_devices[local_rank]
         return WorkerCommand(
             argv=(*_head(plan.python), post.to_json()),
             env=env,

@@ -455,9 +455,12 @@ def load(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("virtual", [False, True])
-def test_the_variables_that_each_worker_has_are_known(virtual: bool) -> None:
+@pytest.mark.parametrize("environ", [{}, {"HIP_VISIBLE_DEVICES": "7,4"}])
+def test_the_variables_that_each_worker_has_are_known(
+    virtual: bool, environ: dict[str, str]
+) -> None:
     options = LaunchOptions("", RendezvousOptions("job", 1, 1), virtual_local_rank=virtual)
-    commands = WorkerCommands(options, 2, {})
+    commands = WorkerCommands(options, 2, environ)
     assignment = Assignment(
         round=0,
         formed_by="",
