@@ -179,8 +179,9 @@ def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:
 def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:
     if options.numa_binding is None:
         return None
-    from ..machine.accelerators import AcceleratorKind, find_accelerators
+    from ..machine.accelerators import find_devices
     from ..machine.numa import plan_numa_binding
 
-    devices = find_accelerators(AcceleratorKind.NVIDIA, os.environ).devices
+    is_xpu = options.nproc_per_node == "xpu"
+    devices = find_devices("xpu" if is_xpu else options.accelerator, os.environ)
     return plan_numa_binding(options.numa_binding, devices, count.count)

@@ -134,6 +134,22 @@ def find_accelerators(
     return Accelerators(kind, (), "no accelerator asked for")
 
 
+def find_devices(
+    accelerator: str,
+    environ: Mapping[str, str],
+    *,
+    root: Path = _ROOT,
+    nvml: NvmlLoader | None = None,
+) -> tuple[Device, ...]:
+    """Return the devices of the kind ``accelerator``, with ``auto`` of the first that is there.
+
+    The other arguments are those of :func:`find_accelerators`.
+    """
+    kinds = tuple(AcceleratorKind) if accelerator == AUTO else (AcceleratorKind(accelerator),)
+    found = (find_accelerators(kind, environ, root=root, nvml=nvml).devices for kind in kinds)
+    return next(filter(None, found), ())
+
+
 class _Installed(NamedTuple):
     """A device that the driver shows: the names it has besides its index, and its place."""
 

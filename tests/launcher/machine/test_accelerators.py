@@ -20,6 +20,7 @@ from ft_run.launcher.machine.accelerators import (
     Accelerators,
     Device,
     find_accelerators,
+    find_devices,
     name_mig_devices,
 )
 from hypothesis import given
@@ -424,6 +425,19 @@ def test_amd(amd_root: Path) -> None:
 )
 def test_amd_visible_devices(environ: dict[str, str], expected: list[str], amd_root: Path) -> None:
     assert amd(amd_root, **environ) == expected
+
+
+def test_devices_are_those_of_the_first_kind_that_is_there(amd_root: Path) -> None:
+    def found(accelerator: str, nvidia: Sequence[Gpu] = ()) -> list[str | None]:
+        loaded = RecordedNvml(nvidia)
+        devices = find_devices(accelerator, {}, root=amd_root, nvml=lambda: loaded)
+        return [device.pci_address for device in devices]
+
+    of_amd = ["0001:05:00.0", "0001:26:01.1", "0001:dc:00.0"]
+    assert found("auto") == of_amd
+    assert found("auto", [Gpu("GPU-a", 7)]) == ["0000:07:00.0"]
+    assert found("amd.com/gpu", [Gpu("GPU-a", 7)]) == of_amd
+    assert found("xpu") == found("cpu") == []
 
 
 def test_rocr_devices_keep_their_place(amd_root: Path) -> None:
