@@ -1,7 +1,8 @@
 """What torchrun does, recorded once for each version of torch and Python, and replayed.
 
 ``pytest --torchrun=record tests/conformance`` records anew, ``--torchrun=live`` runs torchrun and
-compares it with what is recorded. Of versions that nothing is recorded of, torchrun is run.
+compares it with what is recorded. Of versions that nothing is recorded of, torchrun is run. What
+the torchrun that is installed is too old for is recorded of a newer one, in ``since-<version>``.
 
 A recording is a file of ``recorded/``, to be read: what every worker sees stands once, what is
 usual (``USUAL``) is left out, and what belongs to the machine has a name. It also says of what it
@@ -33,6 +34,7 @@ VERSIONS: Final = "torch-{}-python-{}.{}".format(
     version("torch").partition("+")[0], *sys.version_info[:2]
 )
 FOLDER: Final = Path(__file__).with_name("recorded") / VERSIONS
+_TORCH: Final = tuple(map(int, version("torch").split(".")[:2]))
 
 USUAL: Final[Mapping[str, object]] = {
     "": "started",
@@ -74,9 +76,14 @@ USUAL: Final[Mapping[str, object]] = {
 """What a worker usually sees: only what differs from it is recorded."""
 
 
-def mode(request: pytest.FixtureRequest) -> str:
-    """Return how torchrun is to be had: what was asked for, or what there is for these versions."""
+def mode(request: pytest.FixtureRequest, since: str = "") -> str:
+    """Return how torchrun is to be had: what was asked for, or what there is for these versions.
+
+    ``since`` is the first torch whose torchrun can be asked.
+    """
     asked: str = request.config.getoption("--torchrun")
+    if since and tuple(map(int, since.split("."))) > _TORCH:
+        return "recorded"
     if asked == "recorded" and not FOLDER.exists():
         return "unrecorded"
     return asked
@@ -108,9 +115,9 @@ def of_point(point: Point) -> str:
 _VALUES: Final = (str, Mapping, Surroundings)
 
 
-def load(name: str, of: str) -> dict[str, Any]:
+def load(name: str, of: str, since: str = "") -> dict[str, Any]:
     """Return a recording; fail the test unless it is one of the same thing."""
-    path = path_of(name)
+    path = path_of(name, since)
     recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"of": "nothing"}
     if recorded.pop("of") != of:
         pytest.fail(
@@ -120,19 +127,21 @@ def load(name: str, of: str) -> dict[str, Any]:
     return recorded
 
 
-def save(name: str, of: str, recorded: Mapping[str, object]) -> None:
+def save(name: str, of: str, recorded: Mapping[str, object], since: str = "") -> None:
     """Write a recording."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = path_of(name, since)
+    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"of": of, **recorded}, indent=1, sort_keys=True)
     # What is short stands on one line.
     text = re.sub(r"\[\s+([^\[\]{}]{0,60}?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     assert json.loads(text) == {"of": of, **recorded}
-    path_of(name).write_text(text + "\n")
+    path.write_text(text + "\n")
 
 
-def path_of(name: str) -> Path:
+def path_of(name: str, since: str = "") -> Path:
     """Return the file of a recording."""
-    return FOLDER / (re.sub(r"[^\w=-]+", " ", name).strip().replace(" ", "_") + ".json")
+    folder = FOLDER.with_name(f"since-{since}") if since else FOLDER
+    return folder / (re.sub(r"[^\w=-]+", " ", name).strip().replace(" ", "_") + ".json")
 
 
 def recorded_form(seen: Observation) -> dict[str, Any]:

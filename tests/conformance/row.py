@@ -43,6 +43,8 @@ class Row:
     """Run torchrun itself, not its image: what is read when torch is imported."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     needs_root: bool = False
+    since: str = ""
+    """The first torch whose torchrun can do it: with an older one it is taken as recorded."""
 
 
 def spelled(flags: Mapping[str, str], how: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Final
 
 from ft_run.tests.conformance.rows_command_line import ARGUMENTS, REFUSALS, in_every_spelling
 from ft_run.tests.conformance.rows_failure import FAILURES, SIGNALS
-from ft_run.tests.conformance.rows_output import EVENTS, LEVELS, OUTPUT
+from ft_run.tests.conformance.rows_output import EVENTS, LEVELS, OUTPUT, PREFIXES
 from ft_run.tests.conformance.rows_workers import ENVIRONMENT, MACHINES, NODES
 
 REQUIRED: Final = (
@@ -21,6 +21,7 @@ ROWS: Final = [
     *ARGUMENTS,
     *ENVIRONMENT,
     *OUTPUT,
+    *PREFIXES,
     *LEVELS,
     *EVENTS,
     *SIGNALS,

@@ -120,6 +120,8 @@ REFUSALS: Final = [
     _refused("--standalone=1", "usage standalone"),
     _refused("--start-method dance", "start-method"),
     _refused("--numa-binding near", "numa-binding"),
+    _refused("--print-completion csh", "print-completion"),
+    _refused("--print-completion", "print-completion", script=""),
     _refused("--max-restarts many", "max-restarts"),
     _refused("--monitor-interval often", "monitor-interval"),
     _refused("--node-rank first", "node-rank"),

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ft_run.tests.conformance.launchers import Surroundings
 from ft_run.tests.conformance.row import PAIR, Row
 
 _LOUD: Final = """
@@ -49,6 +50,21 @@ OUTPUT: Final = [
         env={"PET_LOG_DIR": "{logs}/deep/er", "PET_TEE": "3", "PET_REDIRECTS": "1"}),
     Row("a prefix of one's own", "prefix", PAIR + "-t 3 --role trainer", script=_LOUD, env={
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}:${rank}/${local_rank} ${x}> "}),
+]  # fmt: skip
+
+_PREFIX: Final = "<${hostname}|${role_name}|$rank|${local_rank}|${x}>"
+"""Without a space: the flags of a row are split there."""
+
+PREFIXES: Final = [
+    Row("a prefix by a flag", "log-line-prefix-template prefix",
+        f"{PAIR}-t 3 --role a --log-line-prefix-template {_PREFIX}", script=_LOUD,
+        env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "not this"},
+        surroundings=Surroundings(hostname="localhost"), needs_root=True, since="2.15"),
+    Row("no prefix by a flag", "log-line-prefix-template prefix",
+        f"{PAIR}-t 3 --log_line_prefix_template=", script=_LOUD,
+        env={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}: "}, since="2.15"),
+    Row("a prefix by a variable", "log-line-prefix-template PET", PAIR + "-t 1", script=_LOUD,
+        env={"PET_LOG_LINE_PREFIX_TEMPLATE": "$rank of ${local_rank}: "}, since="2.15"),
 ]  # fmt: skip
 
 LEVELS: Final = [

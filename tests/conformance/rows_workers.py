@@ -32,6 +32,13 @@ ENVIRONMENT: Final = [
         PAIR + "--virtual-local-rank",
         env={"CUDA_VISIBLE_DEVICES": "7, 4,GPU-1"},
     ),
+    Row(
+        "virtual ranks among AMD devices",
+        "virtual-local-rank",
+        PAIR + "--virtual-local-rank",
+        env={"HIP_VISIBLE_DEVICES": "7, 4", "CUDA_VISIBLE_DEVICES": "1"},
+        since="2.15",
+    ),
     Row("standard input", "stdin", PAIR, script="say(sys.stdin.readline() if rank == '0' else '')"),
     Row("an id of a standalone job", "standalone rdzv-id", "--standalone --rdzv-id mine",
         job_id="mine", differs=("standalone id",)),
@@ -110,10 +117,22 @@ accelerators._nvidia_gpus = lambda load: accelerators.read_gpus(nvml)
 }
 """A machine with two GPUs, as each launcher looks for them."""
 
-_NUMA: Final = Surroundings(
-    prelude=_TWO_GPUS,
-    mounts={"/sys/devices/system/node": "numa/node", "/sys/bus/pci/devices": "numa/pci"},
-)
+_TWO_AMD_GPUS: Final = {
+    **_TWO_GPUS,  # which torch for ROCm calls cuda too
+    "ft-run": """
+from ft_run.launcher.machine import accelerators
+accelerators._read_kfd_gpus = lambda root: [
+    accelerators._Installed((), f"0000:{bus:02}:00.0") for bus in (1, 2)]
+""",
+}
+
+
+def _numa(prelude: dict[str, str]) -> Surroundings:
+    nodes, devices = "/sys/devices/system/node", "/sys/bus/pci/devices"
+    return Surroundings(prelude=prelude, mounts={nodes: "numa/node", devices: "numa/pci"})
+
+
+_NUMACTL: Final = {"PATH": "{dir}/bin:/usr/bin:/bin"}
 
 
 def _cgroup_mount() -> str:
@@ -148,9 +167,13 @@ MACHINES: Final = [
         surroundings=Surroundings(prelude=_TWO_GPUS)),
     *(
         Row(f"NUMA binding, {mode}", "numa-binding", f"{PAIR}--numa-binding {mode}",
-            env={"PATH": "{dir}/bin:/usr/bin:/bin"}, surroundings=_NUMA, needs_root=True)
+            env=_NUMACTL, surroundings=_numa(_TWO_GPUS), needs_root=True)
         for mode in ("node", "exclusive")
     ),
+    Row("NUMA binding, AMD", "numa-binding", PAIR + "--numa-binding node",
+        env=_NUMACTL, surroundings=_numa(_TWO_AMD_GPUS), needs_root=True),
+    Row("no NUMA binding by itself", "numa-binding", PAIR,
+        env=_NUMACTL, surroundings=_numa(_TWO_GPUS), needs_root=True),
     Row("the default port", "rdzv-endpoint", "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1 "
         "--rdzv-id port", job_id="port", surroundings=Surroundings(network=True), needs_root=True),
 ]  # fmt: skip

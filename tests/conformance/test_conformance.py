@@ -108,10 +108,10 @@ def of(row: Row) -> str:
 
 def by_torchrun(row: Row, request: pytest.FixtureRequest) -> Observation:
     """Return what is to be seen of torchrun: as recorded, or run here, compared or recorded."""
-    mode = recordings.mode(request)
+    mode = recordings.mode(request, row.since)
     recorded = None
     if mode in ("recorded", "live"):
-        recorded = recordings.replayed(recordings.load(row.name, of(row)))
+        recorded = recordings.replayed(recordings.load(row.name, of(row), row.since))
         if mode == "recorded":
             return recorded
     if row.program:
@@ -124,7 +124,7 @@ def by_torchrun(row: Row, request: pytest.FixtureRequest) -> Observation:
     finally:
         reference.clean_up()
     if mode == "record":
-        recordings.save(row.name, of(row), recordings.recorded_form(seen))
+        recordings.save(row.name, of(row), recordings.recorded_form(seen), row.since)
     elif recorded is not None:
         assert seen.differences(recorded) == {}, "torchrun is not as recorded"
     return seen
@@ -192,6 +192,8 @@ def test_nothing_else_is_recorded() -> None:
     names = [row.name for row in ROWS] + [f"point {point.name}" for point in POINTS]
     files = {recordings.path_of(name).name for name in names}
     assert len(files) == len(names)
+    newer = {recordings.path_of(row.name, row.since) for row in ROWS if row.since}
+    assert newer == {*Path(__file__).with_name("recorded").glob("since-*/*")}
     for folder in Path(__file__).with_name("recorded").iterdir():
         assert {path.name for path in folder.iterdir()} <= files
 
