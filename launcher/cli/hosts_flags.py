@@ -194,7 +194,11 @@ def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
 
 
 def _refuse_one_node(wanted: Given, count: int) -> None:
-    """Refuse what can be said of one node only, where there are several."""
+    """Refuse what can be said of one node only, where there are several, or of none."""
+    if shell := wanted["print_completion"]:
+        raise UsageError(
+            f"--print-completion starts no job; right would be ft-run --print-completion {shell}."
+        )
     if count > 1 and wanted["standalone"]:
         raise UsageError(
             f"--standalone is for one node, but there are {count} hosts; right would be one host,"
