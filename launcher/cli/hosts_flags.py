@@ -39,9 +39,15 @@ _AFTER = "The options of the job are those of ft-run --help.\n"
 def hosts_command() -> CommandLine:
     """Return the flags of ``ft-run hosts`` itself."""
 
-    def flag(name: str, metavar: str, text: str, **more: bool) -> Flag:
+    def flag(name: str, metavar: str, text: str, *, multiple: bool = False) -> Flag:
         return Flag(
-            name, group="Options", metavar=metavar, read=values.string, help=text, ours=True, **more
+            name,
+            group="Options",
+            metavar=metavar,
+            read=values.string,
+            help=text,
+            ours=True,
+            multiple=multiple,
         )
 
     flags = [

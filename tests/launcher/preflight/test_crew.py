@@ -1,12 +1,14 @@
 """A check crew whose workers take long to die: the answer does not wait for that."""
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
 from ft_run.checks.records import Level, Order, Phase
+from ft_run.launcher.agent.worker_command import virtual_devices
 from ft_run.launcher.preflight import crew as crew_module
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 from ft_run.launcher.spawner.client import (
@@ -127,6 +129,23 @@ def test_nccl_and_tuning_are_set_for_checks_whatever_the_training_has() -> None:
             "TORCH_NCCL_BLOCKING_WAIT": "0",
             "PYTORCH_TUNABLEOP_ENABLED": "0",
         }
+        spawner.tell(Empty())
+        await crew.close()
+
+    asyncio.run(test())
+
+
+def test_each_check_worker_has_the_device_of_the_worker_that_will_train() -> None:
+    async def test() -> None:
+        spawner = Commands()
+        environ = {"HIP_VISIBLE_DEVICES": "7,4"}
+        devices = virtual_devices(True, 2, environ)
+        plan = CrewPlan("n", 2, visible_devices=devices)
+        crew = CheckCrew(cast(SpawnerClient, spawner), plan)
+        crew.start()
+        for command, own in zip(spawner.commands, devices, strict=True):
+            assert command.env.items() >= own.items()
+            assert json.loads(command.argv[-1])["devices"] == "7,4"
         spawner.tell(Empty())
         await crew.close()
 
