@@ -153,6 +153,8 @@ class LaunchOptions:
     """Modules that the fork server imports once; workers are forked from it."""
     watch_workers: bool = False
     """Workers have the hook of ``training``; so they do with ``hang``."""
+    capture_errors: bool = True
+    """Python workers write the exception that ends them to their error files."""
     hang: HangSpec | None = None
     """When workers are suspected to hang; None: never."""
     save_at_breakpoint: bool = True

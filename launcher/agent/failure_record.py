@@ -10,7 +10,7 @@ from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...values import replace
-from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_file
+from ..logs.error_file import MESSAGE_MAX_CHARS, read_error_of_exit
 from ..machine.oom import OomWatch
 from ..spawner.client import Exited
 from .worker_group import WorkerGroup
@@ -96,7 +96,8 @@ def worker_failure(
     after_stop: bool,
 ) -> Failure:
     """Return the record of a worker that exited non-zero or by a signal; bounded in size."""
-    error = read_error_file(error_file)
+    now_s = time.time()
+    error = read_error_of_exit(error_file, now_s)
     tail = re.sub(_RANK_PREFIX, "", _text(stderr_tail[-defaults.STDERR_TAIL_MAX_BYTES :]))
     written_at = error.time_s if error is not None else None
     return Failure(
@@ -107,9 +108,9 @@ def worker_failure(
         host=host,
         pid=pid,
         exit_code=exit_code,
-        time_s=int(time.time()) if written_at is None else written_at,
+        time_s=int(now_s) if written_at is None else written_at,
         role=role,
-        error_file=error_file if error is not None else "",
+        error_file=error.path if error is not None else "",
         error_json=error.text if error is not None else "",
         message=error.message if error is not None else _last_line(tail),
         stderr_tail=tail,

@@ -89,6 +89,14 @@ class WorkerCommands:
         """Whether the workers have the hook of ``training``."""
         return self._options.watch_workers or self._options.hang is not None
 
+    @property
+    def capture_errors(self) -> bool:
+        """Whether the workers write the exception that ends them to their error files."""
+        if not self._options.capture_errors or self._options.mode is ScriptMode.COMMAND:
+            return False
+        # What wraps an interpreter is left alone: a shell script, a profiler.
+        return os.path.basename(worker_python(os.environ)).startswith(("python", "pypy"))
+
     def store_argv(self, assignment: Assignment) -> tuple[str, ...]:
         """Return the command line of the store process of a round, for the node of rank 0."""
         python = worker_python(os.environ)

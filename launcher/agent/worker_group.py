@@ -112,6 +112,7 @@ class WorkerGroup:
                         stderr=self._open(local_rank, Stream.STDERR, fds),
                         cpus=cpus[local_rank] if cpus else None,
                         watch=self._workers[local_rank].watch,
+                        captures_errors=commands.capture_errors,
                     )
                 )
             if commands.separate_store and self.assignment.node_rank == 0:

@@ -130,6 +130,13 @@ def _worker_flags() -> list[Flag]:
             help="Have Python workers write their stacks when ft-run stacks asks, and count their"
             " steps.",
         ),
+        Flag(
+            "--no-capture-errors",
+            group=_WORKERS,
+            ours=True,
+            help="Do not write the exception that ends a Python worker to its error file, from"
+            " which its type, message and traceback are reported.",
+        ),
     ]
 
 

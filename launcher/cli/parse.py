@@ -152,6 +152,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         numa_binding=given["numa_binding"],
         preload=given.get("preload", ()),
         watch_workers=given["watch_workers"],
+        capture_errors=not given["no_capture_errors"],
         hang=hang,
         save_at_breakpoint=launch_flags.saves_at_breakpoint(given),
         event_log_handler=given.get("event_log_handler", "null"),

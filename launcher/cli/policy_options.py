@@ -65,10 +65,12 @@ def launch_policy(
     )
     captured = [given.get(key, StreamSelection()) for key in ("redirects", "tee")]
     sees_stderr = any(s.default & Streams.ERR or s.by_local_rank for s in captured)
-    if not sees_stderr and any(rule.startswith("error:") for rule in policy.rules):
+    captures = not (given["no_capture_errors"] or given["no_python"])
+    if not (captures or sees_stderr) and any(rule.startswith("error:") for rule in policy.rules):
         remarks.append(
-            "a rule with error: sees what @record writes; for a script without @record also the"
-            " last lines of stderr, where --tee 2 or --redirects 2 captures them."
+            "a rule with error: sees what @record writes, since exceptions are not captured with"
+            " --no-capture-errors or --no-python; without @record it sees the last lines of stderr,"
+            " where --tee 2 or --redirects 2 captures them."
         )
     return None if policy == PolicySpec() else policy
 

@@ -1,4 +1,6 @@
-"""The file that ``@record`` writes when a worker fails (``TORCHELASTIC_ERROR_FILE``).
+"""The file that a failing worker's exception is in (``TORCHELASTIC_ERROR_FILE``).
+
+``@record`` writes it, or ``training/capture.py``.
 
 Any process may write there, so nothing in it is trusted. A file that is not regular, not JSON, too
 large, too deep or without a message is no record, and every number in a record is bounded.
@@ -9,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import defaults
+from ...training.capture import SURVIVED_S, SURVIVED_SUFFIX
 from ...values import dataclass
 from .regular_file import head_of_file
 
@@ -27,12 +30,30 @@ _TIME_MAX_S = 2**32
 class ErrorFile:
     """The error that a worker recorded."""
 
+    path: str
     text: str
     """The record as JSON, in ASCII; at most ``defaults.ERROR_FILE_MAX_BYTES``."""
     message: str
     """Type and text of the exception; at most ``MESSAGE_MAX_CHARS``."""
     time_s: int | None
     """Unix time in whole seconds; None where the record has no plausible one."""
+
+
+def read_error_of_exit(path: str, now_s: float) -> ErrorFile | None:
+    """Return the record of a worker that has exited, else what it seemed to survive just before.
+
+    Args:
+        path: of the error file, as for ``read_error_file``.
+        now_s: Unix time.
+    """
+    error = read_error_file(path)
+    if error is not None or not path:
+        return error
+    survived = read_error_file(path + SURVIVED_SUFFIX)
+    if survived is None or survived.time_s is None:
+        return None
+    # Its time is in whole seconds.
+    return survived if abs(int(now_s) - survived.time_s) <= SURVIVED_S else None
 
 
 def read_error_file(path: str) -> ErrorFile | None:
@@ -55,7 +76,7 @@ def read_error_file(path: str) -> ErrorFile | None:
     text = json.dumps(error)
     if len(text) > defaults.ERROR_FILE_MAX_BYTES:
         text = json.dumps(_shortened(error))
-    return ErrorFile(text, _message(error)[:MESSAGE_MAX_CHARS], _time_s(error))
+    return ErrorFile(path, text, _message(error)[:MESSAGE_MAX_CHARS], _time_s(error))
 
 
 def _is_sound(value: Any, depth: int) -> bool:

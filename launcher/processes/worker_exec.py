@@ -178,10 +178,12 @@ def _become_worker(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, worker["blocked_signals"])
         environment = {**os.environ, **worker["env"]}
-        if worker.get("is_watched"):
-            for fd in fds[-2:]:
-                os.set_inheritable(fd, True)
-            environment |= starter_env(environment, *fds[-2:])
+        watched_by = fds[-2:] if worker.get("is_watched") else ()
+        for fd in watched_by:
+            os.set_inheritable(fd, True)
+        captures = worker.get("captures_errors")
+        if watched_by or captures:
+            environment |= starter_env(environment, watched_by, os.getpid() if captures else 0)
         argv = worker["argv"]
         os.execvpe(argv[0], argv, environment)
     except OSError as error:

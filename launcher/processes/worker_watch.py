@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...training import hook
@@ -89,11 +89,20 @@ class WorkerWatch:
         os.close(self.stacks_fd)
 
 
-def starter_env(environ: Mapping[str, str], page_fd: int, stacks_fd: int) -> dict[str, str]:
-    """Return what has an executed Python install the hook, on top of a worker's environment."""
+def starter_env(
+    environ: Mapping[str, str], watched_by: Sequence[int] = (), captured_pid: int = 0
+) -> dict[str, str]:
+    """Return what has an executed Python install its hooks, on top of a worker's environment.
+
+    Args:
+        environ: of the worker.
+        watched_by: its page and its file for stacks; empty: it is not watched.
+        captured_pid: the process whose exception is written to its error file; 0: none.
+    """
     path = environ.get("PYTHONPATH")
+    page_fd, stacks_fd = watched_by or (-1, -1)
     # An empty one is as none for the interpreter, an empty entry in it is the current folder.
     return {
         "PYTHONPATH": f"{_STARTER}{os.pathsep}{path}" if path else _STARTER,
-        "FT_RUN_HOOK": f"{page_fd}:{stacks_fd}:{int(path == '')}",
+        "FT_RUN_HOOK": f"{page_fd}:{stacks_fd}:{int(path == '')}:{captured_pid}",
     }

@@ -111,7 +111,7 @@ def _traceback(failure: Failure) -> str:
 
 
 def recorded(failure: Failure) -> dict[str, Any] | None:
-    """Return the content of a failure's ``@record`` file; None where it is none."""
+    """Return the content of a failure's error file; None where it is none."""
     if not failure.error_json:
         return None
     try:
@@ -123,7 +123,7 @@ def recorded(failure: Failure) -> dict[str, Any] | None:
 
 
 def _recorded_traceback(error: Mapping[str, Any]) -> str:
-    """Return the traceback of an ``@record`` file, or its message where it has none."""
+    """Return the traceback of an error file, or its message where it has none."""
     message = error["message"]
     if not isinstance(message, dict):
         return str(message)
@@ -133,20 +133,26 @@ def _recorded_traceback(error: Mapping[str, Any]) -> str:
 
 
 def _stderr_lines(failure: Failure) -> str:
-    if failure.kind is FailureKind.HANG or failure.error_json or not failure.stderr_tail.strip():
+    """Return the last lines of standard error, but for a traceback that is shown already."""
+    tail = failure.stderr_tail.strip()
+    error = recorded(failure)
+    if error is not None:
+        traceback = _recorded_traceback(error).strip()
+        tail = tail.rpartition(traceback)[0].strip() if traceback else ""
+    if failure.kind is FailureKind.HANG or not tail:
         return ""
-    return "\n  stderr    : " + _joined(failure.stderr_tail.strip().splitlines()[-20:])
+    return "\n  stderr    : " + _joined(tail.splitlines()[-20:])
 
 
 def _doubt(cause: Failure, others: Iterable[Failure]) -> str:
     """Return a line for a root cause that is only the first of several that look the same."""
-    alike = sum(evidence(failure) is Evidence.UNSAID for failure in others)
+    alike = [failure for failure in others if evidence(failure) is Evidence.UNSAID]
     if evidence(cause) is not Evidence.UNSAID or not alike:
         return ""
-    return (
-        f"\n  note      : {alike} more ended like this, with no reason given, so that another may"
-        " have been first; @record or --tee 2 would tell"
-    )
+    workers = "1 other worker" if len(alike) == 1 else f"{len(alike)} other workers"
+    same = all(failure.exit_code == cause.exit_code for failure in alike)
+    how = f"exited with {cause.exit_code}" if same and cause.exit_code > 0 else "ended"
+    return f"\n  note      : {workers} also {how}; the root cause is uncertain"
 
 
 def _joined(lines: Iterable[str]) -> str:

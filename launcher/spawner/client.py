@@ -37,6 +37,8 @@ class WorkerCommand:
     """It is not a worker but serves them: it gets no signals for workers and outlives them."""
     watch: WorkerWatch | None = None
     """The files by which it is watched; None: it is not."""
+    captures_errors: bool = False
+    """It is a Python process, and writes the exception that ends it to its error file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class SpawnerClient:
                     "env": dict(worker.env),
                     "fds": len(mine) + len(watched_by),
                     "is_watched": watch is not None,
+                    "captures_errors": worker.captures_errors,
                     "targets": list(mine),
                     "service": worker.service,
                     "cpus": sorted(worker.cpus) if worker.cpus else None,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ...training import hook
+from ...training import capture, hook
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
 from ..processes.worker_exec import set_up
@@ -153,6 +153,8 @@ def become(place: WorkerPlace, environ: dict[str, str], path0: str | None) -> Pr
     for name, value in worker["env"].items():
         if environ.get(name) != value:
             os.environ[name] = value
+    if worker["captures_errors"]:
+        capture.install_or_say(os.environ["TORCHELASTIC_ERROR_FILE"])
     set_process_title(argv)
     _reopen(worker["targets"])
     _set_arguments(argv)

@@ -172,7 +172,7 @@ def exit_status(failure: Failure) -> int | None:
 
 
 def error_lines(failure: Failure) -> list[str]:
-    """Return what ``error:`` looks at: the ``@record`` message, or stderr's last lines; bounded."""
+    """Return what ``error:`` looks at: the exception, or stderr's last lines; bounded."""
     if failure.kind not in _WORKER_KINDS:
         return []
     text = failure.message if failure.error_json else failure.stderr_tail or failure.message
@@ -282,8 +282,8 @@ def look_for_slip(failure: Failure) -> Look:
     if failure.exit_code == 1 and not failure.message.strip():
         return Look(
             False,
-            "nothing is known of the error: no @record, and stderr is captured by --tee 2 or "
-            "--redirects 2 only",
+            "nothing is known of the error: no exception was captured, and stderr is captured by "
+            "--tee 2 or --redirects 2 only",
         )
     return Look(False, "it is no usage or import error")
 

@@ -1,6 +1,7 @@
 """What is known of one failure, and which of several is the root cause. Pure."""
 
 import enum
+import json
 import re
 import signal
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class Failure:
     """Unix time on the failing host, whole seconds; shown, never compared across hosts."""
     role: str = ""
     error_file: str = ""
-    """Path of the ``@record`` file on the failing host; empty when there is none."""
+    """Path of the worker's error file on the failing host; empty when there is none."""
     error_json: str = ""
     """Content of that file, bounded; empty when there is none."""
     message: str = ""
@@ -122,6 +123,10 @@ _CHAINED = (
     r"[^\n]*\s*$"
 )
 
+_SEVERAL = r"The above exception was|During handling of the above|\\n *\| "
+"""In JSON: an exception that was raised from another one, or a group of them."""
+_NO_FRAME = r"(?m)^(?: *\| )?(?=\S)(?!Traceback|The above exception|During handling)(.*)$"
+
 _PEER_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 """How NCCL's watchdog, or C++ without a handler, ends a process whose peer is gone; and the signal
 of a write to a closed connection."""
@@ -172,18 +177,29 @@ def is_collateral(failure: Failure) -> bool:
 
 
 def own_words(failure: Failure) -> str:
-    """Return what a worker said of its end: the ``@record`` message, or its last traceback.
+    """Return what a worker said of its end: its recorded exception, or its last traceback.
 
-    Of standard error, what stands before the last traceback was survived, and is left out; the
-    exceptions from which the last one was raised belong to it.
+    The exceptions from which the last one was raised belong to it, and those of a group. Of
+    standard error, what stands before the last traceback was survived, and is left out.
     """
     if failure.error_json:
-        return failure.message
+        return "\n".join([failure.message, *_inner_exceptions(failure.error_json)])
     pieces = failure.stderr_tail.split(_TRACEBACK)
     first = len(pieces) - 1
     while first > 1 and re.search(_CHAINED, pieces[first - 1].rstrip()):
         first -= 1
     return "\n".join([failure.message, *pieces[first:]])
+
+
+def _inner_exceptions(error_json: str) -> list[str]:
+    """Return the lines of a recorded traceback that are no frames, where it has several parts."""
+    if not re.search(_SEVERAL, error_json):  # the most are simple, and there may be thousands
+        return []
+    try:
+        stack = json.loads(error_json)["message"]["extraInfo"]["py_callstack"]
+        return re.findall(_NO_FRAME, stack)
+    except (ValueError, RecursionError, LookupError, TypeError):  # of a node that says anything
+        return []
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:

@@ -230,7 +230,7 @@ def look(folder: Path, environ: Mapping[str, str], *, watched: bool) -> tuple[An
     """Run ``LOOKS``, executed; return what it found and its errors."""
     files = [os.memfd_create(name) for name in ("ft-run-page", "ft-run-stacks")]
     os.ftruncate(files[0], hook.PAGE_BYTES)
-    more = starter_env(environ, *files) if watched else {}
+    more = starter_env(environ, files) if watched else {}
     done = subprocess.run(
         [sys.executable, "-c", LOOKS],
         env={**environ, **more},
@@ -277,7 +277,7 @@ def test_the_first_python_of_a_shell_script_is_watched(tmp_path: Path) -> None:
     for script in (f'{sys.executable} -c "{say % 2}"', f'{sys.executable} -c "{child}"'):
         subprocess.run(
             ["sh", "-c", f"true; {script}; true"],
-            env={**os.environ, **starter_env(os.environ, *files)},
+            env={**os.environ, **starter_env(os.environ, files)},
             pass_fds=files,
             cwd=tmp_path,
             check=True,
@@ -301,7 +301,7 @@ def test_of_two_pythons_at_once_the_first_is_watched(tmp_path: Path) -> None:
     )
     subprocess.run(
         ["sh", "-c", script],
-        env={**os.environ, **starter_env(os.environ, *files)},
+        env={**os.environ, **starter_env(os.environ, files)},
         pass_fds=files,
         cwd=tmp_path,
         check=True,

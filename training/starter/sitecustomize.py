@@ -1,46 +1,51 @@
-"""Imported by the interpreter of an executed worker that is watched, before its script.
+"""Imported by the interpreter of an executed worker that has a hook, before its script.
 
 It takes the place of the ``sitecustomize`` that the worker would have, if any. It undoes what led
-the interpreter here, installs the hook, and imports that one. The worker's interpreter need not
-have ft-run: the hook is read by path.
+the interpreter here, installs the hooks, and imports that one. The worker's interpreter need not
+have ft-run: the hooks are read by path.
 """
 
 import os
 import sys
 
 
-def _take_off(folder: str) -> "tuple[int, int] | None":
-    """Leave environment and path as they would be; return the descriptors, or None."""
-    page_fd, stacks_fd, is_empty = os.environ.pop("FT_RUN_HOOK", "::0").split(":")
+def _take_off(folder: str) -> "tuple[int, int, int, int]":
+    """Leave environment and path as they would be; return what ``starter_env`` has given."""
+    given = os.environ.pop("FT_RUN_HOOK", "-1:-1:0:0").split(":")
+    page_fd, stacks_fd, is_empty, pid = (int(number) for number in given)
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if folder in path:
         path.remove(folder)
-        if path or is_empty == "1":
+        if path or is_empty:
             os.environ["PYTHONPATH"] = os.pathsep.join(path)
         else:
             del os.environ["PYTHONPATH"]
     if folder in sys.path:
         sys.path.remove(folder)
     sys.path_importer_cache.pop(folder, None)
-    return (int(page_fd), int(stacks_fd)) if page_fd else None
+    return page_fd, stacks_fd, is_empty, pid
 
 
-def _watch(hook_file: str, descriptors: "tuple[int, int]") -> None:
-    with open(hook_file, "rb") as file:
-        code = compile(file.read(), hook_file, "exec")
-    names: dict[str, object] = {"__name__": "_ft_run_hook", "__file__": hook_file}
+def _run(name: str, *arguments: object) -> None:
+    """Call ``install_or_say`` of a module of ``training``, which is not imported."""
+    path = os.path.join(os.path.dirname(_folder), f"{name}.py")
+    code = type(__loader__)(f"_ft_run_{name}", path).get_code(f"_ft_run_{name}")  # or its cache
+    names: dict[str, object] = {"__name__": f"_ft_run_{name}", "__file__": path}
     exec(code, names)  # noqa: S102 - a file of this package, in an interpreter that may lack it
     install = names["install_or_say"]
     assert callable(install)
-    install(*descriptors)
-    for fd in descriptors:
-        os.close(fd)
+    install(*arguments)
 
 
 _folder = os.path.dirname(os.path.abspath(__file__))
-_descriptors = _take_off(_folder)
-if _descriptors is not None:
-    _watch(os.path.join(os.path.dirname(_folder), "hook.py"), _descriptors)
+_page_fd, _stacks_fd, _, _pid = _take_off(_folder)
+# A program between ft-run and the script may start several interpreters: one is the worker.
+if _pid == os.getpid():
+    _run("capture", os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+if _page_fd >= 0:
+    _run("hook", _page_fd, _stacks_fd)
+    for _fd in (_page_fd, _stacks_fd):
+        os.close(_fd)
 del sys.modules["sitecustomize"]
 # What it raises, also that there is none, is for the interpreter's `site` as if asked directly.
 __import__("sitecustomize")

@@ -55,6 +55,51 @@ def test_an_error_that_record_has_written(ft: "Launcher") -> None:
     )
 
 
+def test_an_import_error_ends_the_job_after_two_rounds(ft: "Launcher") -> None:
+    """Without @record, and standard error that is not captured."""
+    command = ft.run("--standalone", "--nproc-per-node", 2, "--max-restarts", 20,
+                     ft.script("import torhc\n"))  # fmt: skip
+    assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
+    what = r"exited with 1: ModuleNotFoundError: No module named 'torhc'"
+    assert re.search(
+        rf"{what} \(default rule repeated usage or import error=fail; 1 of 20 restarts used\)$",
+        verdict_of(command.stderr),
+    )
+    assert re.search(rf"^Root cause: rank [01] on node 0 \(\S+\) {what}$", command.stderr, re.M)
+    assert re.search(r"^      import torhc$", command.stderr, re.M)  # of the traceback
+
+
+@pytest.mark.parametrize("way", ["-m", "--run-path", "--preload=json", "--watch-workers"])
+def test_an_error_of_any_way_to_run_python(ft: "Launcher", way: str) -> None:
+    script = ft.script("raise RuntimeError('device-side assert')\n", "job.py")
+    flags = (*ALONE, "--on-failure", "error:RuntimeError: .*assert=fail", way)
+    given = (script.stem,) if way == "-m" else (script,)
+    command = ft.run(*flags, *given, env={"PYTHONPATH": str(script.parent)})
+    assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
+    error = re.search(r"error_file: (\S+)$", command.stderr, re.M)
+    assert error is not None
+    assert error[1].endswith("/attempt_0/0/error.json")
+
+
+def test_a_program_that_need_not_be_python_is_left_alone(ft: "Launcher") -> None:
+    program = ft.script("#!/bin/sh\n[ -z \"$FT_RUN_HOOK$PYTHONPATH\" ] || exit 9\nexit 5\n")
+    program.chmod(0o755)
+    for given in (("--no-python", program), (ft.script("", "train.py"),)):
+        env = {"PYTHONPATH": "", "PYTHON_EXEC": str(program)}
+        command = ft.run("--standalone", *given, env=env)
+        assert "exited with 5" in verdict_of(command.stderr)
+
+
+def test_what_a_thread_raised_is_why_its_process_ended(ft: "Launcher") -> None:
+    script = ft.script(
+        "import os, threading\n"
+        "thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "thread.start()\nthread.join()\nos._exit(1)\n"
+    )
+    command = ft.run("--standalone", script)
+    assert "exited with 1: ZeroDivisionError: division by zero" in verdict_of(command.stderr)
+
+
 def test_a_lost_node(ft: "Launcher", free_port: int) -> None:
     script = ft.script("import threading\nprint('up', flush=True)\nthreading.Event().wait()\n")
     args = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", ft.mark,

@@ -1,5 +1,8 @@
 """What is recorded of a worker's end, where torch has put the rank before each line."""
 
+import json
+from pathlib import Path
+
 import pytest
 from ft_run.launcher.agent.failure_record import worker_failure
 from ft_run.rendezvous.policy.matches import is_slip
@@ -22,7 +25,7 @@ RuntimeError: no gradients
 """
 
 
-def record(text: str, prefix: str) -> Failure:
+def record(text: str, prefix: str, error_file: str = "") -> Failure:
     tail = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
     return worker_failure(
         ASSIGNMENT,
@@ -31,7 +34,7 @@ def record(text: str, prefix: str) -> Failure:
         role="default",
         pid=7,
         exit_code=1,
-        error_file="",
+        error_file=error_file,
         stderr_tail=tail.encode(),
         out_of_memory=False,
         after_stop=False,
@@ -44,6 +47,38 @@ def test_an_exception_that_follows_from_the_loss_of_a_peer_is_no_root_cause(pref
     assert evidence(failure) is Evidence.COLLATERAL
     assert failure.message == "RuntimeError: no gradients"
     assert failure.stderr_tail == CHAINED
+
+
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 3, in <module>
+  |     raise ExceptionGroup("tasks", errors)
+  | ExceptionGroup: tasks (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ConnectionResetError: [Errno 104] Connection reset by peer
+    +------------------------------------
+"""
+PLAIN = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    raise RuntimeError("no gradients")  # not: connection reset
+RuntimeError: no gradients
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "found"),
+    [(CHAINED, Evidence.COLLATERAL), (GROUP, Evidence.COLLATERAL), (PLAIN, Evidence.OWN)],
+)
+def test_so_it_is_where_the_exception_is_recorded(
+    tmp_path: Path, stack: str, found: Evidence
+) -> None:
+    path = tmp_path / "error.json"
+    message = {"message": "RuntimeError: no gradients", "extraInfo": {"py_callstack": stack}}
+    path.write_text(json.dumps({"message": message}))
+    failure = record("", "", str(path))
+    assert evidence(failure) is found
+    assert failure.message == "RuntimeError: no gradients"
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]: "])

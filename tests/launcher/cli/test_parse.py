@@ -708,6 +708,12 @@ def test_workers_are_watched_when_that_is_asked_for() -> None:
     assert launch("train.py", PET_WATCH_WORKERS="1").watch_workers
 
 
+def test_errors_are_captured_unless_that_is_refused() -> None:
+    assert launch("train.py").capture_errors
+    assert not launch("--no-capture-errors", "train.py").capture_errors
+    assert not launch("train.py", PET_NO_CAPTURE_ERRORS="1").capture_errors
+
+
 @pytest.mark.parametrize("name", ["master", "status", "stacks"])
 def test_a_script_may_have_the_name_of_a_subcommand(folder: Path, name: str) -> None:
     (folder / name).touch()

@@ -172,13 +172,16 @@ def test_what_works_although_no_restart_is_counted() -> None:
 
 def test_a_rule_about_words_says_what_it_sees() -> None:
     def is_told(*argv: str) -> bool:
-        remarks = launch("--on-failure", "error:x=fail", *argv).remarks
+        remarks = launch("--on-failure", "error:x=fail", *argv, PATH=".").remarks
         return any("a rule with error: sees what @record writes" in text for text in remarks)
 
-    assert is_told()
-    assert is_told("--tee", "1")
-    assert not is_told("--tee", "2")
-    assert not is_told("--redirects", "3")
+    assert not is_told()
+    Path("train.py").chmod(0o755)
+    for without in ("--no-capture-errors", "--no-python"):
+        assert is_told(without)
+        assert is_told(without, "--tee", "1")
+        assert not is_told(without, "--tee", "2")
+        assert not is_told(without, "--redirects", "3")
 
 
 # --- the file --------------------------------------------------------------------------------
@@ -279,7 +282,7 @@ def test_explain_says_why_an_error_without_words_is_no_typo(
     told = explain(capsys, "--explain", "exit:1", *again)
     assert (
         "passed over  repeated usage or import error=fail: nothing is known of the error: no "
-        "@record, and stderr is captured by --tee 2 or --redirects 2 only"
+        "exception was captured, and stderr is captured by --tee 2 or --redirects 2 only"
     ) in told
     assert "is answered by restart" in told
     assert "is answered by fail" in explain(capsys, "--explain", "exit:2", *again)

@@ -22,7 +22,7 @@ def run(watch: WorkerWatch, *lines: str) -> Progress:
     """Return how far a watched script has come."""
     subprocess.run(
         [sys.executable, "-c", "\n".join(("from ft_run.training import progress", *lines))],
-        env={**os.environ, **starter_env(os.environ, watch.page_fd, watch.stacks_fd)},
+        env={**os.environ, **starter_env(os.environ, (watch.page_fd, watch.stacks_fd))},
         pass_fds=(watch.page_fd, watch.stacks_fd),
         check=True,
         timeout=60,

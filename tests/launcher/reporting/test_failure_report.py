@@ -1,5 +1,7 @@
 """The report of a failed job: what it says where the root cause is not certain."""
 
+import json
+import signal
 from dataclasses import replace
 
 from ft_run.launcher.reporting.failure_report import final_report
@@ -18,9 +20,12 @@ def test_a_cause_among_others_that_look_the_same_is_in_doubt() -> None:
     told = report(worker_failure(1), worker_failure(0), worker_failure(2, after_stop=True))
     assert told.startswith("Root cause: rank 1 on node 1 (host-1) exited with 1\n")
     assert (
-        "\n  note      : 1 more ended like this, with no reason given, so that another may have"
-        " been first; @record or --tee 2 would tell\n"
+        "\n  note      : 1 other worker also exited with 1; the root cause is uncertain\n"
     ) in told
+    three = report(worker_failure(1), worker_failure(0), worker_failure(2))
+    assert ": 2 other workers also exited with 1; the root cause is uncertain\n" in three
+    aborted = report(worker_failure(1), worker_failure(0, code=-signal.SIGABRT))
+    assert ": 1 other worker also ended; the root cause is uncertain\n" in aborted
 
 
 def test_a_cause_that_is_plain_is_not_in_doubt() -> None:
@@ -29,6 +34,23 @@ def test_a_cause_that_is_plain_is_not_in_doubt() -> None:
     reset = worker_failure(0, message="Connection reset by peer")
     for failures in ((alone,), (alone, reset), (said, worker_failure(0)), (said, reset)):
         assert "note" not in report(*failures)
+
+
+STACK = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n'
+RECORD = {"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": STACK}}}
+
+
+def test_a_traceback_is_shown_once_and_what_stands_before_it_on_stderr() -> None:
+    failure = worker_failure(1, message="ValueError: no", error_json=json.dumps(RECORD))
+    for tail, shown in (
+        ("", []),
+        (STACK, []),
+        ("a.cu:3: assertion failed\n" + STACK, ["  stderr    : a.cu:3: assertion failed"]),
+        (STACK[30:], []),
+    ):
+        told = report(replace(failure, stderr_tail=tail))
+        assert told.count("ValueError: no") == 2  # in the first line, and at the traceback's end
+        assert [line for line in told.splitlines() if "stderr" in line] == shown
 
 
 def test_a_node_that_is_gone_has_no_rank_process_or_time() -> None:

@@ -1,0 +1,148 @@
+"""Runs in a worker: writes the exception that ends it to torch's error file, as ``@record`` does.
+
+It sees what reaches ``sys.excepthook`` and ``threading.excepthook``, and calls the hook that was
+there before. A hook that the script sets later replaces it, or chains to it.
+
+- What the interpreter reports as the end of the program goes to the error file, unless something
+  else (``@record``) has written that.
+- What ends no process goes to a second file: the exception of a thread, or one that the program
+  itself passes to ``sys.excepthook``. The agent reads that file if the process ends soon after.
+
+This file is also run by path, in interpreters that have no ft-run: it imports nothing of it. Until
+there is an exception it imports only what every interpreter has loaded: no ``typing`` either.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+SURVIVED_SUFFIX = ".survived"
+"""What the name of the second file adds to that of the error file."""
+SURVIVED_S = 5
+"""A process that ends within this time after an exception has not survived it."""
+
+_MESSAGE_MAX_CHARS = 8 * 1024
+_STACK_MAX_CHARS = 64 * 1024
+"""With six bytes for a character, as JSON may need, the agent still reads the file to its end."""
+
+
+class _ErrorFile:
+    """A file for the exception of this process; its children, forked by it, write none."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._written: tuple[int, ...] | None = None
+        """What the file was like when this had written it."""
+
+    def write(
+        self, kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
+    ) -> None:
+        """Write an exception, also over an earlier one of this; never over that of another."""
+        # As of `@record`: an exit has no exception, and an interrupt ends the process by SIGINT.
+        if os.getpid() != self._pid or issubclass(kind, (SystemExit, KeyboardInterrupt)):
+            return
+        try:
+            data = _as_json(kind, error, trace)
+            is_own = self._written is not None and self._written == self._state()
+            how = os.O_TRUNC if is_own else os.O_CREAT | os.O_EXCL
+            fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | how, 0o666)
+            try:
+                os.write(fd, data)
+            finally:
+                os.close(fd)
+            self._written = self._state()
+        except Exception:
+            return  # there is one, or no space for it: standard error has the traceback in any case
+
+    def _state(self) -> "tuple[int, ...] | None":
+        try:
+            found = os.stat(self._path, follow_symlinks=False)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def install_or_say(path: str) -> None:
+    """Install the hooks, or say why not: a worker without them is better than none.
+
+    Args:
+        path: of the error file; empty: there is none, and nothing is installed.
+    """
+    try:
+        if path:
+            install(path)
+    except Exception as error:
+        os.write(2, f"ft-run: exceptions of this worker are not captured: {error!r}\n".encode())
+
+
+def install(path: str) -> None:
+    """Install the hooks in this process.
+
+    Args:
+        path: of the error file.
+    """
+    survived = _ErrorFile(path + SURVIVED_SUFFIX)
+    _install_for_program(_ErrorFile(path), survived)
+    _install_for_threads(survived)
+
+
+def _install_for_program(ends: _ErrorFile, survived: _ErrorFile) -> None:
+    previous = sys.excepthook
+
+    def excepthook(
+        kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
+    ) -> None:
+        # The interpreter sets this before it calls the hook; a program that calls it need not end.
+        is_end = getattr(sys, "last_exc", getattr(sys, "last_value", None)) is error
+        (ends if is_end else survived).write(kind, error, trace)
+        previous(kind, error, trace)
+
+    if previous is sys.__excepthook__:
+        # Libraries compare the two to see whether a hook is set, and call this one from their own.
+        sys.__excepthook__ = excepthook
+    sys.excepthook = excepthook
+
+
+def _install_for_threads(survived: _ErrorFile) -> None:
+    # `threading`, which need not be loaded yet, takes its hook from here.
+    import _thread
+
+    threading: Any = sys.modules.get("threading")
+    previous: Any = _thread._excepthook if threading is None else threading.excepthook
+
+    def excepthook(of: "Any") -> None:
+        survived.write(of.exc_type, of.exc_value, of.exc_traceback)
+        previous(of)
+
+    if threading is None:
+        _thread._excepthook = excepthook
+        return
+    if previous is threading.__excepthook__:
+        threading.__excepthook__ = excepthook
+    threading.excepthook = excepthook
+
+
+def _as_json(
+    kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
+) -> bytes:
+    """Return what ``@record`` would write, bounded."""
+    import time
+    import traceback
+    from _json import encode_basestring_ascii as quoted  # a script may have a `json` of its own
+
+    try:
+        text = str(error)
+    except Exception:
+        text = "<exception str() failed>"  # as the traceback says
+    message = f"{kind.__name__}: {text}" if text else kind.__name__
+    stack = "".join(traceback.format_exception(kind, error, trace))
+    return (
+        f'{{"message": {{"message": {quoted(message[:_MESSAGE_MAX_CHARS])}, "extraInfo": '
+        f'{{"py_callstack": {quoted(stack[-_STACK_MAX_CHARS:])}, '
+        f'"timestamp": "{int(time.time())}"}}}}}}'
+    ).encode()
