@@ -72,7 +72,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--ft-gpu-memory-poll-interval": _CHECKS,
     "--ft-numa-bind-strict": "--numa-binding node",
     "--ft-check-remaining-processes": "to leave it out: no process of a round is left, always",
-    "--ft-install-exception-hook": "@record of torch's elastic errors in the script",
+    "--ft-install-exception-hook": "to leave it out: exceptions are captured, always",
     "--ft-max-no-progress-cycles": "--max-no-progress N, which counts restarts, not cycles",
     "--ft-min-progress-iterations": "--max-no-progress N: any new step is progress",
     "--ft-checkpoint-iteration-file": "ft_run.training.progress(step) in the script",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from ft_run.launcher.logs.error_file import read_error_of_exit
 from ft_run.launcher.processes.worker_exec import fork_worker
-from ft_run.training.capture import SURVIVED_S, SURVIVED_SUFFIX
+from ft_run.training.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
 
 RECORD = """
 import sys, time, traceback
@@ -317,9 +317,7 @@ def test_a_script_finds_what_it_would_find(run: Run, tmp_path: Path, path: str |
 
 
 @pytest.mark.parametrize("path", ["/nowhere/error.json", "folder", ""])
-def test_a_file_that_cannot_be_written_changes_nothing(
-    run: Run, tmp_path: Path, path: str
-) -> None:
+def test_a_file_that_cannot_be_written_changes_nothing(run: Run, tmp_path: Path, path: str) -> None:
     (tmp_path / "folder").mkdir()
     ended = run("raise ValueError(1)", TORCHELASTIC_ERROR_FILE=path)
     assert ended.status == 1

@@ -26,10 +26,12 @@ def _take_off(folder: str) -> "tuple[int, int, int, int]":
     return page_fd, stacks_fd, is_empty, pid
 
 
-def _run(name: str, *arguments: object) -> None:
-    """Call ``install_or_say`` of a module of ``training``, which is not imported."""
-    path = os.path.join(os.path.dirname(_folder), f"{name}.py")
-    code = type(__loader__)(f"_ft_run_{name}", path).get_code(f"_ft_run_{name}")  # or its cache
+def _run(folder: str, name: str, *arguments: object) -> None:
+    """Call ``install_or_say`` of a module of ft-run, which is not imported."""
+    path = os.path.join(folder, f"{name}.py")
+    code = type(__spec__.loader)(f"_ft_run_{name}", path).get_code(
+        f"_ft_run_{name}"
+    )  # or its cache
     names: dict[str, object] = {"__name__": f"_ft_run_{name}", "__file__": path}
     exec(code, names)  # noqa: S102 - a file of this package, in an interpreter that may lack it
     install = names["install_or_say"]
@@ -41,9 +43,9 @@ _folder = os.path.dirname(os.path.abspath(__file__))
 _page_fd, _stacks_fd, _, _pid = _take_off(_folder)
 # A program between ft-run and the script may start several interpreters: one is the worker.
 if _pid == os.getpid():
-    _run("capture", os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    _run(_folder, "capture", os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
 if _page_fd >= 0:
-    _run("hook", _page_fd, _stacks_fd)
+    _run(os.path.dirname(_folder), "hook", _page_fd, _stacks_fd)
     for _fd in (_page_fd, _stacks_fd):
         os.close(_fd)
 del sys.modules["sitecustomize"]

@@ -206,9 +206,7 @@ def test_on_several_nodes(
     programs: list[tuple[str, ...]] = [(), ()]
     if how == "oom":
         programs[rank // 2] = (*request.getfixturevalue("memory_limit"), *ft.program)
-    nodes = start_nodes(
-        ft, script, f"127.0.0.1:{free_port}", rank, how, programs=tuple(programs)
-    )
+    nodes = start_nodes(ft, script, f"127.0.0.1:{free_port}", rank, how, programs=tuple(programs))
     assert [node.wait() for node in nodes] == [exit_codes.WORKERS_FAILED] * 2
     named = {root_cause(node) for node in nodes}
     assert len(named) == 1
@@ -219,9 +217,7 @@ def test_on_several_nodes(
 def test_on_several_nodes_without_an_error_message(
     ft: "Launcher", script: Path, free_port: int, rank: int
 ) -> None:
-    nodes = start_nodes(
-        ft, script, f"127.0.0.1:{free_port}", rank, "raise", "--no-capture-errors"
-    )
+    nodes = start_nodes(ft, script, f"127.0.0.1:{free_port}", rank, "raise", "--no-capture-errors")
     assert [node.wait() for node in nodes] == [exit_codes.WORKERS_FAILED] * 2
     named = {check_unsaid(node, rank) for node in nodes}
     assert len(named) == 1

@@ -82,7 +82,7 @@ def test_an_error_of_any_way_to_run_python(ft: "Launcher", way: str) -> None:
 
 
 def test_a_program_that_need_not_be_python_is_left_alone(ft: "Launcher") -> None:
-    program = ft.script("#!/bin/sh\n[ -z \"$FT_RUN_HOOK$PYTHONPATH\" ] || exit 9\nexit 5\n")
+    program = ft.script('#!/bin/sh\n[ -z "$FT_RUN_HOOK$PYTHONPATH" ] || exit 9\nexit 5\n')
     program.chmod(0o755)
     for given in (("--no-python", program), (ft.script("", "train.py"),)):
         env = {"PYTHONPATH": "", "PYTHON_EXEC": str(program)}

@@ -43,10 +43,11 @@ class _ErrorFile:
         self, kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
     ) -> None:
         """Write an exception, also over an earlier one of this; never over that of another."""
-        # As of `@record`: an exit has no exception, and an interrupt ends the process by SIGINT.
-        if os.getpid() != self._pid or issubclass(kind, (SystemExit, KeyboardInterrupt)):
-            return
         try:
+            # As with `@record`: an exit has no exception, and an interrupt ends the process by
+            # SIGINT. The interpreter would forget that during the imports below.
+            if os.getpid() != self._pid or issubclass(kind, (SystemExit, KeyboardInterrupt)):
+                return
             data = _as_json(kind, error, trace)
             is_own = self._written is not None and self._written == self._state()
             how = os.O_TRUNC if is_own else os.O_CREAT | os.O_EXCL
