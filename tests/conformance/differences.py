@@ -63,6 +63,10 @@ README_TABLE: Final = {
         "exit 0",
         "reported, exit 1",
     ),
+    "a script without `@record` raises an exception": (
+        "exit status only",
+        "type, message and traceback in the report, unless `--no-capture-errors` is given",
+    ),
     "SIGHUP under `nohup`": (
         "kills the job",
         "stays ignored",
@@ -238,6 +242,17 @@ DIFFERENCES: Final = {
                 and {*ours} - {*theirs}
                 == {f"@@{rank} got {name}" for rank in (0, 1) for name in ("SIGUSR1", "SIGTERM")}
             )
+        ),
+        is_better=True,
+    ),
+    "captured exception": Difference(
+        "the report says why, also for a script without @record",
+        readme="a script without `@record` raises an exception",
+        fact=r"agent.*: report: (error_file|traceback)|file .*/error\.json",
+        holds=lambda theirs, ours: (
+            (theirs in ("<N/A>", NOTHING) or theirs.startswith("To enable traceback"))
+            and re.match(r'<dir>/.*/error\.json$|Traceback|\{"message": \{"message": ', ours)
+            is not None
         ),
         is_better=True,
     ),

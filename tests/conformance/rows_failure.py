@@ -105,7 +105,7 @@ FAILURES: Final = [
     Row("one of two fails", "failure", PAIR, script=_FAILS_LATER),
     Row("a signal", "failure", "--standalone", script="os.kill(os.getpid(), signal.SIGSEGV)"),
     Row("an exception", "failure", "--standalone -t 3 --log-dir {logs}",
-        script="raise ValueError('@@ a fish')"),
+        script="raise ValueError('@@ a fish')", differs=("captured exception",)),
     Row("restarts", "max-restarts log-dir", PAIR + "--max-restarts 2 -t 3 --log-dir {logs}",
         script=_FAIL_ONCE),
     Row("restarts spent", "max-restarts failure", "--standalone --max-restarts 1",

@@ -8,6 +8,10 @@ have ft-run: the hooks are read by path.
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def _take_off(folder: str) -> "tuple[int, int, int, int]":
     """Leave environment and path as they would be; return what ``starter_env`` has given."""
@@ -29,9 +33,8 @@ def _take_off(folder: str) -> "tuple[int, int, int, int]":
 def _run(folder: str, name: str, *arguments: object) -> None:
     """Call ``install_or_say`` of a module of ft-run, which is not imported."""
     path = os.path.join(folder, f"{name}.py")
-    code = type(__spec__.loader)(f"_ft_run_{name}", path).get_code(
-        f"_ft_run_{name}"
-    )  # or its cache
+    loader: Any = type(__spec__.loader)  # it reads the compiled form where there is one
+    code = loader(f"_ft_run_{name}", path).get_code(f"_ft_run_{name}")
     names: dict[str, object] = {"__name__": f"_ft_run_{name}", "__file__": path}
     exec(code, names)  # noqa: S102 - a file of this package, in an interpreter that may lack it
     install = names["install_or_say"]
