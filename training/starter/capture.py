@@ -99,7 +99,7 @@ def _install_for_program(ends: _ErrorFile, survived: _ErrorFile) -> None:
         kind: "type[BaseException]", error: "BaseException", trace: "TracebackType | None"
     ) -> None:
         # The interpreter sets this before it calls the hook; a program that calls it need not end.
-        is_end = getattr(sys, "last_exc", getattr(sys, "last_value", None)) is error
+        is_end = any(getattr(sys, name, None) is error for name in ("last_value", "last_exc"))
         (ends if is_end else survived).write(kind, error, trace)
         previous(kind, error, trace)
 

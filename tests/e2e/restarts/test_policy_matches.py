@@ -84,19 +84,22 @@ def test_an_error_of_any_way_to_run_python(ft: "Launcher", way: str) -> None:
 def test_a_program_that_need_not_be_python_is_left_alone(ft: "Launcher") -> None:
     program = ft.script('#!/bin/sh\n[ -z "$FT_RUN_HOOK$PYTHONPATH" ] || exit 9\nexit 5\n')
     program.chmod(0o755)
-    for given in (("--no-python", program), (ft.script("", "train.py"),)):
-        env = {"PYTHONPATH": "", "PYTHON_EXEC": str(program)}
-        command = ft.run("--standalone", *given, env=env)
+    script = ft.script("", "train.py")
+    for given, more in ((("--no-python", program), {}), ((script,), {"PYTHON_EXEC": str(program)})):
+        command = ft.run("--standalone", *given, env={"PYTHONPATH": "", **more})
         assert "exited with 5" in verdict_of(command.stderr)
 
 
-def test_what_a_thread_raised_is_why_its_process_ended(ft: "Launcher") -> None:
+@pytest.mark.parametrize("flags", [(), ("--preload=threading",)])
+def test_what_a_thread_raised_is_why_its_process_ended(
+    ft: "Launcher", flags: tuple[str, ...]
+) -> None:
     script = ft.script(
         "import os, threading\n"
         "thread = threading.Thread(target=lambda: 1 / 0)\n"
         "thread.start()\nthread.join()\nos._exit(1)\n"
     )
-    command = ft.run("--standalone", script)
+    command = ft.run("--standalone", *flags, script)
     assert "exited with 1: ZeroDivisionError: division by zero" in verdict_of(command.stderr)
 
 
