@@ -5,7 +5,6 @@ on this machine except whether the script exists.
 """
 
 import math
-import os
 import signal
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +19,6 @@ from ..options import (
     LogOptions,
     MasterOptions,
     Options,
-    RendezvousOptions,
     ScriptMode,
     StacksOptions,
     StatusOptions,
@@ -31,7 +29,7 @@ from .command_line import CommandLine, Given
 from .network_check_flags import ladder_options
 from .place_flags import answer_dry_run, placed
 from .policy_options import explained, launch_policy, refuse_hang_rule
-from .rdzv_conf import RendezvousConf, parse_conf
+from .rendezvous_options import conf_given, listed, rendezvous_options
 from .script import refuse_missing
 from .trust_flags import token_options, trust_options
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
@@ -63,7 +61,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     if argv and argv[0] == "check":
         from .check_flags import read_check
 
-        return read_check(argv[1:], environ, _rendezvous)
+        return read_check(argv[1:], environ, rendezvous_options)
     if argv and argv[0] == "hosts":
         from .hosts_flags import read_hosts
 
@@ -82,11 +80,11 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
             f"ft-run master takes no arguments, but was given {shown(rest[0])};"
             " right would be ft-run master --bind :29400, or ./master for a script of that name."
         )
-    conf = _conf(given)
+    conf = conf_given(given)
     where = given.get("bind", Endpoint("::", defaults.ENDPOINT_PORT))
     return MasterOptions(
         endpoint=where,
-        endpoints=_listed(where),
+        endpoints=listed(where),
         timeouts=conf.timeouts,
         **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,
@@ -124,7 +122,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     mode = _mode(given)
     remarks: list[str] = []
     given = placed(line, given, environ, remarks)
-    rendezvous = replace(_rendezvous(given, remarks), trust=trust_options(given, environ))
+    rendezvous = replace(rendezvous_options(given, remarks), trust=trust_options(given, environ))
     hang = _hang(given)
     is_watched = given["watch_workers"] or hang is not None
     policy = launch_policy(given, rendezvous, remarks, is_watched=is_watched)
@@ -186,183 +184,6 @@ def _hang(given: Given) -> HangSpec | None:
             " right would be --hang-timeout SECONDS or --hang-timeout auto as well."
         )
     return None
-
-
-def _conf(given: Given) -> RendezvousConf:
-    return parse_conf(given.get("rdzv_conf", ""), given.origin("rdzv_conf"))
-
-
-def _rendezvous(given: Given, remarks: list[str]) -> RendezvousOptions:
-    min_nodes, max_nodes = given.get("nnodes", (1, 1))
-    unit = given.get("node_unit", defaults.NODE_UNIT)
-    if min_nodes % unit:
-        raise UsageError(
-            f"{given.origin('nnodes')} has a minimum of {min_nodes}, which is not a multiple of"
-            f" {given.origin('node_unit')} {unit}; right would be {-(-min_nodes // unit) * unit}."
-        )
-    conf = _conf(given)
-    remarks.extend(conf.remarks)
-    where = _endpoint(given, max_nodes)
-    node_rank = _node_rank(given, where, max_nodes, remarks)
-    is_given_port = _gives_workers_their_port(given, where)
-    if max_nodes > 1:
-        _explain_ports(given, where, remarks)
-    return RendezvousOptions(
-        job_id=_job_id(given, where, max_nodes, remarks),
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        node_unit=unit,
-        max_restarts=given.get("max_restarts", defaults.MAX_RESTARTS),
-        endpoint=Endpoint(where.host, where.port) if where is not None else None,
-        endpoints=_listed(where),
-        hosts_master=_hosts_master(given, conf, where, node_rank),
-        node_rank=node_rank,
-        local_addr=given["local_addr"] or None,
-        master_addr=given["master_addr"] if is_given_port else None,
-        worker_ports=_one(given["master_port"]) if is_given_port else given["worker_port"],
-        worker_ports_flag=given.origin("master_port" if is_given_port else "worker_port"),
-        timeouts=conf.timeouts,
-        rescale_delay_s=given.get("rescale_delay", conf.rescale_delay_s),
-    )
-
-
-def _listed(where: Endpoint | None) -> tuple[Endpoint, ...]:
-    """Return all hosts that may lead; none where there is one endpoint."""
-    if where is None or not where.others:
-        return ()
-    return (Endpoint(where.host, where.port), *where.others)
-
-
-def _backend(given: Given) -> str:
-    return str(given.get("rdzv_backend", "static"))
-
-
-def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
-    """Return where the master is; None for a single node that needs no endpoint."""
-    single = max_nodes == 1
-    if given["standalone"]:
-        if not single:
-            raise UsageError(
-                f"{given.origin('standalone')} is for one node, but {given.origin('nnodes')} asks"
-                f" for up to {max_nodes}; right would be --rdzv-endpoint HOST:PORT instead of"
-                " --standalone."
-            )
-        return None
-    where: Endpoint | None = given["rdzv_endpoint"]
-    name = given.origin("rdzv_endpoint")
-    if where is None and _backend(given) == "static":
-        if single:
-            return None  # the only node: --master-port is for its workers
-        where = Endpoint(
-            given["master_addr"] or defaults.MASTER_ADDR,
-            given.get("master_port", defaults.MASTER_PORT),
-        )
-        name = given.origin("master_port")
-    if where is None:
-        if single:
-            return None
-        raise UsageError(
-            f"{given.origin('nnodes')} asks for up to {max_nodes} nodes, but no endpoint was"
-            " given; right would be --rdzv-endpoint HOST:PORT, the same on every node, where HOST"
-            " is one of the nodes."
-        )
-    if where.port == 0:
-        # No other node knows a port that the system chooses: as good as standalone.
-        if single:
-            return None
-        raise UsageError(
-            f"{name} has port 0, which other nodes cannot know; right would be a fixed port, such"
-            f" as {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
-        )
-    return where
-
-
-def _gives_workers_their_port(given: Given, where: Endpoint | None) -> bool:
-    """Return whether ``--master-port`` is the workers' ``MASTER_PORT``, as by torchrun.
-
-    It is in a job of one node, which has no rendezvous at that port.
-    """
-    is_static = _backend(given) == "static" and given["rdzv_endpoint"] is None
-    is_alone = where is None and is_static and not given["standalone"]
-    return is_alone and bool(given["master_port"]) and given["worker_port"] is None
-
-
-def _one(port: int) -> range:
-    return range(port, port + 1)
-
-
-def _explain_ports(given: Given, where: Endpoint | None, remarks: list[str]) -> None:
-    """Say which ``MASTER_PORT`` the workers of several nodes have, and what gives them another.
-
-    Raises:
-        UsageError: the only ``--worker-port`` is where the nodes meet.
-    """
-    if where is None or given["rdzv_endpoint"] is not None:
-        return
-    port, workers = given["master_port"], given["worker_port"]
-    if workers is not None and workers == _one(where.port):
-        raise UsageError(
-            f"{given.origin('worker_port')} {where.port} is the port at which the nodes meet"
-            f" ({given.origin('master_port')}), and no worker can have it too; right would be"
-            f" another --master-port."
-        )
-    if port is not None and workers is None:
-        remarks.append(
-            f"{given.origin('master_port')} {port} is where the nodes meet; MASTER_PORT of the"
-            f" workers is a free port of rank 0's node. For MASTER_PORT={port}: --worker-port"
-            f" {port} with another --master-port."
-        )
-
-
-def _node_rank(
-    given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]
-) -> int | None:
-    """Return the rank to pin; None if none was given or, as under torchrun, it is ignored."""
-    rank: int | None = given["node_rank"]
-    if rank is None or where is None:
-        return None
-    if _backend(given) == "c10d":
-        remarks.append(
-            f"{given.origin('node_rank')} {rank} is ignored with {given.origin('rdzv_backend')}"
-            " c10d, as by torchrun; with --rdzv-backend grpc it is honoured."
-        )
-        return None
-    if _backend(given) == "static" and rank >= max_nodes:
-        raise UsageError(
-            f"{given.origin('node_rank')} was given {rank}, but with {max_nodes} nodes the ranks"
-            f" end at {max_nodes - 1}; right would be a rank from 0 to {max_nodes - 1}, or none"
-            " for a spare node."
-        )
-    return rank
-
-
-def _hosts_master(
-    given: Given, conf: RendezvousConf, where: Endpoint | None, node_rank: int | None
-) -> bool | None:
-    if where is None:
-        return None
-    if conf.is_host is not None:
-        return conf.is_host
-    # An endpoint without a backend may name an `ft-run master`, so only the address decides.
-    static = given["rdzv_endpoint"] is None or given["rdzv_backend"] == "static"
-    if static and node_rank is not None:
-        return node_rank == 0
-    return None
-
-
-def _job_id(given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]) -> str:
-    if given["rdzv_id"]:
-        return str(given["rdzv_id"])
-    if _gives_workers_their_port(given, where):
-        return defaults.JOB_ID  # as by torchrun, for which this job is not standalone
-    if where is None:
-        return os.urandom(8).hex()
-    if max_nodes > 1:
-        remarks.append(
-            "no --rdzv-id was given: a stray node of another job that uses the same endpoint would"
-            " be taken for one of this job; give each job its own, the same on every node."
-        )
-    return defaults.JOB_ID
 
 
 def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
