@@ -5,7 +5,7 @@
 
 import enum
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .. import defaults
 from ..rendezvous.protocol.check_messages import CheckSpec
@@ -87,8 +87,8 @@ class RendezvousOptions:
     node_rank: int | None = None
     local_addr: str | None = None
     master_addr: str | None = None
-    """``--master-addr`` of a job of one node; its address is the workers' ``MASTER_ADDR``."""
-    worker_ports: range | None = None
+    """The workers' ``MASTER_ADDR``, where the user gave it to a job of one node."""
+    worker_ports: Sequence[int] | None = None
     """Where ``MASTER_PORT`` is taken from; None: any free port."""
     worker_ports_flag: str = "--worker-port"
     """The flag that gave the ports."""

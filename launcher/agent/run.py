@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ... import events as ev
 from ... import exit_codes
 from ...errors import NodeExcludedError
-from ..machine.network import AdvertisedAddress, PortReservation, is_local_address
+from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
@@ -42,8 +42,8 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     for remark in parts.options.remarks:
         display.event(ev.Remark(remark))
     identity = NodeIdentity(rendezvous.job_id)
-    address = _address(rendezvous, display)
-    port = PortReservation(address.find, rendezvous.worker_ports, rendezvous.worker_ports_flag)
+    address = advertised(rendezvous, display.event)
+    port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
     hosting = Hosting(rendezvous, display.event, parts.trust)
     crew = _crew(parts, identity) if parts.check_spawner is not None else None
     agent = Agent(parts, identity=identity, port=port, crew=crew)
@@ -80,16 +80,21 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     return status
 
 
-def _address(rendezvous: RendezvousOptions, display: Display) -> AdvertisedAddress:
-    """Return the address that this node advertises."""
-    endpoint = rendezvous.endpoint
-    towards = rendezvous.master_addr if endpoint is None else endpoint.host
+def advertised(
+    rendezvous: RendezvousOptions, note: Callable[[ev.Event], None]
+) -> Callable[[], str]:
+    """Return what finds the address that this node advertises."""
+    endpoint, name = rendezvous.endpoint, rendezvous.master_addr
+    is_only = endpoint is None and rendezvous.local_addr is None
+    if is_only and name is not None and any(map(is_local_address, resolve(name))):
+        return lambda: name  # no other host needs to resolve it
+    towards = name if endpoint is None else endpoint.host
     others = [other.host for other in rendezvous.endpoints]
     address = AdvertisedAddress(towards, rendezvous.local_addr, others)
     found = address.find()
     if rendezvous.local_addr is not None and not is_local_address(found):
-        display.event(ev.ForeignAddressAdvertised(found))
-    return address
+        note(ev.ForeignAddressAdvertised(found))
+    return address.find
 
 
 def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":

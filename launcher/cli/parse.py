@@ -122,7 +122,8 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     mode = _mode(given)
     remarks: list[str] = []
     given = placed(line, given, environ, remarks)
-    rendezvous = replace(rendezvous_options(given, remarks), trust=trust_options(given, environ))
+    rendezvous = rendezvous_options(given, remarks, rest[1:])
+    rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
     is_watched = given["watch_workers"] or hang is not None
     policy = launch_policy(given, rendezvous, remarks, is_watched=is_watched)

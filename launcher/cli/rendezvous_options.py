@@ -1,6 +1,8 @@
 """How the nodes of a job meet, and where its workers do: from the flags to the options."""
 
 import os
+import re
+from collections.abc import Sequence
 
 from ... import defaults
 from ...errors import UsageError
@@ -15,8 +17,15 @@ def conf_given(given: Given) -> RendezvousConf:
     return parse_conf(given.get("rdzv_conf", ""), given.origin("rdzv_conf"))
 
 
-def rendezvous_options(given: Given, remarks: list[str]) -> RendezvousOptions:
+def rendezvous_options(
+    given: Given, remarks: list[str], script_args: Sequence[str] = ()
+) -> RendezvousOptions:
     """Return how the nodes meet, and add sentences for the user to ``remarks``.
+
+    Args:
+        given: the flags.
+        remarks: is added to.
+        script_args: of the workers' script.
 
     Raises:
         UsageError: the flags contradict each other, or no node could find the others.
@@ -32,11 +41,17 @@ def rendezvous_options(given: Given, remarks: list[str]) -> RendezvousOptions:
     remarks.extend(conf.remarks)
     where = _endpoint(given, max_nodes)
     node_rank = _node_rank(given, where, max_nodes, remarks)
-    is_given_port = _gives_workers_their_port(given, where)
+    is_alone = max_nodes == 1 and (
+        where is None or _is_of_workers(given, where, conf, script_args, remarks)
+    )
+    store = _store(given, where) if is_alone else None
+    if is_alone:
+        where = node_rank = None
+    ports, ports_flag = _worker_ports(given, where, conf, store)
     if max_nodes > 1:
         _explain_ports(given, where, remarks)
     return RendezvousOptions(
-        job_id=_job_id(given, where, max_nodes, remarks),
+        job_id=_job_id(given, max_nodes, remarks),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         node_unit=unit,
@@ -46,9 +61,9 @@ def rendezvous_options(given: Given, remarks: list[str]) -> RendezvousOptions:
         hosts_master=_hosts_master(given, conf, where, node_rank),
         node_rank=node_rank,
         local_addr=given["local_addr"] or None,
-        master_addr=given["master_addr"] if is_given_port else None,
-        worker_ports=_one(given["master_port"]) if is_given_port else given["worker_port"],
-        worker_ports_flag=given.origin("master_port" if is_given_port else "worker_port"),
+        master_addr=store[0].host if store is not None else None,
+        worker_ports=ports,
+        worker_ports_flag=ports_flag,
         timeouts=conf.timeouts,
         rescale_delay_s=given.get("rescale_delay", conf.rescale_delay_s),
     )
@@ -105,36 +120,81 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
     return where
 
 
-def _gives_workers_their_port(given: Given, where: Endpoint | None) -> bool:
-    """Return whether ``--master-port`` is the workers' ``MASTER_PORT``, as by torchrun.
+def _is_of_workers(
+    given: Given,
+    where: Endpoint,
+    conf: RendezvousConf,
+    script_args: Sequence[str],
+    remarks: list[str],
+) -> bool:
+    """Return whether the endpoint of a job of one node is where its workers meet, not the nodes.
 
-    It is in a job of one node, which has no rendezvous at that port.
+    So it is with torchrun's static backend, and where the script is given it too, which finds the
+    agent's store there under torchrun. Otherwise a spare node, ``ft-run status`` or an ``ft-run
+    master`` may need it.
     """
-    is_static = _backend(given) == "static" and given["rdzv_endpoint"] is None
-    is_alone = where is None and is_static and not given["standalone"]
-    return is_alone and bool(given["master_port"]) and given["worker_port"] is None
+    if where.others or conf.is_host is False:
+        return False
+    if given["rdzv_backend"] == "static":
+        return True
+    is_loopback = where.host in ("localhost", "::1") or where.host.startswith("127.")
+    port = re.compile(rf":{where.port}(?!\d)")
+    if not is_loopback or not any(map(port.search, script_args)):
+        return False
+    remarks.append(
+        f"{given.origin('rdzv_endpoint')} {where} is an argument of the script too: the port is"
+        " left to the script, and ft-run status cannot reach this job."
+    )
+    return True
 
 
-def _one(port: int) -> range:
-    return range(port, port + 1)
+def _store(given: Given, where: Endpoint | None) -> tuple[Endpoint, str] | None:
+    """Return what torchrun's static backend has as ``MASTER_ADDR:MASTER_PORT``, and what gave it.
+
+    ``where`` is the endpoint of a job of one node, if it has one.
+    """
+    if given["standalone"] or _backend(given) != "static":
+        return None
+    if where is not None:
+        return where, given.origin("rdzv_endpoint")
+    if given["rdzv_endpoint"] is None and given["master_port"]:
+        address = given["master_addr"] or defaults.MASTER_ADDR
+        return Endpoint(address, given["master_port"]), given.origin("master_port")
+    return None
+
+
+def _worker_ports(
+    given: Given,
+    where: Endpoint | None,
+    conf: RendezvousConf,
+    store: tuple[Endpoint, str] | None,
+) -> tuple[tuple[int, ...] | None, str]:
+    """Return where ``MASTER_PORT`` is taken from, and what gave it: no port at which nodes meet.
+
+    Raises:
+        UsageError: ``--worker-port`` leaves no other.
+    """
+    ports, name = given["worker_port"], given.origin("worker_port")
+    if ports is None:
+        return (None, name) if store is None else ((store[0].port,), store[1])
+    meeting = {place.port for place in listed(where) or filter(None, (where,))}
+    free = tuple(ports) if conf.is_host is False else tuple(p for p in ports if p not in meeting)
+    if not free:
+        origin = "master_port" if given["rdzv_endpoint"] is None else "rdzv_endpoint"
+        raise UsageError(
+            f"{name} {given.texts['worker_port'][-1]} is the port at which"
+            f" the nodes meet ({given.origin(origin)}), and no worker can have it too; right would"
+            " be another port."
+        )
+    return free, name
 
 
 def _explain_ports(given: Given, where: Endpoint | None, remarks: list[str]) -> None:
-    """Say which ``MASTER_PORT`` the workers of several nodes have, and what gives them another.
-
-    Raises:
-        UsageError: the only ``--worker-port`` is where the nodes meet.
-    """
-    if where is None or given["rdzv_endpoint"] is not None:
+    """Say which ``MASTER_PORT`` the workers of several nodes have, and what gives them another."""
+    port = given["master_port"]
+    if where is None or port is None or given["rdzv_endpoint"] is not None:
         return
-    port, workers = given["master_port"], given["worker_port"]
-    if workers is not None and workers == _one(where.port):
-        raise UsageError(
-            f"{given.origin('worker_port')} {where.port} is the port at which the nodes meet"
-            f" ({given.origin('master_port')}), and no worker can have it too; right would be"
-            f" another --master-port."
-        )
-    if port is not None and workers is None:
+    if given["worker_port"] is None:
         remarks.append(
             f"{given.origin('master_port')} {port} is where the nodes meet; MASTER_PORT of the"
             f" workers is a free port of rank 0's node. For MASTER_PORT={port}: --worker-port"
@@ -178,16 +238,16 @@ def _hosts_master(
     return None
 
 
-def _job_id(given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]) -> str:
+def _job_id(given: Given, max_nodes: int, remarks: list[str]) -> str:
     if given["rdzv_id"]:
         return str(given["rdzv_id"])
-    if _gives_workers_their_port(given, where):
-        return defaults.JOB_ID  # as by torchrun, for which this job is not standalone
-    if where is None:
-        return os.urandom(8).hex()
     if max_nodes > 1:
         remarks.append(
             "no --rdzv-id was given: a stray node of another job that uses the same endpoint would"
             " be taken for one of this job; give each job its own, the same on every node."
         )
+        return defaults.JOB_ID
+    is_placed = given["rdzv_endpoint"] is not None or given["master_port"] is not None
+    if given["standalone"] or (_backend(given) == "static" and not is_placed):
+        return os.urandom(8).hex()  # where torchrun makes one up too
     return defaults.JOB_ID

@@ -183,7 +183,7 @@ class PortReservation:
     """
 
     def __init__(
-        self, address: Callable[[], str], ports: range | None, flag: str = "--worker-port"
+        self, address: Callable[[], str], ports: Sequence[int] | None, flag: str = "--worker-port"
     ) -> None:
         """Reserve a port.
 

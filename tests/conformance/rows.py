@@ -5,7 +5,7 @@ from typing import Final
 from ft_run.tests.conformance.rows_command_line import ARGUMENTS, REFUSALS, in_every_spelling
 from ft_run.tests.conformance.rows_failure import FAILURES, SIGNALS
 from ft_run.tests.conformance.rows_output import EVENTS, LEVELS, OUTPUT, PREFIXES
-from ft_run.tests.conformance.rows_workers import ENVIRONMENT, MACHINES, NODES
+from ft_run.tests.conformance.rows_workers import ENVIRONMENT, MACHINES, NAMED_ENDPOINT, NODES
 
 REQUIRED: Final = (
     # Flags that torch's own parser does not name, and every section of the contract besides them.
@@ -26,6 +26,7 @@ ROWS: Final = [
     *EVENTS,
     *SIGNALS,
     *FAILURES,
+    *NAMED_ENDPOINT,
     *NODES,
     *MACHINES,
     *REFUSALS,

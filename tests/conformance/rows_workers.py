@@ -46,6 +46,32 @@ ENVIRONMENT: Final = [
         differs=("standalone id",)),
 ]  # fmt: skip
 
+_MEETS: Final = """
+from torch.distributed import rendezvous
+store, *_ = next(rendezvous(f"{sys.argv[1]}?rank={rank}&world_size=2"))
+store.set(rank, "here")
+store.wait(["0", "1"])
+if rank == "1":
+    store.set("left", "")
+else:
+    store.wait(["left"])  # or the other may lose the store
+say("met")
+"""
+"""A script that names the endpoint of its job."""
+
+NAMED_ENDPOINT: Final = [
+    Row(
+        f"a script that names the endpoint, {backend or 'no backend'}",
+        f"rdzv-endpoint {covers}",
+        f"--nproc-per-node 2 --nnodes 1 --rdzv-endpoint localhost:{{port}}"
+        + (f" --rdzv-backend {backend}" if backend else ""),
+        _MEETS,
+        words=("{script}", "tcp://localhost:{port}"),
+        job_id="none",
+    )
+    for backend, covers in (("", "static"), ("static", "static"), ("c10d", "c10d"))
+]
+
 
 _ROLES: Final = "--nnodes 3 --master-addr 127.0.0.1 --master-port {port} --rdzv-id roles "
 

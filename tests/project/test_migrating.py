@@ -1,5 +1,6 @@
 """The guide for users of another launcher: what it names exists."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def test_every_flag_that_it_recommends_is_one_of_ours() -> None:
     named = {word for _, _, new in rows() for word in WORD.findall(new)}
     # What a script is given, and what one row says of accelerate.
     assert named - ours == {"--local-rank", "--same_network"}
+
+
+def test_every_module_that_it_recommends_has_what_it_names() -> None:
+    for module, names in re.findall(r"from (ft_run[\w.]*) import ([\w, ]+)", GUIDE.read_text()):
+        found = importlib.import_module(module)
+        assert [name for name in names.split(", ") if not hasattr(found, name)] == []
 
 
 def test_what_keeps_its_name_does() -> None:

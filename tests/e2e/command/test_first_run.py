@@ -81,7 +81,16 @@ def test_a_standalone_run_loads_only_what_it_needs(ft, hello):
     assert loaded & UNNEEDED == set()
 
 
-def test_the_workers_of_one_node_meet_at_the_master_port_in_every_round(ft, free_port: int):
+@pytest.mark.parametrize(
+    "where",
+    [
+        "--master-addr localhost --master-port {}",
+        "--rdzv-backend static --rdzv-endpoint localhost:{}",
+    ],
+)
+def test_the_workers_of_one_node_meet_at_the_given_port_in_every_round(
+    ft, free_port: int, where: str
+):
     """Rank 0 can listen at it: nothing else does, neither a master nor the round before."""
     script = ft.script(
         "import os, socket, sys\n"
@@ -99,8 +108,8 @@ def test_the_workers_of_one_node_meet_at_the_master_port_in_every_round(ft, free
         "            pass\n"
         "sys.exit(restarts != '2')\n"
     )
-    command = ft.start("--master-port", free_port, "--nproc-per-node", 2, "--max-restarts", 2,
-                       "--node-rank", 0, "--master-addr", "localhost", script)  # fmt: skip
+    command = ft.start(*where.format(free_port).split(), "--nproc-per-node", 2,
+                       "--max-restarts", 2, "--node-rank", 0, script)  # fmt: skip
     assert command.wait() == 0, command.stderr
-    met = [f"met 127.0.0.1 {free_port} {restarts} b'hello'" for restarts in range(3)]
+    met = [f"met localhost {free_port} {restarts} b'hello'" for restarts in range(3)]
     assert command.stdout.splitlines() == met

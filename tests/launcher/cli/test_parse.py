@@ -291,13 +291,9 @@ def test_node_unit() -> None:
         [],
         ["--standalone"],
         ["--standalone", "--master-port=1234"],
-        ["--rdzv-backend=c10d", "--master-port=1234"],
         ["--standalone", "--rdzv-endpoint=node0:29400", "--rdzv-backend=c10d"],
-        ["--rdzv-backend=c10d"],
-        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
         ["--rdzv-endpoint="],
         ["--master-addr=node0", "--node-rank=0"],
-        ["--master-port=0"],
     ],
 )
 def test_one_node_by_itself_opens_nothing(argv: list[str]) -> None:
@@ -309,13 +305,74 @@ def test_one_node_by_itself_opens_nothing(argv: list[str]) -> None:
     assert (found.worker_ports, found.master_addr) == (None, None)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--rdzv-backend=c10d"],
+        ["--rdzv-backend=c10d", "--master-port=1234"],
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+        ["--rdzv-endpoint=localhost:0"],
+        ["--master-port=0"],
+    ],
+)
+def test_one_node_without_a_fixed_port_has_the_id_that_torchrun_gives_it(argv: list[str]) -> None:
+    found = rendezvous(*argv)
+    assert (found.endpoint, found.job_id) == (None, defaults.JOB_ID)
+    assert (found.worker_ports, found.master_addr) == (None, None)
+    assert rendezvous(*argv, "--rdzv-id=mine").job_id == "mine"
+
+
 def test_the_workers_of_one_node_have_the_port_that_was_given() -> None:
     found = rendezvous("--master-port=1234", "--master-addr=10.0.0.1", "--node-rank=0")
     assert (found.endpoint, found.master_addr) == (None, "10.0.0.1")
     assert found.job_id == defaults.JOB_ID
-    assert (found.worker_ports, found.worker_ports_flag) == (range(1234, 1235), "--master-port")
+    assert (found.worker_ports, found.worker_ports_flag) == ((1234,), "--master-port")
     of_theirs = rendezvous("--master-port=1234", "--worker-port=5-6")
-    assert (of_theirs.worker_ports, of_theirs.worker_ports_flag) == (range(5, 7), "--worker-port")
+    assert (of_theirs.worker_ports, of_theirs.worker_ports_flag) == ((5, 6), "--worker-port")
+
+
+def test_a_static_endpoint_of_one_node_is_where_its_workers_meet() -> None:
+    found = rendezvous("--rdzv-backend=static", "--rdzv-endpoint=node0:1234", "--node-rank=0")
+    assert (found.endpoint, found.hosts_master, found.node_rank) == (None, None, None)
+    assert (found.master_addr, found.job_id) == ("node0", defaults.JOB_ID)
+    assert (found.worker_ports, found.worker_ports_flag) == ((1234,), "--rdzv-endpoint")
+    apart = rendezvous("--rdzv-backend=static", "--rdzv-endpoint=m:1", "--rdzv-conf=is_host=0")
+    assert (apart.endpoint, apart.worker_ports) == (Endpoint("m", 1), None)
+    of_several = rendezvous("--nnodes=2", "--rdzv-backend=static", "--rdzv-endpoint=m:1")
+    assert (of_several.endpoint, of_several.worker_ports) == (Endpoint("m", 1), None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "ports"),
+    [
+        (["--rdzv-endpoint=localhost:1234"], (1234,)),
+        (["--rdzv-endpoint=127.0.0.1:1234", "--rdzv-backend=c10d"], None),
+    ],
+)
+def test_one_node_leaves_its_endpoint_to_a_script_that_is_given_it_too(
+    argv: list[str], ports: tuple[int, ...] | None
+) -> None:
+    options = launch(*argv, "train.py", "--store", "tcp://localhost:1234/")
+    assert options.rendezvous.endpoint is None
+    assert options.rendezvous.worker_ports == ports
+    assert "the port is left to the script" in options.remarks[0]
+    for other in ("tcp://localhost:12345", "1234"):
+        assert launch(*argv, "train.py", other).rendezvous.endpoint is not None
+    spare = launch("--rdzv-endpoint=node0:1234", "train.py", "tcp://node0:1234")
+    assert spare.rendezvous.endpoint == Endpoint("node0", 1234)
+
+
+def test_workers_have_no_port_at_which_nodes_meet() -> None:
+    for argv in (["--rdzv-endpoint=m:5"], ["--nnodes=2", "--master-addr=m", "--master-port=5"]):
+        assert rendezvous(*argv, "--worker-port=4-6").worker_ports == (4, 6)
+    assert rendezvous("--rdzv-endpoint=a:5,b:5,c:6", "--worker-port=5-7").worker_ports == (7,)
+    for given in ("5", "5-5"):
+        assert sentence("--rdzv-endpoint=m:5", f"--worker-port={given}", "train.py") == (
+            f"--worker-port {given} is the port at which the nodes meet (--rdzv-endpoint), and no"
+            " worker can have it too; right would be another port."
+        )
+    apart = rendezvous("--rdzv-endpoint=m:5", "--worker-port=5", "--rdzv-conf=is_host=0")
+    assert apart.worker_ports == (5,)
 
 
 def test_several_nodes_are_told_which_port_their_workers_have() -> None:
@@ -520,7 +577,7 @@ def test_hang_timeouts_that_make_no_sense() -> None:
 
 def test_addresses_and_ports() -> None:
     found = rendezvous("--local-addr=[fd00::2]", "--worker-port=29600-29609")
-    assert (found.local_addr, found.worker_ports) == ("fd00::2", range(29600, 29610))
+    assert (found.local_addr, found.worker_ports) == ("fd00::2", tuple(range(29600, 29610)))
     assert sentence("--worker-port=9-8", "train.py") == (
         "--worker-port was given '9-8'; right would be PORT or LO-HI with 1 <= LO <= HI <= 65535,"
         " such as 29600 or 29600-29699."
