@@ -142,7 +142,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         logs=_logs(given, environ),
         signals=_signals(given, remarks),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
-        snapshot_replicas=given.get("snapshot_replicas", 0),
+        snapshot_replicas=_snapshot_replicas(given, rendezvous.max_nodes),
         preemption_notice=given["preemption_notice"],
         policy=policy,
         propagate_exit_code=given["propagate_exit_code"],
@@ -185,6 +185,19 @@ def _hang(given: Given) -> HangSpec | None:
             " right would be --hang-timeout SECONDS or --hang-timeout auto as well."
         )
     return None
+
+
+def _snapshot_replicas(given: Given, max_nodes: int) -> int:
+    replicas: int = given.get("snapshot_replicas", 0)
+    if replicas >= max_nodes and replicas:
+        others = max_nodes - 1
+        raise UsageError(
+            f"{given.origin('snapshot_replicas')} {replicas} asks for {replicas} other"
+            f" node{'s' * (replicas > 1)} to keep each snapshot, but this job has"
+            f" {others or 'no'} other node{'s' * (others != 1)}; right would be"
+            f" {f'at most {others}' if others else 'a job of several nodes, or 0'}."
+        )
+    return replicas
 
 
 def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:

@@ -52,6 +52,8 @@ _WITHOUT_MEANING: Final = frozenset(
 )
 """Keys of torchrun's c10d backend for which there is nothing to do here."""
 
+_KEYS: Final = [key for key in _READERS if key not in {*_SYNONYMS, *_WITHOUT_MEANING}]
+
 _NO_TIMEOUTS: Final = _WITHOUT_MEANING | {"rescale_delay", "is_host"}
 
 
@@ -128,9 +130,11 @@ def _unquoted(text: str) -> str:
 def _remarks(unknown: list[str], name: str) -> tuple[str, ...]:
     if not unknown:
         return ()
-    words = []
-    for key in unknown:
-        guess = nearest(key, list(_READERS))
-        words.append(shown(key) + (f" (did you mean {guess}?)" if guess else ""))
+    guesses = {key: nearest(key, list(_READERS)) for key in unknown}
+    words = [
+        shown(key) + (f" (did you mean {guess}?)" if guess else "")
+        for key, guess in guesses.items()
+    ]
     keys, are = ("key", "is") if len(unknown) == 1 else ("keys", "are")
-    return (f"{name}: the {keys} {', '.join(words)} {are} unknown and ignored.",)
+    known = "" if all(guesses.values()) else f"; the known keys are {', '.join(_KEYS)}"
+    return (f"{name}: the {keys} {', '.join(words)} {are} unknown and ignored{known}.",)

@@ -49,7 +49,7 @@ def rendezvous_options(
         where = node_rank = None
     ports, ports_flag = _worker_ports(given, where, conf, store)
     if max_nodes > 1:
-        _explain_ports(given, where, remarks)
+        _explain_endpoint(given, where, remarks)
     return RendezvousOptions(
         job_id=_job_id(given, max_nodes, remarks),
         min_nodes=min_nodes,
@@ -189,12 +189,18 @@ def _worker_ports(
     return free, name
 
 
-def _explain_ports(given: Given, where: Endpoint | None, remarks: list[str]) -> None:
-    """Say which ``MASTER_PORT`` the workers of several nodes have, and what gives them another."""
-    port = given["master_port"]
-    if where is None or port is None or given["rdzv_endpoint"] is not None:
+def _explain_endpoint(given: Given, where: Endpoint | None, remarks: list[str]) -> None:
+    """Say where several nodes meet, and which ``MASTER_PORT`` their workers have."""
+    if where is None or given["rdzv_endpoint"] is not None:
         return
-    if given["worker_port"] is None:
+    if given["master_addr"] is None:
+        remarks.append(
+            f"no --rdzv-endpoint is given: all nodes meet at {where} (the"
+            " default), which only this host can reach; for nodes on other hosts use"
+            " --rdzv-endpoint HOST:PORT."
+        )
+    port = given["master_port"]
+    if port is not None and given["worker_port"] is None:
         remarks.append(
             f"{given.origin('master_port')} {port} is where the nodes meet; MASTER_PORT of the"
             f" workers is a free port of rank 0's node. For MASTER_PORT={port}: --worker-port"

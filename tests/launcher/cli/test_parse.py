@@ -483,19 +483,45 @@ def test_wrong_endpoints_and_backends() -> None:
 
 
 def test_several_nodes_without_an_id_are_told_why_they_should_have_one() -> None:
-    options = launch("--nnodes=2", "train.py")
+    options = launch("--nnodes=2", "--master-addr=node0", "train.py")
     assert options.rendezvous.job_id == "none"
     assert options.remarks == (
         "no --rdzv-id was given: a stray node of another job that uses the same endpoint would be"
         " taken for one of this job; give each job its own, the same on every node.",
     )
-    assert launch("--nnodes=2", "train.py", PET_RDZV_ID="x").remarks == ()
+    assert launch("--nnodes=2", "--master-addr=a", "train.py", PET_RDZV_ID="x").remarks == ()
+
+
+def test_several_nodes_without_an_endpoint_are_told_where_they_meet() -> None:
+    options = launch("--nnodes=2", "--rdzv-id=x", "train.py")
+    assert options.rendezvous.endpoint == Endpoint("127.0.0.1", 29500)
+    assert options.remarks == (
+        "no --rdzv-endpoint is given: all nodes meet at 127.0.0.1:29500 (the default), which only"
+        " this host can reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT.",
+    )
+    for given in ({"PET_MASTER_ADDR": "127.0.0.1"}, {"PET_RDZV_ENDPOINT": "127.0.0.1"}):
+        assert launch("--nnodes=2", "--rdzv-id=x", "train.py", **given).remarks == ()
+
+
+def test_replicas_of_snapshots_need_other_nodes() -> None:
+    assert launch(*MULTI, "--snapshot-replicas=1", "train.py").snapshot_replicas == 1
+    assert launch("--snapshot-replicas=0", "train.py").snapshot_replicas == 0
+    assert sentence("--standalone", "--snapshot-replicas=1", "train.py") == (
+        "--snapshot-replicas 1 asks for 1 other node to keep each snapshot, but this job has no"
+        " other nodes; right would be a job of several nodes, or 0."
+    )
+    assert sentence(*MULTI, "train.py", PET_SNAPSHOT_REPLICAS="2") == (
+        "PET_SNAPSHOT_REPLICAS 2 asks for 2 other nodes to keep each snapshot, but this job has 1"
+        " other node; right would be at most 1."
+    )
 
 
 def test_times_and_remarks_of_the_conf() -> None:
-    options = launch("--rdzv-conf='timeout=5,node_grace=2,joint=1'", "train.py")
+    options = launch("--rdzv-conf='timeout=5,node_grace=2,node_grave=1'", "train.py")
     assert options.rendezvous.timeouts == Timeouts(join_timeout_s=5, node_grace_s=2)
-    assert options.remarks == ("--rdzv-conf: the key 'joint' is unknown and ignored.",)
+    assert options.remarks == (
+        "--rdzv-conf: the key 'node_grave' (did you mean node_grace?) is unknown and ignored.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -715,7 +741,8 @@ def test_the_remaining_flags() -> None:
 
 def test_master() -> None:
     assert parse.parse(["master"], {}) == MasterOptions(endpoint=Endpoint("::", 29400))
-    conf = "node_grace=1,node_timeout=2,last_call_timeout=3,join_timeout=4,rescale_delay=never,x=1"
+    conf = "node_grace=1,node_timeout=2,last_call_timeout=3,join_timeout=4,rescale_delay=never"
+    conf += ",leased=1"
     options = parse.parse(
         ["master", "--bind=10.0.0.1:1", "--rdzv-conf", conf],
         {"PET_RDZV_ENDPOINT": "elsewhere:1", "PET_NNODES": "wrong"},
@@ -726,7 +753,7 @@ def test_master() -> None:
             node_grace_s=1, node_timeout_s=2, last_call_timeout_s=3, join_timeout_s=4
         ),
         rescale_delay_s=math.inf,
-        remarks=("--rdzv-conf: the key 'x' is unknown and ignored.",),
+        remarks=("--rdzv-conf: the key 'leased' (did you mean lease?) is unknown and ignored.",),
     )
     assert parse.parse(["master", "--rdzv-endpoint", ":2"], {}) == MasterOptions(Endpoint("::", 2))
     assert sentence("master", "train.py").startswith(

@@ -75,7 +75,8 @@ def test_unknown_keys_are_remarked_once_with_the_nearest_known() -> None:
     )
     assert parse_conf("zzz=5,nodegrace=1", "PET_RDZV_CONF").remarks == (
         "PET_RDZV_CONF: the keys 'zzz', 'nodegrace' (did you mean node_grace?) are unknown and"
-        " ignored.",
+        " ignored; the known keys are join_timeout, last_call_timeout, node_grace, node_timeout,"
+        " master_timeout, connect_timeout, lease, fence, rescale_delay, is_host.",
     )
 
 
