@@ -3,8 +3,10 @@
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from ...errors import UsageError
+from ..cli.values import shown
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands
@@ -20,6 +22,9 @@ def start_preload(
 
     Returns:
         Why none is started although it was asked for; None otherwise.
+
+    Raises:
+        UsageError: no worker would find a module.
     """
     if not options.preload:
         return None
@@ -29,11 +34,42 @@ def start_preload(
         return remark
     if options.script.startswith("-"):
         return "--preload is ignored: the script is not a file; workers start the ordinary way"
+    refuse_missing_modules(options.preload, options.script)
     if not options.only_checks:  # or only check workers are started
         spawner.preload(
             options.preload, commands.argv(0), commands.job_env(), differing=commands.own_variables
         )
     return None
+
+
+def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
+    """Refuse a module that no worker would find: most likely its name is misspelt.
+
+    Only the package of each is looked for, which imports nothing.
+
+    Args:
+        modules: of ``--preload``.
+        script: of the workers, which has modules beside it or, as an archive, in it.
+
+    Raises:
+        UsageError: there is no such package.
+    """
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    if sys.flags.ignore_environment or sys.flags.no_user_site:
+        return  # workers look in more places than this process
+    folders = [os.getcwd(), script, os.path.dirname(os.path.realpath(script)), *sys.path]
+    for module in modules:
+        package = module.partition(".")[0]
+        if package in sys.modules or PathFinder.find_spec(package, folders) is not None:
+            continue
+        if find_spec(package) is None:  # built in, or known to a finder that is installed
+            raise UsageError(
+                f"--preload was given {shown(module)}, but Python finds no module"
+                f" {shown(package)}; right would be a module that {sys.executable} can"
+                " import, such as torch."
+            )
 
 
 def other_interpreter(environ: Mapping[str, str]) -> str | None:

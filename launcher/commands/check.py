@@ -20,7 +20,7 @@ from ...errors import UsageError
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
-from ..agent.preload import other_interpreter
+from ..agent.preload import other_interpreter, refuse_missing_modules
 from ..agent.told import preload as preload_event
 from ..agent.worker_command import check_interpreter, virtual_devices, worker_python
 from ..cli.floor_flags import refuse_floors
@@ -55,6 +55,7 @@ def run_check(options: CheckOptions) -> int:
     if options.preload and (remark := other_interpreter(os.environ)):
         display.event(ev.Remark(remark, ev.Severity.WARNING))
         options = replace(options, preload=())
+    refuse_missing_modules(options.preload)
     plan_of_crew = _crew_plan(options)
     options = replace(options, timeout_s=options.timeout_s or _default_timeout_s(plan_of_crew))
     spawner = SpawnerClient()  # before anything starts a thread

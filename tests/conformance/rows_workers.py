@@ -63,7 +63,7 @@ NAMED_ENDPOINT: Final = [
     Row(
         f"a script that names the endpoint, {backend or 'no backend'}",
         f"rdzv-endpoint {covers}",
-        f"--nproc-per-node 2 --nnodes 1 --rdzv-endpoint localhost:{{port}}"
+        "--nproc-per-node 2 --nnodes 1 --rdzv-endpoint localhost:{port}"
         + (f" --rdzv-backend {backend}" if backend else ""),
         _MEETS,
         words=("{script}", "tcp://localhost:{port}"),

@@ -165,8 +165,11 @@ def test_what_is_in_the_present_folder_is_not_imported(ft, options):
 
 def test_a_preload_that_fails_is_told_and_the_check_goes_on(ft):
     command = ft.run("check", "--preload", "no_such_module", "--accelerator", "cpu")
+    assert command.process.returncode == 2
+    assert "--preload was given 'no_such_module', but Python finds no module" in command.stderr
+    command = ft.run("check", "--preload", "json.no_such", "--accelerator", "cpu")
     assert command.process.returncode == 0
-    sentence = "there is no module 'no_such_module'; check workers start the ordinary way"
+    sentence = "there is no module 'json.no_such'; check workers start the ordinary way"
     assert command.stderr.count(sentence) == 1
     assert len(command.stderr.splitlines()) == 1
 

@@ -257,12 +257,12 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
     ("options", "sentence"),
     [
         (
-            ("--preload", "no_such_module"),
-            "preload: there is no module 'no_such_module'; workers start the ordinary way",
+            ("--preload", "json.no_such_module"),
+            "preload: there is no module 'json.no_such_module'; workers start the ordinary way",
         ),
         (
-            ("--preload", "no_such_module", "--network-check"),
-            "preload: there is no module 'no_such_module'; workers start the ordinary way",
+            ("--preload", "json.no_such_module", "--network-check"),
+            "preload: there is no module 'json.no_such_module'; workers start the ordinary way",
         ),
         (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
     ],
@@ -294,6 +294,19 @@ def test_a_name_that_is_none_is_wrong_usage(ft):
     command = ft.run("--standalone", "--preload", "a-b", ft.script(""))
     assert command.process.returncode == 2
     assert command.stderr.startswith("ft-run: error: --preload was given 'a-b'; right would be")
+
+
+def test_a_module_that_is_not_there_is_refused_before_anything_starts(ft):
+    ft.script("", "mine.py")
+    script = ft.script("import sys; print('mine' in sys.modules)")
+    assert ft.run("--standalone", "--preload", "mine", script).stdout == "True\n"
+    command = ft.run("--standalone", "--preload", "mine,torhc.nn", script)
+    assert command.process.returncode == 2
+    (line,) = command.stderr.splitlines()
+    assert line.startswith(
+        "ft-run: error: --preload was given 'torhc.nn', but Python finds no module 'torhc'; right"
+    )
+    assert command.stdout == ""
 
 
 def test_what_workers_left_running_is_ended_but_not_the_fork_server(ft):
