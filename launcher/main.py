@@ -49,6 +49,13 @@ def _main(argv: Sequence[str]) -> int:
         from .commands.hosts_node import run_hosts_node
 
         return run_hosts_node()
+    if not argv:
+        from .cli.launch_flags import SUMMARY
+        from .reporting.standard_output import say_last
+
+        for line in SUMMARY.splitlines():
+            say_last(line)
+        return exit_codes.USAGE
     with loading():
         from .cli.parse import parse
 

@@ -8,6 +8,7 @@ from .network_check_flags import ladder_flags
 from .place_flags import place_flags
 from .policy_flags import policy_flags, propagate_flag
 from .rendezvous_flags import address_flags, rendezvous_flags
+from .script import COMMANDS
 from .trust_flags import trust_flags
 
 _WORKERS = "Workers"
@@ -16,10 +17,20 @@ _LOGS = "Logs"
 _SCRIPT = "Script"
 _COMPATIBILITY = "Compatibility with torchrun"
 
-_BEFORE = """\
+_USAGE = """\
 Usage: ft-run [OPTIONS] SCRIPT [ARGS]...
        ft-run [OPTIONS] -m MODULE [ARGS]...
+"""
 
+SUMMARY = f"""\
+{_USAGE}
+ft-run help shows the options, ft-run help COMMAND those of a command:
+{", ".join(COMMANDS)}.
+"""
+"""The answer where no words are given."""
+
+_BEFORE = f"""\
+{_USAGE}
 Start a training script on every node, and restart it on all nodes when it
 fails on one. A drop-in replacement for torchrun.
 

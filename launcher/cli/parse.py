@@ -30,7 +30,7 @@ from .network_check_flags import ladder_options
 from .place_flags import answer_dry_run, placed
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rendezvous_options import conf_given, listed, rendezvous_options
-from .script import refuse_missing
+from .script import as_flag, refuse_missing
 from .trust_flags import token_options, trust_options
 from .values import BadValue, endpoint, nearest, refuse, seconds, shown
 
@@ -47,6 +47,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         UsageError: they cannot work; the sentence says what is wrong, given and right.
         SystemExit: with 0, after ``--help``, ``--version`` or ``--dry-run`` has been answered.
     """
+    argv = as_flag(argv)
     if argv and argv[0] == "master":
         return _master(argv[1:], environ)
     if argv and argv[0] == "status":

@@ -1,11 +1,37 @@
-"""Checks that the script of the workers exists, and guesses what was meant if not."""
+"""Whether the first word is a script that exists, and what was meant if it is not."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ...errors import UsageError
 from ..options import ScriptMode
 from .values import nearest, shown
+
+COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token")
+
+
+def as_flag(argv: Sequence[str]) -> Sequence[str]:
+    """Return ``help``, ``help COMMAND`` or ``version`` as the flag that means it.
+
+    A script of that name in the working directory goes first.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    word, *more = argv or ("",)
+    is_script = os.path.isfile(word) or os.path.isfile(os.path.join(word, "__main__.py"))
+    if word not in ("help", "version") or is_script:
+        return argv
+    if word == "version":
+        return argv if more else ["--version"]
+    if not more or more[0] == "help" or more[0].startswith("-"):
+        return ["--help"]
+    if more[0] in COMMANDS:
+        return [more[0], "--help"]
+    guess = nearest(more[0], [*COMMANDS])
+    advice = f"did you mean {guess}?" if guess else f"the commands are {', '.join(COMMANDS)}."
+    raise UsageError(f"there is no command {shown(more[0])}; {advice}")
 
 
 def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) -> None:
@@ -82,7 +108,7 @@ def _advice(script: str) -> str:
         return " ft-run starts Python by itself: leave it out, or use --no-python for a program."
     if os.path.isfile(script.replace(".", os.sep) + ".py"):
         return f" did you mean -m {script}?"
-    command = nearest(script, ["master", "status", "stacks", "check", "policy", "hosts", "token"])
+    command = nearest(script, [*COMMANDS, "help", "version"])
     if command is not None:
         return f" did you mean the command ft-run {command}?"
     return " right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."

@@ -43,3 +43,11 @@ def test_grpc_is_told_to_be_quiet_before_it_is_loaded(
     assert main.main(arguments) == 0
     assert told == ["NONE"]
     monkeypatch.delenv("GRPC_VERBOSITY")
+
+
+def test_no_words_show_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("Usage: ft-run [OPTIONS] SCRIPT [ARGS]...\n")
+    assert "ft-run help COMMAND" in err

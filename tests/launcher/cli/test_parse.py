@@ -834,6 +834,47 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("ft-run ")
 
 
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ("help", "Usage: ft-run [OPTIONS] SCRIPT"),
+        ("help help", "Usage: ft-run [OPTIONS] SCRIPT"),
+        ("help status", "Usage: ft-run status "),
+        ("help hosts", "Usage: ft-run hosts "),
+        ("version", "ft-run "),
+    ],
+)
+def test_help_and_version_as_words(
+    words: str, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse.parse(words.split(), {})
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(start)
+
+
+@pytest.mark.parametrize("word", ["help", "version"])
+def test_a_script_called_help_is_a_script(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / word).write_text("")
+    assert launch(word).script == word
+
+
+def test_help_of_a_command_that_is_none() -> None:
+    assert sentence("help", "stats") == "there is no command 'stats'; did you mean status?"
+    assert sentence("help", "xyz").startswith("there is no command 'xyz'; the commands are master,")
+    assert sentence("hlep").endswith("did you mean the command ft-run help?")
+
+
+def test_every_command_has_help() -> None:
+    from ft_run.launcher.cli.script import COMMANDS
+    from ft_run.launcher.commands.completion import command_lines
+
+    assert {"", *COMMANDS} == command_lines().keys()
+
+
 # Against torchrun, and against anything.
 
 
