@@ -46,9 +46,11 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
         UsageError: there is no such file, or no such program.
     """
     # "-" is the standard input; ${local_rank} is filled in for each worker.
-    if mode is ScriptMode.MODULE or script == "-" or "${local_rank}" in script:
+    if script == "-" or "${local_rank}" in script:
         return
-    if mode is ScriptMode.COMMAND:
+    if mode is ScriptMode.MODULE:
+        _refuse_file_as_module(script)
+    elif mode is ScriptMode.COMMAND:
         _refuse_missing_program(script, environ)
     elif not os.path.exists(script):
         if _is_out_of_reach(script):
@@ -63,6 +65,14 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
         raise UsageError(
             f"the script {shown(script)} is a folder without a __main__.py; right would be the"
             " path of a Python file."
+        )
+
+
+def _refuse_file_as_module(module: str) -> None:
+    if module.endswith(".py") and os.path.isfile(module):
+        raise UsageError(
+            f"-m was given the file {shown(module)}; right would be {module} without -m, or"
+            f" -m {module[:-3].replace(os.sep, '.')}."
         )
 
 
@@ -108,10 +118,20 @@ def _advice(script: str) -> str:
         return " ft-run starts Python by itself: leave it out, or use --no-python for a program."
     if os.path.isfile(script.replace(".", os.sep) + ".py"):
         return f" did you mean -m {script}?"
+    folder, name = os.path.split(script)
+    if (guess := nearest(name, _programs(folder))) is not None:
+        return f" did you mean {os.path.join(folder, guess)}?"
     command = nearest(script, [*COMMANDS, "help", "version"])
     if command is not None:
         return f" did you mean the command ft-run {command}?"
     return " right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."
+
+
+def _programs(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder or os.curdir) if name.endswith(".py")]
+    except (OSError, ValueError):
+        return []
 
 
 def _working_directory() -> str:

@@ -47,7 +47,8 @@ class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an 
 
 def refuse(name: str, text: str, bad: BadValue) -> UsageError:
     """Return the error for ``text`` given to ``name`` (a flag, a variable, a key)."""
-    why = f", {bad.why}" if bad.why else ""
+    comma = "," if bad.why.startswith(("but ", "which ")) else ":"
+    why = f"{comma} {bad.why}" if bad.why else ""
     return UsageError(f"{name} was given {shown(text)}{why}; right would be {bad.right}.")
 
 
@@ -271,7 +272,7 @@ def listed_endpoints(text: str) -> Endpoint | None:
     if len(parts) not in (3, 5):
         raise BadValue(
             "one endpoint, three or five",
-            f"{len(parts)} hosts would outlive no more losses than {len(parts) - 1}",
+            f"{len(parts)} hosts survive no more losses than {len(parts) - 1}",
         )
     found = [where for part in parts if (where := endpoint(part)) is not None]
     if len(set(found)) < len(found):

@@ -90,7 +90,8 @@ def test_a_dash_dash_before_the_script_is_dropped_and_later_ones_are_kept() -> N
 )
 def test_modes(folder: Path, argv: list[str], mode: ScriptMode) -> None:
     (folder / "train.py").chmod(0o755)
-    assert launch(*argv, "./train.py").mode is mode
+    script = "train" if mode is ScriptMode.MODULE else "./train.py"
+    assert launch(*argv, script).mode is mode
 
 
 def test_module_and_no_python_exclude_each_other() -> None:
@@ -140,6 +141,22 @@ def test_a_folder_without_a_main_is_not_a_script(folder: Path) -> None:
     assert sentence("lib") == (
         "the script 'lib' is a folder without a __main__.py; right would be the path of a Python"
         " file."
+    )
+
+
+def test_a_script_that_is_misspelt(folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "pretrain.py").write_text("")
+    assert sentence("trian.py").endswith(
+        f"no script 'trian.py' in {folder}; did you mean train.py?"
+    )
+    assert sentence("src/pretain.py").endswith("did you mean src/pretrain.py?")
+    assert "did you mean" not in sentence("no/such/folder/train.py")
+
+
+def test_a_file_is_no_module() -> None:
+    assert sentence("-m", "train.py") == (
+        "-m was given the file 'train.py'; right would be train.py without -m, or -m train."
     )
 
 
@@ -236,7 +253,7 @@ def test_every_flag_of_torchrun_is_known() -> None:
 
 @pytest.mark.parametrize("word", ["1", "true", "yes"])
 def test_switches_by_variables(word: str) -> None:
-    options = launch("train.py", PET_MODULE=word, PET_VIRTUAL_LOCAL_RANK=word)
+    options = launch("train", PET_MODULE=word, PET_VIRTUAL_LOCAL_RANK=word)
     assert options.mode is ScriptMode.MODULE
     assert options.virtual_local_rank
 
@@ -940,7 +957,7 @@ def test_a_master_without_a_node_may_be_one_of_several() -> None:
     alone = parse.parse(["master", "--bind=:1"], {})
     assert isinstance(alone, MasterOptions)
     assert (str(alone.endpoint), alone.endpoints) == ("[::]:1", ())
-    assert "2 hosts would outlive" in sentence("master", "--bind=a,b")
+    assert "2 hosts survive" in sentence("master", "--bind=a,b")
 
 
 def test_three_endpoints_are_the_hosts_that_may_lead() -> None:
@@ -957,8 +974,8 @@ def test_one_endpoint_is_no_list() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("a,b", "2 hosts would outlive no more losses than 1; right would be one endpoint, three"),
-        ("a,b,c,d", "4 hosts would outlive no more losses than 3; right would be one endpoint"),
+        ("a,b", "2 hosts survive no more losses than 1; right would be one endpoint, three"),
+        ("a,b,c,d", "4 hosts survive no more losses than 3; right would be one endpoint"),
         ("a,b,a", "right would be each endpoint once"),
         ("a,b,a:29400", "right would be each endpoint once"),
         ("a,b,c:0", "other nodes cannot know port 0; right would be fixed ports"),

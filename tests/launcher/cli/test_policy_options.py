@@ -104,7 +104,7 @@ def test_times(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (("--on-failure", "exit:3"), "--on-failure was given 'exit:3', it is not MATCH=ACTION"),
+        (("--on-failure", "exit:3"), "--on-failure was given 'exit:3': it is not MATCH=ACTION"),
         (("--on-failure", "exit:3=die"), "there is no action 'die'; right would be restart"),
         (("--on-failure", "hang=fail", "--max-restarts=1"),
          "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
@@ -225,7 +225,7 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
         ("[[rule]]\nmatch='oom'", "rule 1 has no text for action; right would be match"),
         ("[[rule]]\nmatch=3\naction='fail'", "rule 1 has no text for match"),
         ("rule = 'oom=fail'", "rule is no list of tables; right would be [[rule]] for each"),
-        ("[[rule]]\nmatch='om'\naction='fail'", "rule 1 was given 'om=fail', there is no match"),
+        ("[[rule]]\nmatch='om'\naction='fail'", "rule 1 was given 'om=fail': there is no match"),
         ("restart-window = 'x'", f"restart-window was given 'x'; right would be {TIME}"),
         ("restart-window = true", "restart-window is 'True'; right would be a text or a number"),
         ("restart-window = ", "not TOML"),
