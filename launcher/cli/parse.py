@@ -225,9 +225,10 @@ def _signals(given: Given, remarks: list[str]) -> tuple[signal.Signals, ...]:
         if name not in known:
             full = f"SIG{name.upper()}"
             guess = full if full in known else nearest(name.upper(), list(known))
-            advice = f"; did you mean {guess}?" if guess else "."
+            advice = f" (did you mean {guess}?)" if guess else ""
             remarks.append(
-                f"{given.origin('signals_to_handle')}: there is no signal {shown(name)}{advice}"
+                f"{given.origin('signals_to_handle')}: the signal {shown(name)}{advice} is unknown"
+                " and ignored."
             )
         elif name in ("SIGKILL", "SIGSTOP"):
             remarks.append(

@@ -685,8 +685,8 @@ def test_signals() -> None:
     )
     assert options.signals == (signal.SIGUSR1, signal.SIGTERM)
     assert options.remarks == (
-        "--signals-to-handle: there is no signal 'XYZ'.",
-        "--signals-to-handle: there is no signal 'usr2'; did you mean SIGUSR2?",
+        "--signals-to-handle: the signal 'XYZ' is unknown and ignored.",
+        "--signals-to-handle: the signal 'usr2' (did you mean SIGUSR2?) is unknown and ignored.",
         "--signals-to-handle: no process can handle SIGKILL; ignored.",
     )
     assert launch("--signals-to-handle=", "train.py").signals == ()
