@@ -7,8 +7,13 @@ from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 
 
-def address(endpoint: Endpoint | None = None, **given: str) -> str:
-    return advertised(RendezvousOptions("j", endpoint=endpoint, **given), lambda _: None)()
+def address(
+    endpoint: Endpoint | None = None, master_addr: str | None = None, local_addr: str | None = None
+) -> str:
+    options = RendezvousOptions(
+        "j", endpoint=endpoint, master_addr=master_addr, local_addr=local_addr
+    )
+    return advertised(options, lambda _: None)()
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
