@@ -182,9 +182,8 @@ def _worker_ports(
     if not free:
         origin = "master_port" if given["rdzv_endpoint"] is None else "rdzv_endpoint"
         raise UsageError(
-            f"{name} {given.texts['worker_port'][-1]} is the port at which"
-            f" the nodes meet ({given.origin(origin)}), and no worker can have it too; right would"
-            " be another port."
+            f"{name} {given.texts['worker_port'][-1]} is the port at which the nodes meet"
+            f" ({given.origin(origin)}), and no worker can have it too; right would be another port."
         )
     return free, name
 
@@ -195,9 +194,8 @@ def _explain_endpoint(given: Given, where: Endpoint | None, remarks: list[str]) 
         return
     if given["master_addr"] is None:
         remarks.append(
-            f"no --rdzv-endpoint is given: all nodes meet at {where} (the"
-            " default), which only this host can reach; for nodes on other hosts use"
-            " --rdzv-endpoint HOST:PORT."
+            f"no --rdzv-endpoint is given: all nodes meet at {where}, which only this host can reach;"
+            " for nodes on other hosts use --rdzv-endpoint HOST:PORT."
         )
     port = given["master_port"]
     if port is not None and given["worker_port"] is None:

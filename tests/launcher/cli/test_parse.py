@@ -513,8 +513,8 @@ def test_several_nodes_without_an_endpoint_are_told_where_they_meet() -> None:
     options = launch("--nnodes=2", "--rdzv-id=x", "train.py")
     assert options.rendezvous.endpoint == Endpoint("127.0.0.1", 29500)
     assert options.remarks == (
-        "no --rdzv-endpoint is given: all nodes meet at 127.0.0.1:29500 (the default), which only"
-        " this host can reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT.",
+        "no --rdzv-endpoint is given: all nodes meet at 127.0.0.1:29500, which only this host can"
+        " reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT.",
     )
     for given in ({"PET_MASTER_ADDR": "127.0.0.1"}, {"PET_RDZV_ENDPOINT": "127.0.0.1"}):
         assert launch("--nnodes=2", "--rdzv-id=x", "train.py", **given).remarks == ()
