@@ -183,7 +183,8 @@ def _worker_ports(
         origin = "master_port" if given["rdzv_endpoint"] is None else "rdzv_endpoint"
         raise UsageError(
             f"{name} {given.texts['worker_port'][-1]} is the port at which the nodes meet"
-            f" ({given.origin(origin)}), and no worker can have it too; right would be another port."
+            f" ({given.origin(origin)}), and no worker can have it too; right would be another"
+            " port."
         )
     return free, name
 
@@ -194,8 +195,8 @@ def _explain_endpoint(given: Given, where: Endpoint | None, remarks: list[str]) 
         return
     if given["master_addr"] is None:
         remarks.append(
-            f"no --rdzv-endpoint is given: all nodes meet at {where}, which only this host can reach;"
-            " for nodes on other hosts use --rdzv-endpoint HOST:PORT."
+            f"no --rdzv-endpoint is given: all nodes meet at {where}, which only this host can"
+            " reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT."
         )
     port = given["master_port"]
     if port is not None and given["worker_port"] is None:
@@ -252,6 +253,6 @@ def _job_id(given: Given, max_nodes: int, remarks: list[str]) -> str:
         )
         return defaults.JOB_ID
     is_placed = given["rdzv_endpoint"] is not None or given["master_port"] is not None
-    if given["standalone"] or (_backend(given) == "static" and not is_placed):
+    if given["standalone"] or (_backend(given) != "c10d" and not is_placed):
         return os.urandom(8).hex()  # where torchrun makes one up too
     return defaults.JOB_ID

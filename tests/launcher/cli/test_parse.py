@@ -310,6 +310,7 @@ def test_node_unit() -> None:
         ["--standalone", "--master-port=1234"],
         ["--standalone", "--rdzv-endpoint=node0:29400", "--rdzv-backend=c10d"],
         ["--rdzv-endpoint="],
+        ["--rdzv-backend=grpc"],
         ["--master-addr=node0", "--node-rank=0"],
     ],
 )
