@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 from ...values import dataclass
-from ..protocol.bounds import NODES_MAX
+from ..protocol.bounded import NODES_MAX
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Claim, NodeSpec
 from ..protocol.offer import Offer

@@ -2,6 +2,7 @@
 
 from ... import defaults
 from ...values import dataclass
+from .bounded import Count, Name, Report, Rules, Setting
 from .offer import Offer
 
 
@@ -9,23 +10,23 @@ from .offer import Offer
 class CheckSpec:
     """How nodes are checked before they enter a world (docs/checks.md)."""
 
-    level: str
+    level: Name
     """``--check-level``: light or full."""
-    timeout_s: float
+    timeout_s: Setting
     """For all phases together; 0: the default, which is longer with GPUs."""
-    on_restart: str = "node"
+    on_restart: Name = "node"
     """``--check-on-restart``: never, node or always."""
     is_binding: bool = True
     """What fails stays out; not with ``--check-mode warn``."""
-    straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
+    straggler_threshold: Setting = defaults.STRAGGLER_THRESHOLD
     exclude_straggler: bool = False
     only: bool = False
     """The job is the checks: ``ft-run check``."""
     is_strict: bool = False
     """A warning is told by the exit status; with ``only``."""
-    floors: tuple[str, ...] = ()
+    floors: Rules = ()
     """What metrics must reach, such as ``compute_tflops=2.5``."""
-    compute_threshold: float = 0.0
+    compute_threshold: Setting = 0.0
     """``--compute-straggler-threshold``; 0: ``straggler_threshold``."""
 
 
@@ -62,8 +63,8 @@ class CheckProgress:
 class CheckResult:
     """An order has been carried out, or has failed."""
 
-    number: int
-    report: str
+    number: Count
+    report: Report
     """What was measured, as JSON."""
     offer: Offer
     """Fresh: no store of an earlier order is ever met."""

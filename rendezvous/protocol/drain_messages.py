@@ -1,6 +1,10 @@
 """What is said before nodes go away, so that all ranks leave the state of one step. Values only."""
 
+from typing import Annotated
+
 from ...values import dataclass
+from .bounded import Count, Reason, Seconds, Whole
+from .offer import STEP_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,8 +14,8 @@ class Notice:
     It is said again on each stream, until the node leaves.
     """
 
-    reason: str
-    seconds: float
+    reason: Reason
+    seconds: Seconds
     """How long they may take, from now."""
 
 
@@ -19,8 +23,8 @@ class Notice:
 class Drained:
     """Every worker of this node has left its share of the state of one step, and waits."""
 
-    round: int
-    step: int
+    round: Count
+    step: Annotated[int, Whole(-1, STEP_MAX)]
     """How many steps were done; -1: the workers keep no state, or have kept it themselves."""
 
 

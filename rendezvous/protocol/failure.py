@@ -7,6 +7,17 @@ import signal
 from collections.abc import Sequence
 
 from ...values import dataclass, replace
+from .bounded import (
+    Count,
+    CountOrNone,
+    Date,
+    ErrorFile,
+    ErrorText,
+    ExitCode,
+    Name,
+    StderrTail,
+    Text,
+)
 
 
 class FailureKind(enum.Enum):
@@ -39,23 +50,23 @@ class Failure:
     """
 
     kind: FailureKind
-    rank: int
-    local_rank: int
-    node_rank: int
-    host: str
-    pid: int
-    exit_code: int
+    rank: CountOrNone
+    local_rank: CountOrNone
+    node_rank: CountOrNone
+    host: Name
+    pid: Count
+    exit_code: ExitCode
     """As ``subprocess`` has it: the exit status, or minus the signal's number."""
-    time_s: int
+    time_s: Date
     """Unix time on the failing host, whole seconds; shown, never compared across hosts."""
-    role: str = ""
-    error_file: str = ""
+    role: Text = ""
+    error_file: Text = ""
     """Path of the worker's error file on the failing host; empty when there is none."""
-    error_json: str = ""
+    error_json: ErrorFile = ""
     """Content of that file, bounded; empty when there is none."""
-    message: str = ""
+    message: ErrorText = ""
     """Type and text of the exception, or a sentence for what is not a worker's exit."""
-    stderr_tail: str = ""
+    stderr_tail: StderrTail = ""
     """The last lines of the worker's standard error, where they were captured."""
     out_of_memory: bool = False
     """The kernel's OOM killer did it."""

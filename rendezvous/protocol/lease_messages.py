@@ -3,6 +3,7 @@
 import enum
 
 from ...values import dataclass
+from .bounded import Ballot, Count, CountOrNone, ExitCode, Name, Names, Setting
 
 NO_HOST = -1
 """Stands for a host where there is none: nothing leads."""
@@ -17,12 +18,12 @@ class SuccessionSpec:
     The times of the nodes tell a new leader when no worker of an earlier one is left.
     """
 
-    endpoints: str
+    endpoints: Names
     """All that are listed, in their order, with commas."""
-    lease_s: float
-    fence_s: float
-    node_timeout_s: float
-    node_grace_s: float
+    lease_s: Setting
+    fence_s: Setting
+    node_timeout_s: Setting
+    node_grace_s: Setting
 
 
 class LeaseStep(enum.Enum):
@@ -48,20 +49,20 @@ class LeaseAsk:
     """One question of a proposer; all acceptors get the same."""
 
     step: LeaseStep
-    host: int
+    host: Count
     """Of the process that asks: its place in the list of endpoints."""
-    process: str
+    process: Name
     """Random id of the process that asks: a host that was started again is another."""
-    number: int
+    number: Ballot
     """Of the proposal; no two hosts use one number."""
-    term: int
+    term: Ballot
     """The number with which the lease was won; it stays while the lease is renewed."""
-    lease_ms: int
+    lease_ms: Count
     """How long an acceptor keeps to it, by its own clock."""
-    round_term: int = 0
+    round_term: Ballot = 0
     """With ``round``: the newest round that there is, or that may be next."""
-    round: int = -1
-    exit_code: int = 0
+    round: CountOrNone = -1
+    exit_code: ExitCode = 0
     """Of the job, with ``END``."""
 
 
@@ -70,12 +71,12 @@ class LeaseAnswer:
     """What an acceptor says."""
 
     accepted: bool
-    highest: int
+    highest: Ballot
     """The highest number that this host has seen."""
     knows_earlier: bool = False
     """This host has known of a lease of a lower term than the one that was asked for."""
-    round_term: int = 0
+    round_term: Ballot = 0
     """With ``round``: the newest round that this host knows of."""
-    round: int = -1
-    host: int = NO_HOST
+    round: CountOrNone = -1
+    host: CountOrNone = NO_HOST
     """Of the process that answers: its place in the list of endpoints."""

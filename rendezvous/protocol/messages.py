@@ -6,16 +6,37 @@ said of checks is in ``check_messages``.
 """
 
 import enum
+from typing import Annotated
 
 from ... import defaults
 from ...values import dataclass
+from .bounded import (
+    NODES_MAX,
+    Age,
+    Ages,
+    Ballot,
+    Count,
+    Length,
+    Name,
+    Reason,
+    Rules,
+    Setting,
+    ShortText,
+    Text,
+    Unchecked,
+    Whole,
+    Workers,
+)
 from .check_messages import CheckOrder, CheckProgress, CheckResult, CheckSpec, CheckVerdict
 from .drain_messages import Drain, Drained, MayLeave, Notice
 from .failure import Failure
 from .lease_messages import SuccessionSpec
 from .offer import Offer, Resumption, Saving
 from .stacks import NoHang, StackOrder, StackReport, Suspicion
-from .steps import StepsOrder, StepsReport
+from .steps import STEPS_MAX, StepsOrder, StepsReport
+
+FurthestStep = Annotated[int, Whole(-1, STEPS_MAX)]
+"""-1 stands for none."""
 
 PROTOCOL_VERSION = 1
 """Raised when a node and a master of the old and the new version could misunderstand."""
@@ -25,18 +46,18 @@ PROTOCOL_VERSION = 1
 class PolicySpec:
     """How failures are answered (docs/policy.md). Times in seconds."""
 
-    rules: tuple[str, ...] = ()
+    rules: Rules = ()
     """The user's, ``MATCH=ACTION``, in their order."""
-    restart_window_s: float = 0.0
+    restart_window_s: Setting = 0.0
     """How far back restarts and failures of nodes count; 0: all of them."""
-    backoff_first_s: float = 0.0
-    backoff_max_s: float = 0.0
+    backoff_first_s: Setting = 0.0
+    backoff_max_s: Setting = 0.0
     """The longest delay of a restart; 0: none is delayed, but for those that are not counted."""
-    max_node_failures: int = defaults.MAX_NODE_FAILURES
+    max_node_failures: Count = defaults.MAX_NODE_FAILURES
     """A node that was the root cause this often is excluded; 0: never."""
     rank0_decides: bool = False
     """``--success-policy rank0``: the job has succeeded when rank 0 has."""
-    max_no_progress: int = 0
+    max_no_progress: Count = 0
     """So many restarts running without a step end the job; 0: never."""
 
 
@@ -44,9 +65,9 @@ class PolicySpec:
 class HangSpec:
     """When workers are suspected to hang (docs/hangs.md). Times in seconds."""
 
-    timeout_s: float
+    timeout_s: Setting
     """Without a step; 0: by the longest step so far."""
-    start_s: float
+    start_s: Setting
     """Until the first step, and in calls that are known to take long."""
 
 
@@ -54,18 +75,18 @@ class HangSpec:
 class JobSpec:
     """What must be the same on every node of a job."""
 
-    job_id: str
-    min_nodes: int
-    max_nodes: int
-    node_unit: int
-    max_restarts: int
+    job_id: Text
+    min_nodes: Count
+    max_nodes: Count
+    node_unit: Count
+    max_restarts: Count
     policy: PolicySpec | None = None
     """None: all defaults, which then cost nothing on the wire."""
     checks: CheckSpec | None = None
     """None: nodes are not checked."""
     separate_store: bool = False
     """``--store separate``: of all nodes, since any may get rank 0 and the workers are told."""
-    rescale_delay_s: float | None = None
+    rescale_delay_s: Setting | None = None
     """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
     hang: HangSpec | None = None
     """None: no worker is suspected to hang."""
@@ -77,17 +98,17 @@ class JobSpec:
 class NodeSpec:
     """What a node is, for as long as its agent lives."""
 
-    node_id: str
+    node_id: Name
     """Host name and a number, as the node proposes it; the same for a restarted agent. The master
     gives it another number where this one belongs to a living node (``Renamed``)."""
-    incarnation: str
+    incarnation: Name
     """Random, one per agent process."""
-    host: str
-    address: str
+    host: Name
+    address: Name
     """The IP address under which other nodes reach it."""
-    role: str
-    local_world_size: int
-    wanted_rank: int | None
+    role: Text
+    local_world_size: Workers
+    wanted_rank: Count | None
     """``--node-rank``, when the user gave one."""
     is_watched: bool = False
     """``--watch-workers``."""
@@ -107,8 +128,8 @@ class ClaimState(enum.Enum):
 class NodeFailures:
     """How often a node was the root cause of a restart."""
 
-    node_id: str
-    ages_s: tuple[int, ...]
+    node_id: Name
+    ages_s: Ages
     """When the round was formed, whole seconds, within ``--restart-window``; bounded."""
 
 
@@ -116,7 +137,7 @@ class NodeFailures:
 class Progress:
     """How far the workers of a node have come in a round."""
 
-    furthest: int = -1
+    furthest: FurthestStep = -1
     """The highest step that the script has said; -1: it says none."""
     has_stepped: bool = False
     """Some worker has done a step, or said something."""
@@ -126,9 +147,9 @@ class Progress:
 class PastProgress:
     """How far the job has come in all rounds."""
 
-    furthest: int
+    furthest: FurthestStep
     """As of ``Progress``."""
-    idle_restarts: int
+    idle_restarts: Count
     """How many restarts running have brought no step."""
 
 
@@ -136,13 +157,13 @@ class PastProgress:
 class Past:
     """What a later master must know of the job before a round, where there is anything."""
 
-    restart_ages_s: tuple[int, ...] = ()
+    restart_ages_s: Ages = ()
     """Of the restarts within ``--restart-window``, when the round was formed, whole seconds."""
-    excluded: tuple[str, ...] = ()
+    excluded: Annotated[tuple[ShortText, ...], Length(NODES_MAX)] = ()
     """Identities of excluded nodes."""
-    since_s: int = 0
+    since_s: Age = 0
     """How long ago the round was formed; each node fills this in when it attends."""
-    failures: tuple[NodeFailures, ...] = ()
+    failures: Annotated[tuple[NodeFailures, ...], Length(NODES_MAX)] = ()
     """Of the nodes that failed last; bounded."""
     progress: PastProgress | None = None
     """None: nothing is known."""
@@ -152,24 +173,24 @@ class Past:
 class Claim:
     """The last round that a node was in: what a master that starts from nothing must know."""
 
-    round: int
-    formed_by: str
+    round: Count
+    formed_by: Name
     """The master that formed it: two that knew nothing of each other may use one number."""
-    restarts: int
-    nodes: int
+    restarts: Count
+    nodes: Count
     """Size of that round's world, in nodes."""
-    node_rank: int
-    rank_offset: int
+    node_rank: Count
+    rank_offset: Count
     """Rank of this node's local rank 0."""
-    successor: str
+    successor: Name
     """As in ``Assignment``: so a new master can name a node that has not come back."""
     state: ClaimState
-    failures: tuple[Failure, ...] = ()
+    failures: Annotated[tuple[Failure, ...], Length(defaults.FAILURES_IN_VERDICT)] = ()
     """Failures of this node's workers in that round."""
     past: Past | None = None
     checked: bool = False
     """The node has passed the checks of this job."""
-    term: int = 0
+    term: Ballot = 0
     """As in ``Assignment``."""
 
 
@@ -180,13 +201,13 @@ class Claim:
 class Attend:
     """First message of every stream."""
 
-    protocol: int
-    version: str
+    protocol: Unchecked
+    version: Name
     job: JobSpec
     node: NodeSpec
     offer: Offer
     claim: Claim | None
-    leaving: str = ""
+    leaving: ShortText = ""
     """Why the node goes away, as in ``Leave``; empty while it does not."""
 
 
@@ -194,7 +215,7 @@ class Attend:
 class Failed:
     """A worker of this node failed; the node is stopping its others."""
 
-    round: int
+    round: Count
     failure: Failure
 
 
@@ -202,14 +223,14 @@ class Failed:
 class Done:
     """All workers of this node exited 0."""
 
-    round: int
+    round: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """No worker of ``round`` is alive on this node; it is ready for the next one."""
 
-    round: int
+    round: Count
     offer: Offer
     progress: Progress | None = None
     """None: not known, as of workers that are not watched."""
@@ -219,7 +240,7 @@ class Stopped:
 class Leave:
     """The node was asked to go away (SIGTERM); it stops its workers, then closes the stream."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

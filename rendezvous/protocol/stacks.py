@@ -1,12 +1,15 @@
 """Where one rank is: its stack, short and without what differs from host to host. Values only."""
 
 import enum
+from typing import Annotated
 
 from ...values import dataclass
+from .bounded import OF_A_NODE, Count, CountOrNone, Length, Name, Ranks, Seconds
 
 FRAMES_MAX = 50
 TEXT_MAX = 200
 """Characters of a file's name, a function's name, a source line, a remark."""
+_Text = Annotated[str, Length(TEXT_MAX)]
 STACK_MAX_BYTES = 8 * 1024
 """Of one stack on the wire."""
 REPORT_MAX_BYTES = 512 * 1024
@@ -33,13 +36,13 @@ class RankState(enum.Enum):
 class Frame:
     """One Python frame."""
 
-    file: str
+    file: _Text
     """As in a traceback; for a library from its package's folder on (``torch/nn/…``)."""
-    line: int
-    function: str
+    line: Count
+    function: _Text
     is_library: bool = False
     """In the standard library or in ``site-packages``: not the user's own code."""
-    source: str = ""
+    source: _Text = ""
     """The text of the line, stripped; empty where the file cannot be read."""
 
 
@@ -47,17 +50,17 @@ class Frame:
 class RankStack:
     """Where a rank is."""
 
-    rank: int
-    node_rank: int
-    host: str
+    rank: Count
+    node_rank: CountOrNone
+    host: Name
     state: RankState
-    frames: tuple[Frame, ...] = ()
+    frames: Annotated[tuple[Frame, ...], Length(FRAMES_MAX)] = ()
     """Of the main thread, the innermost first; at most ``FRAMES_MAX``."""
-    steps: int = -1
+    steps: CountOrNone = -1
     """Steps that it has finished in this round; -1 where none are counted."""
-    remark: str = ""
+    remark: _Text = ""
     """What the kernel says of a process that did not answer: state, wchan, system call."""
-    ticks: int = 0
+    ticks: Count = 0
     """How often it has shown progress in this round, by a step or by saying so."""
 
 
@@ -72,9 +75,9 @@ class StackOrder:
 class StackReport:
     """Where they are."""
 
-    number: int
+    number: Count
     """The order's."""
-    stacks: tuple[RankStack, ...]
+    stacks: Annotated[tuple[RankStack, ...], OF_A_NODE]
     """Of all workers of the node that have not exited."""
 
 
@@ -82,9 +85,9 @@ class StackReport:
 class Suspicion:
     """Workers of a node are late: they have not shown progress for as long as the job allows."""
 
-    round: int
-    ranks: tuple[int, ...]
-    idle_s: float
+    round: Count
+    ranks: Ranks
+    idle_s: Seconds
     """How long ago the last of them did."""
 
 

@@ -1,6 +1,9 @@
 """How many steps each rank has done: what ``ft-run status`` asks the nodes. Values only."""
 
+from typing import Annotated
+
 from ...values import dataclass
+from .bounded import OF_A_NODE, Count, Real, Seconds, Whole
 
 STEPS_MAX = 10**15
 """What is higher is told as this."""
@@ -11,12 +14,12 @@ RATE_MAX = 1e12
 class RankSteps:
     """Of one rank."""
 
-    rank: int
-    steps: int
+    rank: Count
+    steps: Annotated[int, Whole(0, STEPS_MAX)]
     """Done, as counted or as the script says."""
-    steps_per_s: float
+    steps_per_s: Annotated[float, Real(RATE_MAX)]
     """Of late, when the last one was done."""
-    idle_s: float
+    idle_s: Seconds
     """Since the last sign of progress."""
 
 
@@ -31,6 +34,6 @@ class StepsOrder:
 class StepsReport:
     """The ranks of one node that have shown progress."""
 
-    number: int
+    number: Count
     """The order's."""
-    workers: tuple[RankSteps, ...]
+    workers: Annotated[tuple[RankSteps, ...], OF_A_NODE]

@@ -355,7 +355,7 @@ def _decoded(data: str | bytes | None) -> SuccessionSpec:
     if not isinstance(data, bytes):
         raise WireError("one endpoint was given there (--rdzv-endpoint)")
     spec = decode_succession(data)
-    bounds.check_succession(spec)
+    bounds.check(spec)
     return spec
 
 

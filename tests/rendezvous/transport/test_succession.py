@@ -11,7 +11,7 @@ from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol.bounds import COUNT_MAX
+from ft_run.rendezvous.protocol.bounded import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep, SuccessionSpec
 from ft_run.rendezvous.protocol.messages import (
