@@ -117,10 +117,10 @@ class ForkServer:
         for name in order["differing"]:
             os.environ.pop(name, None)  # that of the agent is none of the workers'
         self._environ = dict(os.environ)
-        self._watch.start(order["differing"])
+        self._watch.start()
         reason = None
         for name in order["modules"]:
-            reason = _import(name) or _unfit(name) or self._keeps(name)
+            reason = _import(name) or _unfit(name)
             if reason is not None:
                 break
         self._watch.stop()
@@ -132,11 +132,6 @@ class ForkServer:
         gc.collect()
         gc.freeze()  # a worker's collections do not touch, and so do not copy, what it shares
         send(self._channel, {"ready": True, "files": len(self._files)})
-
-    def _keeps(self, name: str) -> str | None:
-        if self._watch.is_kept():
-            return f"importing {name} keeps some or all of the environment, which is no worker's"
-        return None
 
     # --- fork --------------------------------------------------------------------------------
 
