@@ -4,14 +4,14 @@ A worker's exit status is one number, as a shell or Kubernetes shows it: what it
 128 + n when signal n ended it. ``exit:137`` and ``signal:SIGKILL`` are the same.
 """
 
+import functools
 import re
 import signal
-from typing import Protocol
+from typing import Any, Protocol
 
 from ... import exit_codes
 from ...values import dataclass
 from ..protocol.failure import Failure, FailureKind, signal_name
-from . import bounded_regex
 
 _LINES_LOOKED_AT = 100
 _LINE_LOOKED_AT = 500
@@ -116,20 +116,21 @@ class OutOfMemory:
 class ErrorWords:
     """``error:REGEX``: somewhere in a line of the error, capital letters as they are."""
 
-    expression: bounded_regex.Expression
+    expression: str
 
     @property
     def text(self) -> str:
         """As it is written in a rule."""
-        return f"error:{self.expression.text}"
+        return f"error:{self.expression}"
 
     def look(self, failure: Failure) -> Look:
         """Return whether a line of the error has a match, and why."""
         lines = error_lines(failure)
         if not lines:
             return Look(False, "no words of an error are known")
+        expression = _compiled(self.expression)
         for line in lines:
-            if self.expression.search(line):
+            if expression.search(line.encode(errors="replace")):
                 return Look(True, f"the error says {line.strip()[:200]!r}")
         return Look(False, f"the error does not say that; it ends with {lines[-1].strip()[:80]!r}")
 
@@ -236,17 +237,33 @@ def _error(text: str) -> ErrorWords:
     if not text:
         raise BadMatch("the regular expression is empty", "such as error:CUDA.*memory")
     try:
-        return ErrorWords(bounded_regex.read(text))
-    except (re.error, OverflowError, RecursionError) as error:
+        _compiled(text)
+    except ValueError as error:
         raise BadMatch(
             f"{text[:80]!r} is no regular expression ({error})",
-            "a regular expression of Python, with a backslash before what is meant literally",
+            "an expression of RE2, with a backslash before what is meant literally",
         ) from None
-    except bounded_regex.UnboundedError as error:
-        raise BadMatch(
-            f"{text[:80]!r} {error}, and could take for ever on a line",
-            "an expression without that; rules that come before it can take what it leaves out",
-        ) from None
+    return ErrorWords(text)
+
+
+@functools.lru_cache(maxsize=128)
+def _compiled(text: str) -> Any:
+    """Return an expression of RE2, which searches in linear time whatever the expression is.
+
+    With Python's engine ``(a|a)*b`` takes time that doubles with each letter of a line, and a
+    master that tries it hangs.
+
+    Raises:
+        ValueError: RE2 does not take it, and why.
+    """
+    import re2  # only for rules with error:
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(text, options)
+    except re2.error as error:
+        raise ValueError(error.args[0].decode(errors="replace")) from None
 
 
 # --- slips -----------------------------------------------------------------------------------
