@@ -5,7 +5,8 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import grpc
@@ -30,6 +31,7 @@ from .channel_options import (
 )
 from .codec import WireError, decode_master, decode_succession, encode_node
 from .link import LinkDown, LinkEvent, LinkLost, LinkUp
+from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0
 _LISTED_ANSWER_S = 1.5
@@ -151,7 +153,7 @@ class GrpcLink:
             first_limit_s = self._connect_timeout_s
             self._has_heard = is_elsewhere = False
             try:
-                reason = await self._attend_once()
+                reason = await self._attend_once(probes=attempts > 0)
                 # A master that accepts and drops the stream at once is not hammered, and one that
                 # says nothing meanwhile counts as away.
                 lasted_s = time.monotonic() - tried_at
@@ -194,57 +196,74 @@ class GrpcLink:
             await asyncio.sleep(0.0 if was_sent else _backoff_s(attempts))
             attempts += 1
 
-    async def _attend_once(self) -> str:
+    async def _attend_once(self, *, probes: bool) -> str:
         """Attend until the stream ends; return why it ended."""
         endpoint = self._endpoints[self._search.target]
+        if probes and (why := await why_unreachable(endpoint)) is not None:
+            raise _UnreachableError(_words(why))
         metadata = ((TERM_KEY, str(self._search.term)),)
-        patience_s = _LISTED_ANSWER_S if self._has_rivals else _FIRST_ANSWER_S
         async with open_channel(endpoint, self._options, self._trust) as channel:
             call: Any = channel.stream_stream(f"/{SERVICE}/Attend")(metadata=metadata)
             # From here on ``Attend`` no longer tells all: what happens is sent after it.
             outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
             self._outbox = outbox
             try:
-                await asyncio.wait_for(self._open(call), patience_s)
-            except asyncio.TimeoutError:
-                self._outbox = None
-                raise _UnreachableError("no answer") from None
-            except grpc.aio.AioRpcError as error:
-                self._outbox = None
-                raise await self._cannot_open(error, endpoint) from None
-            except (_ElsewhereError, _UnfitError, _UnreachableError):
-                self._outbox = None
-                raise
-            if not self._has_rivals:
-                self._up()
-            writer = asyncio.create_task(self._write(call, outbox))
-            writer.add_done_callback(self._ended)
-            try:
-                return await self._read(call)
+                await self._open(call, endpoint)
+                if not self._has_rivals:
+                    self._up()
+                writer = asyncio.create_task(self._write(call, outbox))
+                writer.add_done_callback(self._ended)
+                try:
+                    return await self._read(call)
+                finally:
+                    self._outbox = None
+                    writer.cancel()
+                    await asyncio.wait([writer])
             finally:
                 self._outbox = None
-                writer.cancel()
-                await asyncio.wait([writer])
                 call.cancel()
 
-    async def _open(self, call: Any) -> None:
-        # Nothing is said before the master has: a failed write would hide what is wrong.
-        greeting = await call.initial_metadata()
-        if MASTER_KEY not in greeting:
-            error = _rpc_error(await call.code(), await call.details())
-            if self._has_rivals and error.code() is grpc.StatusCode.OK:
-                self._search.failed()  # it does not lead, and was quick to say so
-                raise _ElsewhereError(_ENDED)
-            raise error
-        first = self._attend()
-        if self._has_rivals:
-            _compare(first.job.succession, greeting, self._endpoints[self._search.target])
-            _follow(self._search, greeting, self._endpoints)
-        attend = encode_node(first)
+    async def _open(self, call: Any, endpoint: Endpoint) -> None:
+        patience_s = _LISTED_ANSWER_S if self._has_rivals else _FIRST_ANSWER_S
         try:
-            await call.write(attend)
+            failure = await asyncio.wait_for(self._greet(call), patience_s)
+        except asyncio.TimeoutError:
+            raise _UnreachableError("no answer") from None
+        if isinstance(failure, grpc.aio.AioRpcError):
+            raise await self._cannot_open(failure, endpoint)
+        if failure is not None:
+            raise failure()
+
+    async def _greet(self, call: Any) -> "grpc.aio.AioRpcError | _NoLeader | None":
+        """Attend; return what gRPC says against it, or why this is not the leader, or nothing.
+
+        It is returned, not raised, and anew: the traceback of an error refers to the call, and what
+        waits for this refers to the error, in a cycle with ``wait_for`` or the callers' frames. A
+        channel goes on connecting, closed or not, until its calls are deallocated.
+        """
+        try:
+            # Nothing is said before the master has: a failed write would hide what is wrong.
+            greeting = await call.initial_metadata()
+            if MASTER_KEY not in greeting:
+                code, details = await call.code(), await call.details()
+                if self._has_rivals and code is grpc.StatusCode.OK:
+                    self._search.failed()  # it does not lead, and was quick to say so
+                    return partial(_ElsewhereError, _ENDED)
+                return _rpc_error(code, details)
+            first = self._attend()
+            if self._has_rivals and (no_leader := self._no_leader(first, greeting)) is not None:
+                return no_leader
+            await call.write(encode_node(first))
+        except grpc.aio.AioRpcError as error:
+            return _rpc_error(error.code(), error.details() or "")  # without a traceback
         except asyncio.InvalidStateError:  # the stream has ended since the master's first word
-            raise _rpc_error(await call.code(), await call.details()) from None
+            return _rpc_error(await call.code(), await call.details())
+        return None
+
+    def _no_leader(self, first: Attend, greeting: "grpc.aio.Metadata") -> "_NoLeader | None":
+        endpoint = self._endpoints[self._search.target]
+        differs = _compare(first.job.succession, greeting, endpoint)
+        return differs or _leads_not(self._search, greeting, self._endpoints)
 
     def _up(self) -> None:
         self._on_event(LinkUp(again=self._was_up))
@@ -252,14 +271,17 @@ class GrpcLink:
 
     async def _read(self, call: Any) -> str:
         try:
-            async for data in call:
-                message = decode_master(data)
-                if self._has_rivals and not self._has_heard:
-                    self._up()  # not before: a leader that has not heard of this node does not wait
-                self._has_heard = True
-                if isinstance(message, Verdict | Refused | Excluded):
-                    self._over = True
-                self._on_event(message)
+            # What breaks off the loop would leave a cycle of the call and its iterator.
+            async with aclosing(aiter(call)) as messages:
+                async for data in messages:
+                    message = decode_master(data)
+                    if self._has_rivals and not self._has_heard:
+                        # Not before: a leader that has not heard of this node does not wait.
+                        self._up()
+                    self._has_heard = True
+                    if isinstance(message, Verdict | Refused | Excluded):
+                        self._over = True
+                    self._on_event(message)
         except grpc.aio.AioRpcError as error:
             return in_words(error)
         except (WireError, DecodeError) as error:
@@ -329,44 +351,47 @@ class _ElsewhereError(Exception):
     """What answers does not lead, or leads by an old lease; the search knows where to go on."""
 
 
-def _compare(own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint) -> None:
-    """Look whether the host that has answered was given what this node was given.
+_NoLeader = Callable[[], Exception]
+"""Makes an error anew, which has no traceback."""
 
-    Raises:
-        _UnfitError: it was not. Which host leads there means nothing here.
-        _UnreachableError: what it says makes no sense.
+
+def _compare(
+    own: SuccessionSpec | None, greeting: "grpc.aio.Metadata", endpoint: Endpoint
+) -> _NoLeader | None:
+    """Return what to raise where the host that has answered was given other than this node.
+
+    Which host leads there means nothing here.
     """
     given = greeting.get(SUCCESSION_KEY)
     try:
         theirs = decode_succession(given) if isinstance(given, bytes) else None
     except (WireError, DecodeError):
-        raise _UnreachableError("its answer makes no sense") from None
+        return partial(_UnreachableError, "its answer makes no sense")
     if theirs is None and greeting.get(TERM_KEY) is not None:
-        return  # it leads, and compares by itself when this node attends; or it knows no leader
+        return None  # it leads, and compares by itself when this node attends; or knows no leader
     if differences := succession_differences(own, theirs):
         options = ", ".join(differences)
         sentence = f"this node's options differ from those of {endpoint}: {options}."
-        raise _UnfitError("it was given other options", sentence)
+        return partial(_UnfitError, "it was given other options", sentence)
+    return None
 
 
-def _follow(search: Search, greeting: "grpc.aio.Metadata", endpoints: Sequence[Endpoint]) -> None:
-    """Follow the host that has answered, if it leads.
-
-    Raises:
-        _ElsewhereError: it does not lead.
-    """
+def _leads_not(
+    search: Search, greeting: "grpc.aio.Metadata", endpoints: Sequence[Endpoint]
+) -> _NoLeader | None:
+    """Follow the host that has answered, if it leads; return what to raise if not."""
     try:
         term = int(greeting.get(TERM_KEY, ""))
         led_by = int(greeting.get(LED_BY_KEY, "-2"))
     except ValueError:  # one endpoint was given there
         search.failed()
-        raise _ElsewhereError("it was given no list of endpoints") from None
+        return partial(_ElsewhereError, "it was given no list of endpoints")
     if led_by >= -1:
         search.led_by(led_by, term)
         is_listed = 0 <= led_by < len(endpoints)
-        raise _ElsewhereError(f"led by {endpoints[led_by]}" if is_listed else "no leader yet")
-    if not search.may_follow(term):
-        raise _ElsewhereError("its lease is an old one")
+        where = f"led by {endpoints[led_by]}" if is_listed else "no leader yet"
+        return partial(_ElsewhereError, where)
+    return None if search.may_follow(term) else partial(_ElsewhereError, "its lease is an old one")
 
 
 class _NotAMasterError(Exception):
@@ -399,7 +424,10 @@ def in_words(error: grpc.aio.AioRpcError) -> str:
     """Return the few words of gRPC's details that help a person."""
     if error.code() is grpc.StatusCode.OK:
         return _ENDED
-    details = error.details() or error.code().name.lower()
+    return _words(error.details() or error.code().name.lower())
+
+
+def _words(details: str) -> str:
     for known, words in _IN_WORDS:
         if re.search(known, details, re.IGNORECASE):
             return words

@@ -73,24 +73,8 @@ class MasterServer:
         self._succession = succession
         self._version = version
         self._silent = SilentStreams()
-        options = [*server_options(silence_s), _connections()]
-        self._server = grpc.aio.server(options=options)
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
-            "Stacks": grpc.unary_unary_rpc_method_handler(
-                self._stacks,
-                response_serializer=pb.StacksReply.SerializeToString,
-            ),
-            "Status": grpc.unary_unary_rpc_method_handler(
-                self._status,
-                response_serializer=pb.StatusReply.SerializeToString,
-            ),
-        }
-        if succession is not None:
-            handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._lease)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, handlers), Health())
-        )
+        self._silence_s = silence_s
+        self._server: grpc.aio.Server | None = None
 
     async def start(self, address: Endpoint) -> int:
         """Listen; return the port.
@@ -102,21 +86,43 @@ class MasterServer:
             PortInUseError: something listens there already.
             UsageError: the address is not one of this host.
         """
+        check_can_bind(address)  # before anything is made: a port that is taken is tried for hours
         _raise_open_files_limit()
-        _collect_garbage_rarely()
-        check_can_bind(address)
+        self._server = self._new_server()
         try:
             port = listen(self._server, address, self._trust)
         except RuntimeError as error:
             raise PortInUseError(f"cannot listen at {address}: {error}") from error
+        _collect_garbage_rarely()
         await self._server.start()
         return port
+
+    def _new_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=[*server_options(self._silence_s), _connections()])
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
+            "Stacks": grpc.unary_unary_rpc_method_handler(
+                self._stacks,
+                response_serializer=pb.StacksReply.SerializeToString,
+            ),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._status,
+                response_serializer=pb.StatusReply.SerializeToString,
+            ),
+        }
+        if self._succession is not None:
+            handlers["Lease"] = grpc.unary_unary_rpc_method_handler(self._lease)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers), Health())
+        )
+        return server
 
     async def stop(self) -> None:
         """End all streams after what was sent on them, then stop listening."""
         if self._only_master is not None:
             self._only_master.close()
-        await self._server.stop(_STOP_GRACE_S)
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
 
     def _master_now(self) -> Master | None:
         return self._only_master if self._succession is None else self._succession.leading()

@@ -37,6 +37,7 @@ from .codec import (
     encode_lease,
 )
 from .master import Master, Office
+from .probe import why_unreachable
 
 _LAST_WORDS_S = 0.5
 """For the other hosts to hear that a lease was given back."""
@@ -287,17 +288,23 @@ class Succession(Office):
                 call.add_done_callback(self._calls.discard)
 
     async def _call(self, host: int, ask: LeaseAsk, data: bytes) -> None:
-        channel = self._channels.get(host)
-        if channel is None:
+        is_new = host not in self._channels
+        if is_new and await why_unreachable(self.endpoints[host]) is not None:
+            return  # a channel to it would go on connecting
+        if host not in self._channels:  # which another call may have opened meanwhile
             options = client_options(self._times.silence_s)
-            channel = open_channel(self.endpoints[host], options, self._trust)
-            self._channels[host] = channel
+            self._channels[host] = open_channel(self.endpoints[host], options, self._trust)
+        channel = self._channels[host]
         method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
         metadata = ((SUCCESSION_KEY, self.spec_data),)
         with suppress(WireError, DecodeError, bounds.OutOfBounds):
             try:
                 reply = await method(data, timeout=self._times.renew_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
+                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
+                if is_gone and self._channels.get(host) is channel:
+                    del self._channels[host]
+                    await channel.close()
                 trailing = error.trailing_metadata()
                 theirs = _decoded(None if trailing is None else trailing.get(SUCCESSION_KEY))
                 if theirs != self._spec and not self._has_ended:

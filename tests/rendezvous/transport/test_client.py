@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -30,6 +31,7 @@ from ft_run.rendezvous.transport.codec import encode_master
 from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
+from ft_run.rendezvous.trust import wire
 from ft_run.tests.harness import ports
 
 TIMEOUT_S = 60.0
@@ -167,12 +169,14 @@ async def foreign_server(port: int = 0) -> tuple[grpc.aio.Server, Endpoint]:
     return server, Endpoint("127.0.0.1", port)
 
 
-async def attended(attend: Callable[[Any, Any], Any]) -> tuple[grpc.aio.Server, Endpoint]:
+async def attended(
+    attend: Callable[[Any, Any], Any], port: int = 0
+) -> tuple[grpc.aio.Server, Endpoint]:
     """Serve what answers nodes in a master's place."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     handlers: dict[str, Any] = {"Attend": grpc.stream_stream_rpc_method_handler(attend)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     return server, Endpoint("127.0.0.1", port)
 
@@ -242,6 +246,120 @@ def test_a_leader_among_several_is_found_when_it_has_heard_of_the_node() -> None
         await server.stop(None)
 
     run(test)
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_no_channel_is_opened_to_where_nothing_listens(
+    monkeypatch: pytest.MonkeyPatch, free_port: int, is_listed: bool
+) -> None:
+    """A channel costs ten times the CPU time of a probe."""
+    opened: list[Endpoint] = []
+
+    def open_channel(endpoint: Endpoint, *rest: Any) -> grpc.aio.Channel:
+        opened.append(endpoint)
+        return wire.open_channel(endpoint, *rest)
+
+    monkeypatch.setattr(client, "open_channel", open_channel)
+    monkeypatch.setattr(client, "_backoff_s", lambda _: 0.0)
+
+    async def greet(requests: Any, context: Any) -> None:
+        await context.send_initial_metadata(((MASTER_KEY, "1"), (TERM_KEY, "5")))
+        await anext(aiter(requests))
+        await context.write(encode_master(Challenge()))
+
+    async def test() -> None:
+        endpoint = Endpoint("localhost", free_port)
+        node = Node(endpoint, attend, listed=[endpoint] if is_listed else ())
+        for _ in range(5):
+            assert await node.next(LinkDown) == LinkDown("connection refused")
+        assert opened == [endpoint]
+        server, _ = await attended(greet, free_port)
+        await node.next(LinkUp)
+        await node.link.close()
+        await server.stop(None)
+
+    run(test)
+
+
+async def _greets_and_ends(requests: Any, context: Any) -> None:
+    await context.send_initial_metadata(((MASTER_KEY, "1"), (TERM_KEY, "5")))
+
+
+async def _names_no_leader(requests: Any, context: Any) -> None:
+    greeting = ((MASTER_KEY, "1"), (TERM_KEY, "5"), (LED_BY_KEY, "-1"))
+    await context.send_initial_metadata(greeting)
+    async for _ in requests:
+        pass
+
+
+async def _makes_no_sense(requests: Any, context: Any) -> None:
+    await context.send_initial_metadata(((MASTER_KEY, "1"), (TERM_KEY, "5")))
+    await anext(aiter(requests))
+    await context.write(b"\xff")
+    async for _ in requests:
+        pass
+
+
+async def _does_not_greet(requests: Any, context: Any) -> None:
+    await asyncio.sleep(TIMEOUT_S)
+
+
+def ends_of_channels() -> int:
+    """Return how many channels and calls of clients are alive, also those that were closed."""
+    return sum(type(one).__name__ in ("AioChannel", "_AioCall") for one in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_listed"),
+    [
+        (None, False),
+        (None, True),
+        (_does_not_greet, False),
+        (_does_not_greet, True),
+        (_greets_and_ends, False),
+        (_greets_and_ends, True),
+        (_names_no_leader, True),
+        (_makes_no_sense, False),
+        (_makes_no_sense, True),
+    ],
+)
+def test_an_attempt_leaves_no_channel_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+    nowhere: Endpoint,
+    answer: Callable[[Any, Any], Any] | None,
+    is_listed: bool,
+) -> None:
+    """One that is left goes on connecting: a node without a master would use a whole processor."""
+    left: list[int] = []
+
+    def between_attempts(_: int) -> float:
+        left.append(ends_of_channels())
+        return 0.0
+
+    async def goes_just_after(_: Endpoint) -> None:
+        """Whatever a probe finds, nothing may listen there by the time of the channel."""
+
+    monkeypatch.setattr(client, "_backoff_s", between_attempts)
+    monkeypatch.setattr(client, "why_unreachable", goes_just_after)
+    monkeypatch.setattr(client, "_FIRST_ANSWER_S", 0.1)
+    monkeypatch.setattr(client, "_LISTED_ANSWER_S", 0.1)
+
+    async def test() -> None:
+        server, endpoint = await attended(answer) if answer is not None else (None, nowhere)
+        node = Node(endpoint, attend, listed=[endpoint] if is_listed else ())
+        while len(left) < 5:  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(0.01)
+        await node.link.close()
+        if server is not None:
+            await server.stop(None)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
+    assert left[-1] <= left[0] + 2  # of one attempt that is just over
 
 
 def test_a_node_goes_at_once_to_the_host_that_is_said_to_lead(

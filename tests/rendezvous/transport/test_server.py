@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+import gc
 import resource
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
 import pytest
+from ft_run.errors import PortInUseError
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.protocol.endpoint import Endpoint
@@ -99,6 +101,27 @@ async def ended(stream: Any) -> bool:
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - it is gRPC that makes it true
         await asyncio.sleep(0)
+
+
+def test_a_port_that_is_taken_changes_nothing_in_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node tries it again and again, and does not serve thousands of streams."""
+    made: list[object] = []
+    monkeypatch.setattr(grpc.aio, "server", lambda **options: made.append(options))
+    monkeypatch.setattr(gc, "set_threshold", lambda *thresholds: made.append(thresholds))
+
+    async def test() -> None:
+        holder = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = holder.sockets[0].getsockname()[1]
+        refused = MasterServer(Master(GroupSettings(), lambda _: None), "1", 5.0)
+        with pytest.raises(PortInUseError):
+            await refused.start(Endpoint("127.0.0.1", port))
+        await refused.stop()
+        holder.close()
+        assert not made
+
+    run(test)
 
 
 def test_a_stream_that_says_nothing_ends_in_time() -> None:

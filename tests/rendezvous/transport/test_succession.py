@@ -1,6 +1,7 @@
 """Hosts that may lead, on real sockets: one leads, the others say which, another succeeds it."""
 
 import asyncio
+import gc
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -46,6 +47,7 @@ from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.trust.wire import Trust, open_channel
 from ft_run.tests.harness.ports import free_port
 from ft_run.tests.harness.scene import worker_failure
+from ft_run.tests.rendezvous.transport.test_client import ends_of_channels
 from ft_run.tests.rendezvous.transport.test_server import attend
 from ft_run.values import replace
 
@@ -202,6 +204,31 @@ def test_nodes_find_the_leader_and_its_successor() -> None:
             await link.close()
 
     run(test)
+
+
+def test_a_host_without_the_others_has_no_channel_to_them() -> None:
+    """A channel to a host that is not there goes on connecting, closed or not."""
+
+    async def test() -> None:
+        before = ends_of_channels()
+        async with Hosts() as hosts:
+            leader = await hosts.leader()
+            alone, _ = hosts.parts[leader]
+            while len(alone._channels) < 2:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            for place in {0, 1, 2} - {leader}:
+                await hosts.stop(place)
+            while alone._channels or alone._calls:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.02)
+            assert ends_of_channels() == before
+            hosts.parts = [hosts.parts[leader]]  # the others have ended
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
 
 
 def test_the_host_that_leads_tells_the_others_that_the_job_is_over() -> None:
