@@ -230,7 +230,8 @@ class Succession(Office):
             await asyncio.wait(self._calls, timeout=_LAST_WORDS_S)
         for call in self._calls:
             call.cancel()
-        for channel in self._channels.values():
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
             await channel.close()
 
     def _turn(self) -> None:
