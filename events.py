@@ -514,6 +514,8 @@ class CheckpointFailed:
 
     step: int
     reason: str
+    newest: int = -1
+    """The step of the newest one that this node has made visible; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)

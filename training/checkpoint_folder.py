@@ -34,6 +34,29 @@ class CheckpointFolder:
         self._storage = open_storage(self.folder)
         self._ranks = ranks
 
+    def path(self, step: int) -> str:
+        """Return where the checkpoint of a step is, or will be."""
+        return self._storage.path(step)
+
+    def check(self) -> None:
+        """Write a file from each node, and remove it.
+
+        Raises:
+            RuntimeError: that is not possible on some node.
+        """
+        is_asked = os.environ.get("LOCAL_RANK", "0") == "0"
+        words = self._together(self._probe if is_asked else lambda: None)
+        if words is not None:
+            raise RuntimeError(
+                f"checkpoints cannot be written to {self.folder}: {words}; expected a folder that "
+                "each node can write to, or checkpoint_every=None."
+            )
+
+    def _probe(self) -> None:
+        attempt = f"probe-{self._ranks.rank}"
+        self._storage.mark(0, attempt, "probe", b"probe")
+        self._storage.unmark(0, attempt)
+
     def newest(self, *, cleans: bool = True) -> int:
         """Return the step of the newest checkpoint, -1 if there is none.
 
@@ -139,11 +162,29 @@ def _reader(path: str) -> FileSystemReader:
 
 
 def _writer(path: str) -> FileSystemWriter:
-    if not is_url(path):
-        return FileSystemWriter(path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+    kind = FileSystemWriter
+    if is_url(path):
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-    return FsspecWriter(path)
+        kind = FsspecWriter
+
+    class Writer(kind):  # type: ignore[misc,valid-type]  # it is one of two
+        def write_data(self, *plan: Any) -> Any:
+            try:
+                return super().write_data(*plan)
+            except Exception as error:
+                # torch.save hides a full disk, and other ranks are sent nothing but the error.
+                raise _cause(error) from error
+
+    return Writer(path)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what the operating system has said, of the errors that led to one; or that one."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
 
 
 def _words(error: BaseException) -> str:

@@ -2,19 +2,20 @@
 
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import progress
 from .checkpoint_folder import CheckpointFolder
+from .checkpoints import Checkpoints
 from .flat_state import FlatState
 from .intervals import Interval
 from .late_copy import Background
 from .preemption import find_notice
 from .ranks import Question, Ranks
 from .replicas import FAILED, Replicas, fetch, spread
+from .say import say
 from .snapshot_file import MisfitError
 from .snapshot_memory import ask
 from .snapshot_page import Place
@@ -61,7 +62,7 @@ class Checkpointer:
                 if torch counts the change, or if it is one of a whole tensor.
 
         Raises:
-            RuntimeError: it was made before ``init_process_group``.
+            RuntimeError: ``init_process_group`` comes later, or the folder cannot be written.
             TypeError: an object in ``state`` has no state, or is of FSDP1.
             ValueError: an argument is none of what is said above.
         """
@@ -76,7 +77,10 @@ class Checkpointer:
         self._folder = CheckpointFolder(folder, keep, self._ranks)
         self._is_first_round = True
         self._snapshots = self._find_memory() if snapshot_every is not None else None
-        self._has_saver = self._find_saver()
+        self._checkpoints = Checkpoints(self._folder, self._ranks, self._rank)
+        self._find_saver()
+        if self._checkpoint_every and self._is_first_round:
+            self._folder.check()
         self._of_others = self._find_others()
         self._replicas = self._begin_replicas()
         self._notice = find_notice(self._rank, keeps=True)
@@ -90,25 +94,28 @@ class Checkpointer:
         """``_NO_MORE`` where this rank takes no snapshots any more."""
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
-        self._saved = -1
-        """The step of the newest checkpoint, as far as this process knows."""
 
     def steps(self, total: int) -> Iterator[int]:
         """Iterate over the steps that are left, from where the newest complete state ends.
 
-        The end of the loop's body is the end of the step. When all are done there is a checkpoint.
+        The end of the loop's body is the end of the step. When all are done there is a checkpoint;
+        not after ``break``: call ``step``, ``save`` and ``wait`` then.
 
         Args:
             total: how many steps there are in all.
 
         Yields:
             How many steps are done.
+
+        Raises:
+            RuntimeError: the last checkpoint cannot be written; or as ``restore``.
         """
         for number in range(self.restore(), total):
             yield number
             self.step(number + 1)
-        if self._checkpoint_every and 0 < total != self._saved:
-            self.save(total)
+        if self._checkpoint_every and 0 < total != self._checkpoints.newest:
+            self._wait_for_copy()
+            self._checkpoints.finish(total, self.save)
         self.wait()
 
     def restore(self) -> int:
@@ -124,7 +131,7 @@ class Checkpointer:
             return self._done
         done, source, newest, error = -1, "snapshot", -1, None
         try:
-            self._saved = newest = self._folder.newest(cleans=self._is_first_round)
+            self._checkpoints.newest = newest = self._folder.newest(cleans=self._is_first_round)
         except RuntimeError as found:
             error = found
         offered = self._snapshots.resume_step if self._snapshots is not None else -1
@@ -134,7 +141,7 @@ class Checkpointer:
             if done < 0:
                 raise error
             if self._ranks.rank == 0:
-                _say(f"{error}.")
+                say(f"{error}.")
         if done < 0:
             if self._snapshots is not None:
                 self._snapshots.clear()
@@ -143,7 +150,7 @@ class Checkpointer:
             done, source = max(newest, 0), "checkpoint"
         if self._ranks.rank == 0 and (done or offered > 0):
             what = f"goes on from the {source} of step {done}" if done else "begins anew"
-            _say(f"training {what}.")
+            say(f"training {what}.")
         self._done = done
         self._ranks.all_say(True)  # no rank is ahead of one that still has older snapshots
         now = time.monotonic()
@@ -178,8 +185,7 @@ class Checkpointer:
         if saves:
             self._checkpoint_every.begin(number, now)
         times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
-        saver = self._snapshots.saver if self._snapshots is not None else None
-        is_busy = saver is not None and saver.is_busy
+        is_busy = self._checkpoints.saver is not None and self._checkpoints.saver.is_busy
         told = self._notice.code if self._notice is not None and not drain else 0
         complete = None
         if takes_snapshot and self._snapshots is not None:
@@ -196,28 +202,26 @@ class Checkpointer:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
 
         Under ft-run it is written while training goes on, and the answer is whether that has begun;
-        ``wait`` returns when it is done.
+        ``wait`` returns when it is complete.
 
         Args:
             number: how many steps are done.
         """
         self._wait_for_copy()
         self._checkpoint_every.begin(number, time.monotonic())
-        if self._has_saver and self._save_from_memory(number):
-            self._saved = number
+        if self._checkpoints.saver is not None and self._save_from_memory(number):
+            self._checkpoints.begun(number)
             return True
-        words = self._folder.save(number, self._state.collect())
-        if words is None:
-            self._saved = number
-        elif self._ranks.rank == 0:
-            _say(f"the checkpoint of step {number} was not written: {words}; training goes on.")
-        return words is None
+        return self._checkpoints.write(number, self._state.collect())
 
     def wait(self) -> None:
-        """Return when all ranks have come here, and all that they have written is complete."""
+        """Return when all ranks have come here, and the checkpoint that was begun last is complete.
+
+        Raises:
+            RuntimeError: it could not be written.
+        """
         self._answer()
-        if self._snapshots is not None and self._snapshots.saver is not None:
-            self._snapshots.saver.wait()
+        self._checkpoints.demand()
         self._ranks.all_say(True)
 
     # --- nodes that will be gone -----------------------------------------------------------------
@@ -250,10 +254,10 @@ class Checkpointer:
                 self._save_and_wait(number)
 
     def _save_and_wait(self, number: int) -> None:
-        if self._saved != number:
+        self._checkpoints.settle()
+        if number != self._checkpoints.newest:
             self.save(number)
-        if self._snapshots is not None and self._snapshots.saver is not None:
-            self._snapshots.saver.wait()
+            self._checkpoints.settle()
         self._ranks.all_say(True)
 
     # --- snapshots -------------------------------------------------------------------------------
@@ -268,13 +272,14 @@ class Checkpointer:
             snapshots.close()
         return None
 
-    def _find_saver(self) -> bool:
-        """Return whether there is one, the same on all ranks."""
+    def _find_saver(self) -> None:
+        """Look whether there is one on all ranks."""
         if self._snapshots is None:
-            return False
+            return
         at_breakpoint = bool(self._checkpoint_every)
         place = Place(self._folder.folder, self._folder.keep, at_breakpoint=at_breakpoint)
-        return self._ranks.all_say(self._snapshots.save_to(place))
+        if self._ranks.all_say(self._snapshots.save_to(place)):
+            self._checkpoints.saver = self._snapshots.saver
 
     def _find_others(self) -> list[Snapshots]:
         """Return where shares of other ranks are kept: as many on all ranks."""
@@ -302,7 +307,7 @@ class Checkpointer:
         self._replicas.go_on(state, number)
         if state == FAILED:
             if self._ranks.rank == 0:
-                _say("a rank could not send its share or keep another's: no more replicas.")
+                say("a rank could not send its share or keep another's: no more replicas.")
             self._replicas = None
 
     def _save_from_memory(self, number: int) -> bool:
@@ -367,7 +372,7 @@ class Checkpointer:
         return None
 
     def _say_lost(self, why: str | None, then: str) -> None:
-        _say(f"no snapshot of step {self._taken} was taken: {why}; from now on {then}.")
+        say(f"no snapshot of step {self._taken} was taken: {why}; from now on {then}.")
 
     def _give_up_snapshots(self, why: str | None) -> None:
         self._say_lost(why, "there are checkpoints only")
@@ -376,6 +381,8 @@ class Checkpointer:
 
     def _end_snapshots(self) -> None:
         if self._snapshots is not None:
+            if self._checkpoints.saver is not None:
+                self._snapshots.saver = None  # it has yet to say what becomes of its checkpoint
             self._snapshots.close()
             self._snapshots = None
         if self._replicas is not None:
@@ -389,7 +396,7 @@ class Checkpointer:
                 self._failed = complete()
             if self._replicas is not None:
                 self._replicas.start()
-            snapshots = self._snapshots if self._has_saver else None
+            snapshots = self._snapshots if self._checkpoints.saver is not None else None
             lacks_plan = snapshots is not None and snapshots.lacks_plan
             missing = self._missing or (_NOT_WHOLE if self._failed else 0)
             self._question = self._ranks.ask(*map(int, (*asked, lacks_plan)), missing)
@@ -442,9 +449,5 @@ class Checkpointer:
         self._state.forget_initialised()
         first = self._ranks.least(self._ranks.rank if words else self._ranks.size)[0]
         if first == self._ranks.rank:  # one line is enough
-            _say(f"the snapshot of step {step} does not fit: {words}.")
+            say(f"the snapshot of step {step} does not fit: {words}.")
         return -1
-
-
-def _say(sentence: str) -> None:
-    print(f"ft-run: {sentence}", file=sys.stderr, flush=True)

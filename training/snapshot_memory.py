@@ -34,8 +34,8 @@ class SaverLink:
         """
         self._channel = channel
         self._held = held
-        self.saved = -1
-        """The step of the last checkpoint of this rank that is complete."""
+        self.words = ""
+        """Why the last checkpoint of this rank was not written; empty: it is complete."""
 
     def save(self, buffer: int, step: int) -> bool:
         """Ask for a checkpoint; return False if no agent is there.
@@ -76,18 +76,21 @@ class SaverLink:
         self._channel.setblocking(blocks)
         try:
             while self._held:
-                data = self._channel.recv(page.SAVED.size)
-                if len(data) != page.SAVED.size:
-                    self._held = 0  # the agent is gone, and the saver with it
+                data = self._channel.recv(page.SAVED.size + page.WORDS_BYTES)
+                if len(data) < page.SAVED.size:
+                    self._lose()
                     return
-                _, buffer, step, is_complete = page.SAVED.unpack(data)
+                _, buffer, _ = page.SAVED.unpack_from(data)
                 self._held &= ~(1 << buffer)
-                if is_complete:
-                    self.saved = step
+                self.words = data[page.SAVED.size :].decode(errors="ignore")
         except BlockingIOError:
             return
         except OSError:
-            self._held = 0
+            self._lose()
+
+    def _lose(self) -> None:
+        """The agent is gone, and the saver with it."""
+        self._held, self.words = 0, "the agent of this node is gone"
 
 
 def ask(rank: int, *, replica: int = 0) -> Memory | None:
@@ -108,6 +111,19 @@ def ask(rank: int, *, replica: int = 0) -> Memory | None:
                 return memory
             channel.close()
     return None
+
+
+def tell_written(rank: int, step: int) -> None:
+    """Tell the agent of this node, if there is one, that this worker has written a checkpoint.
+
+    Args:
+        rank: of this process.
+        step: how many steps were done.
+    """
+    for pid in ancestors():
+        with suppress(OSError), connect(page.address_of(pid)) as channel:
+            channel.send(page.WRITTEN.pack(page.MAGIC, rank, step))
+            return
 
 
 def _ask(channel: socket.socket, request: bytes) -> Memory | None:

@@ -29,12 +29,17 @@ ranks resume from (-1: none), the buffers that the saver reads (a bit for each),
 the first round of the job, so that nothing writes checkpoints yet."""
 REPLICA = struct.Struct("<8sIH")
 """What it asks with for memory for other ranks' shares: ``MAGIC``, its rank and a number from 1."""
-MAGIC = b"ftrsnap2"
+MAGIC = b"ftrsnap3"
 SAVE = struct.Struct("<8sBq")
 """What a worker says next, as often as it likes: ``MAGIC``, the buffer to be written to storage,
 which it leaves alone until it is answered, and the step."""
-SAVED = struct.Struct("<8sBq?")
-"""The answer: the same, and whether the checkpoint is complete."""
+SAVED = struct.Struct("<8sBq")
+"""The answer: the same, and behind it why the checkpoint was not written; nothing: it is
+complete."""
+WORDS_BYTES = 1000
+"""What such a reason may have."""
+WRITTEN = struct.Struct("<8sIq")
+"""What a worker says of a checkpoint that it has written itself: ``MAGIC``, its rank, the step."""
 
 _ENTRY = struct.Struct("<8sQQIIQQ?")
 _CHECKSUM = struct.Struct("<I")

@@ -23,9 +23,12 @@ from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
 from ..saver.saves import HeldShare, NodeShares, Saves
 
-_MESSAGE_MAX = max(page.REQUEST.size, page.REPLICA.size, page.SAVE.size)
+_MESSAGE_MAX = max(one.size for one in (page.REQUEST, page.REPLICA, page.SAVE, page.WRITTEN))
 _SAYS_NOTHING = -1
 """In the place of a local rank, or of a step."""
+NOT_BEGUN = (
+    "the snapshots of this node's ranks do not match, or another checkpoint is being written"
+)
 
 
 class HeldSnapshots:
@@ -163,16 +166,16 @@ class HeldSnapshots:
         words = f"{self._assignment.formed_by} {self._assignment.round} {what}"
         return hashlib.sha256(words.encode()).hexdigest()[:16]
 
-    def _saved(self, snapshot: NodeShares, is_complete: bool) -> None:
+    def _saved(self, snapshot: NodeShares, words: str) -> None:
         """What workers have asked to be saved need not be left alone any more."""
         for share in snapshot.shares:
             memory = self._memory.get(share.local_rank)
             if memory is not None:
                 memory.held &= ~(1 << share.buffer)
-            self._reply(share.local_rank, share.buffer, snapshot.step, is_complete)
+            self._reply(share.local_rank, share.buffer, snapshot.step, words)
 
-    def _reply(self, local_rank: int, buffer: int, step: int, is_complete: bool) -> None:
-        reply = page.SAVED.pack(page.MAGIC, buffer, step, is_complete)
+    def _reply(self, local_rank: int, buffer: int, step: int, words: str) -> None:
+        reply = page.SAVED.pack(page.MAGIC, buffer, step) + words.encode()[: page.WORDS_BYTES]
         for connection, asks in self._asking.items():
             if asks == local_rank:
                 with suppress(OSError):  # the worker is gone
@@ -195,6 +198,9 @@ class HeldSnapshots:
                 return True
             if local_rank is None and len(data) == page.REPLICA.size:
                 self._hand_out(connection, *page.REPLICA.unpack(data))
+                return True
+            if local_rank is None and len(data) == page.WRITTEN.size:
+                self._saves.note(page.WRITTEN.unpack(data)[2])
                 return True
             if local_rank is not None and len(data) == page.SAVE.size:
                 self._take_order(connection, local_rank, *page.SAVE.unpack(data))
@@ -246,7 +252,7 @@ class HeldSnapshots:
                 self._memory[one.local_rank].held |= 1 << one.buffer
             return
         for other, (other_buffer, other_step) in orders.items():
-            self._reply(other, other_buffer, other_step, is_complete=False)
+            self._reply(other, other_buffer, other_step, NOT_BEGUN)
 
     def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
         """Return the memory of a rank, or that for a replica; None: it is not of this node.

@@ -32,8 +32,6 @@ def level(event: ev.Event) -> int:
             return logging.WARNING if type(event.note) is notes.NodeRefused else logging.DEBUG
         case ev.MasterKept():
             return logging.ERROR if event.is_excluded else logging.INFO
-        case ev.CheckpointWritten():
-            return logging.INFO if event.is_last else logging.DEBUG
         case ev.PreloadChanged():
             if event.is_repeated:
                 return logging.DEBUG
@@ -373,7 +371,8 @@ _LINES: Final[Mapping[type, Callable[[Any], str]]] = {
         f"{e.seconds:.1f} s)."
     ),
     ev.CheckpointFailed: lambda e: (
-        f"The checkpoint of step {e.step} was not written: {e.reason}; training goes on."
+        f"The checkpoint of step {e.step} was not written: {e.reason}"
+        f"{f'; the newest complete one is of step {e.newest}' if e.newest >= 0 else ''}."
     ),
     ev.BreakpointUnsaved: lambda e: (
         f"The snapshot of step {e.step} is lost, no checkpoint of it was written: {e.reason}."

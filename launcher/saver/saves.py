@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
@@ -78,18 +79,20 @@ class Saves:
         """Why that is given up, if it is."""
         self._newest = -1
         """The step of the newest checkpoint that was written here."""
+        self._written_at = 0.0
+        """When that was complete, by the clock that no one sets."""
 
     @property
     def pid(self) -> int | None:
         """The saver's process id; None: there is none."""
         return self._saver.pid
 
-    def begin(self, snapshot: NodeShares, ended: Callable[[bool], None]) -> bool:
+    def begin(self, snapshot: NodeShares, ended: Callable[[str], None]) -> bool:
         """Begin to write a checkpoint that a worker asks for; return False if one is being written.
 
         Args:
             snapshot: what is to be written; it must stay as it is until then.
-            ended: is called then, with whether it is complete.
+            ended: is called then, with why it was not written; empty: it is complete.
         """
         if self._writing is not None and not self._writing.done():
             return False
@@ -102,6 +105,15 @@ class Saves:
         self._writing = asyncio.get_running_loop().create_task(writing)
         self._is_meeting, self._why_not = bool(snapshot.meeting), _UNFINISHED
         return True
+
+    def note(self, step: int) -> None:
+        """Note that a checkpoint is complete now."""
+        self._newest, self._written_at = step, time.monotonic()
+
+    @property
+    def newest(self) -> tuple[int, float]:
+        """Of the newest checkpoint that was written here, its step and age in seconds; -1: none."""
+        return self._newest, time.monotonic() - self._written_at if self._newest >= 0 else 0.0
 
     def node_lost(self) -> None:
         """A node is lost: give up what it writes with others, unless it had done its part."""
@@ -119,7 +131,7 @@ class Saves:
         self,
         snapshot: NodeShares,
         fds: Sequence[int],
-        ended: Callable[[bool], None],
+        ended: Callable[[str], None],
         files: ExitStack,
     ) -> None:
         step, written = snapshot.step, None
@@ -129,11 +141,11 @@ class Saves:
             written = written or Written(self._why_not)
             files.close()
             if written.words:
-                self._tell(ev.CheckpointFailed(step, written.words))
+                self._tell(ev.CheckpointFailed(step, written.words, self._newest))
             elif snapshot.is_first:
-                self._newest = step
+                self.note(step)
                 self._tell(_written(step, written))
-            ended(not written.words)
+            ended(written.words)
 
     async def conclude(self, limit_s: float, snapshot: NodeShares | None) -> None:
         """Finish what is being written, then write one more checkpoint.

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training import Checkpointer, checkpointer, late_copy, preemption
+from ft_run.training import Checkpointer, checkpointer, checkpoints, late_copy, preemption
 from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
 from ft_run.training.preemption import Notice
@@ -28,7 +29,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
-Given = Callable[[int], memoryview]
+Given = Callable[..., memoryview]
 
 
 class Sampler:
@@ -106,9 +107,10 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
     fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
     os.ftruncate(fds[0], page.PAGE_BYTES)
 
-    def given(step: int) -> memoryview:
+    def given(step: int, *, is_first_round: bool = True) -> memoryview:
         mine = list(map(os.dup, fds))
-        monkeypatch.setattr(checkpointer, "ask", lambda _: Memory(mine[0], tuple(mine[1:]), step))
+        made = Memory(mine[0], tuple(mine[1:]), step, None, is_first_round)
+        monkeypatch.setattr(checkpointer, "ask", lambda _: made)
         return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 
     yield given
@@ -490,38 +492,133 @@ def test_what_a_crash_left_is_cleaned(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def refused(path: Path, capfd: pytest.CaptureFixture[str]) -> str:
-    """Train with checkpoints that cannot be written; return what is said."""
-    script = Script(path, checkpoint_every=2).train(3)
-    assert script.resumed_at == 0
-    return capfd.readouterr().err
+@contextmanager
+def small(folder: Path, options: str) -> Iterator[None]:
+    """Have a folder be a file system of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def fill(folder: Path) -> None:
+    """Leave no room in a file system."""
+    with suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("file/folder", "[Errno 20] Not a directory: "), ("/proc/nope", "[Errno 2] No such file")],
+)
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, name: str, error: str) -> None:
     (tmp_path / "file").touch()
-    assert refused(tmp_path / "file" / "folder", capfd) == "".join(
-        f"ft-run: the checkpoint of step {step} was not written: [Errno 20] Not a directory: "
-        f"'{tmp_path}/file/folder'; training goes on.\n"
-        for step in (2, 3)
-    )
+    words = f"checkpoints cannot be written to {tmp_path / name}: {error}"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        Script(tmp_path / name, checkpoint_every=2)
+    assert Script(tmp_path / name, checkpoint_every=None).train(3).resumed_at == 0
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("options", "error"), [("ro", "Read-only file system"), ("size=16k", "No space left")]
-)
-def test_a_file_system_that_takes_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: str, error: str
+@pytest.mark.parametrize(("options", "error"), [("ro", "Errno 30"), ("size=4k", "Errno 28")])
+def test_a_file_system_that_takes_nothing_is_refused(
+    tmp_path: Path, options: str, error: str
 ) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", options, "none", str(tmp_path)]
-    subprocess.run(mount, check=True)
-    try:
-        said = refused(tmp_path, capfd)
-        assert said.count("was not written") == 2
-        assert error in said
-        assert os.listdir(tmp_path) == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    with small(tmp_path, options):
+        if options != "ro":
+            fill(tmp_path)
+        with pytest.raises(RuntimeError, match=rf"written to {tmp_path}: \[{error}\]"):
+            Script(tmp_path, checkpoint_every=2)
+        assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_restart_does_not_look_whether_the_folder_can_be_written(
+    tmp_path: Path, memory: Given
+) -> None:
+    """It has a snapshot to go on from, and the storage may come back."""
+    memory(-1)
+    Script(tmp_path, checkpoint_every=None).train(10, until=6)
+    (tmp_path / "file").touch()
+    memory(6, is_first_round=False)
+    assert Script(tmp_path / "file/folder", checkpoint_every=100).train(8, until=7).resumed_at == 6
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long it was waited for another try."""
+    found: list[float] = []
+    monkeypatch.setattr(checkpoints.time, "sleep", found.append)
+    return found
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("has_memory", [True, False])
+@pytest.mark.parametrize(
+    ("full", "kept"),
+    [({2}, {4, 5}), ({4}, {2, 5}), ({5}, {2, 4}), ({2, 4, 5}, set())],
+)
+def test_a_disk_that_is_full(
+    tmp_path: Path,
+    memory: Given,
+    pauses: list[float],
+    capfd: pytest.CaptureFixture[str],
+    full: set[int],
+    kept: set[int],
+    has_memory: bool,
+) -> None:
+    """In the middle one line says so; the last checkpoint ends the script where it is lost."""
+    if has_memory:
+        memory(-1)
+    lost = "the checkpoint of step 5 could not be written to {}: [Errno 28] No space left on device"
+    with small(tmp_path, "size=256k"):
+        script = Script(tmp_path, checkpoint_every=2, width=20)
+        error = ""
+        try:
+            for number in script.checkpointer.steps(5):
+                (tmp_path / "filler").unlink(missing_ok=True)
+                if {number + 1, 5 if number == 4 else 0} & full:
+                    fill(tmp_path)
+        except RuntimeError as found:
+            error = str(found)
+        said = capfd.readouterr().err
+        assert {int(path.name[5:]) for path in tmp_path.glob("step-*")} == kept
+        assert error == (lost.format(tmp_path) if 5 in full else "")
+        assert pauses == ([1, 2, 4, 8] if 5 in full else [])
+        for step in {2, 4, 5} - full:
+            assert said.count(f"ft-run: the checkpoint of step {step} is complete: ") == 1
+        for step in full:
+            tries = said.count(
+                f"the checkpoint of step {step} was not written: [Errno 28] No space"
+            )
+            assert tries == (5 if step == 5 else 1)
+        assert not [name for name in os.listdir(tmp_path) if name.startswith(".step")]
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_for_a_while_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda _: (tmp_path / "filler").unlink())
+    with small(tmp_path, "size=256k"):
+        for _ in Script(tmp_path, checkpoint_every=2).checkpointer.steps(1):
+            fill(tmp_path)
+        assert (tmp_path / "latest").read_text() == "step-00000001\n"
+
+
+@pytest.mark.root
+def test_who_waits_for_a_checkpoint_knows_that_it_is_complete(tmp_path: Path) -> None:
+    with small(tmp_path, "size=256k"):
+        checkpointer = Script(tmp_path, checkpoint_every=2).checkpointer
+        checkpointer.wait()
+        fill(tmp_path)
+        assert not checkpointer.save(3)
+        with pytest.raises(RuntimeError, match="checkpoint of step 3 could not be written to"):
+            checkpointer.wait()
+        (tmp_path / "filler").unlink()
+        assert checkpointer.save(3)
+        checkpointer.wait()
 
 
 def test_the_last_checkpoint_stays_where_the_next_does_not_fit(

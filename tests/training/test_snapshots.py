@@ -164,8 +164,8 @@ class Agent:
         assert magic == page.MAGIC
         return buffer, step
 
-    def saved(self, buffer: int, step: int) -> None:
-        self.channel.send(page.SAVED.pack(page.MAGIC, buffer, step, True))
+    def saved(self, buffer: int, step: int, words: str = "") -> None:
+        self.channel.send(page.SAVED.pack(page.MAGIC, buffer, step) + words.encode())
 
     def is_waited_for(self) -> bool:
         """Return whether it has an order that is not answered."""
@@ -226,7 +226,7 @@ def test_what_the_saver_reads_is_left_alone(
         take(snapshots, number)
         assert held_steps(snapshots) == {n: float(n) for n in (number - 1, number)}
     assert sum(os.fstat(fd).st_size > 0 for fd in fds[1:]) == 2
-    assert agent.link.saved == 3
+    assert agent.link.words == ""
     snapshots.close()
     agent.close()
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from ft_run.launcher.agent.snapshots import HeldSnapshots
+from ft_run.launcher.agent.snapshots import NOT_BEGUN, HeldSnapshots
 from ft_run.launcher.saver.saves import Saves
 from ft_run.rendezvous.protocol.failure import FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Assignment
@@ -204,21 +204,21 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             workers = [await asyncio.to_thread(Worker, rank) for rank in (0, 1)]
             asking = [workers[first], workers[1 - first]]
 
-            async def save(step: int) -> list[int]:
+            async def save(step: int) -> list[str]:
                 for worker in asking:
                     worker.saver.save(1, step)
                 for worker in asking:
                     await asyncio.to_thread(worker.saver.wait)
-                return [worker.saver.saved for worker in asking]
+                return [worker.saver.words for worker in asking]
 
             for worker in workers:
                 worker.leave(7, tmp_path)
-            assert await save(7) == [7, 7]
+            assert await save(7) == ["", ""]
             files = sorted(os.listdir(tmp_path / "step-00000007"))
             assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"]
             assert held.newest_whole() is not None
             workers[0].leave(8, tmp_path)
-            assert await save(8) == [7, 7]  # rank 1 has none: no rank waits for ever
+            assert await save(8) == [NOT_BEGUN] * 2  # rank 1 has none: no rank waits for ever
             assert held.newest_whole() is None
             workers[1].leave(8, tmp_path)
             whole = held.newest_whole()
@@ -229,7 +229,7 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             # The rest is another node's, which counts alike how often its workers have asked.
             words = json.dumps({"digests": {"2": digest([])}, "bytes": 4}).encode()
             LocalStorage(tmp_path).mark(9, held._meeting("3"), "2", words)
-            assert await save(9) == [9, 9]
+            assert await save(9) == ["", ""]
             assert held.newest_whole() is None
             held._saves.close()
             for worker in workers:

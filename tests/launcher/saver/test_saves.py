@@ -62,7 +62,10 @@ class Node:
         return NodeShares((HeldShare(0, 0, self._fd, entry),), place, "a")
 
     def begin(self, step: int, folder: str = "") -> bool:
-        return self.saves.begin(self.snapshot(step, folder), self.ended.append)
+        return self.saves.begin(self.snapshot(step, folder), self.note)
+
+    def note(self, words: str) -> None:
+        self.ended.append(not words)
 
     async def until_ended(self, count: int = 1) -> None:
         await until(lambda: len(self.ended) >= count)
@@ -173,7 +176,7 @@ def test_a_saver_that_is_killed_again_is_given_up(node: Node) -> None:
 def test_the_other_nodes_know_of_a_saver_that_is_killed_again(node: Node) -> None:
     async def test() -> None:
         other = Node(node.root)
-        assert other.saves.begin(other.part(1, 1), other.ended.append)  # it waits for rank 0's
+        assert other.saves.begin(other.part(1, 1), other.note)  # it waits for rank 0's
         killed: list[int | None] = [None]
         for _ in range(2):
             await until(lambda: other.saves.pid not in killed)
@@ -181,12 +184,12 @@ def test_the_other_nodes_know_of_a_saver_that_is_killed_again(node: Node) -> Non
             killed.append(other.saves.pid)
             os.kill(other.saves.pid, signal.SIGKILL)
         await other.until_ended()
-        assert node.saves.begin(node.part(1, 0), node.ended.append)
+        assert node.saves.begin(node.part(1, 0), node.note)
         await node.until_ended()
         words = "the saver was killed, twice"
         assert node.told == other.told == [ev.CheckpointFailed(1, words)]
-        assert other.saves.begin(other.part(2, 1), other.ended.append)
-        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        assert other.saves.begin(other.part(2, 1), other.note)
+        assert node.saves.begin(node.part(2, 0), node.note)
         await node.until_ended(2)
         assert node.complete() == ["step-00000002"]
         assert sorted(os.listdir(node.root / "kept")) == ["latest", "step-00000002"]
@@ -200,8 +203,8 @@ def test_the_node_of_rank_0_tells_of_what_several_have_written(node: Node) -> No
     async def test() -> None:
         other = Node(node.root)
         both = (node, other)
-        assert other.saves.begin(other.part(1, 1), other.ended.append)
-        assert node.saves.begin(node.part(1, 0), node.ended.append)
+        assert other.saves.begin(other.part(1, 1), other.note)
+        assert node.saves.begin(node.part(1, 0), node.note)
         await node.until_ended()
         await other.until_ended()
         assert (node.ended, other.ended) == ([True], [True])
@@ -234,7 +237,7 @@ def test_the_node_of_rank_0_tells_of_what_several_have_written(node: Node) -> No
 
 def test_the_end_waits_half_its_time_for_a_node_that_may_be_lost(node: Node) -> None:
     async def test() -> None:
-        assert node.saves.begin(node.part(1, 0), node.ended.append)
+        assert node.saves.begin(node.part(1, 0), node.note)
         kept = node.root / "kept"
         await until(lambda: list(kept.glob(".step-00000001.a.writing/__0_0.distcp")))
         words = json.dumps({"digests": {"1": digest([])}}).encode()
@@ -262,14 +265,14 @@ def test_where_a_node_is_lost_its_part_is_not_waited_for(
         await node.until_writing()
         node.control("fail 0")
         await node.until_ended()
-        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        assert node.saves.begin(node.part(2, 0), node.note)
         node.saves.node_lost()
         await node.until_ended(2)
         assert node.begin(3)
         await node.until_ended(3)
         assert node.ended == [True, False, True]
         words = "a node was lost, and its part did not come"
-        assert node.told[1] == ev.CheckpointFailed(2, words)
+        assert node.told[1] == ev.CheckpointFailed(2, words, newest=1)
         assert node.complete() == ["step-00000001", "step-00000003"]
         node.saves.close()
 
@@ -307,7 +310,7 @@ def test_a_storage_that_comes_and_goes(node: Node) -> None:
         assert node.complete() == ["step-00000001"]
         path = f"{node.root}/odd/kept/step-00000002/__0_0.distcp"
         words = f"[Errno 5] the storage is gone: '{path}'"
-        assert node.told[1:] == [ev.CheckpointFailed(2, words)]
+        assert node.told[1:] == [ev.CheckpointFailed(2, words, newest=1)]
         assert (node.root / "odd/kept/control").read_text() == "fail 95"  # it is tried five times
         node.control("fail 0")
         assert node.begin(3, node.url)
