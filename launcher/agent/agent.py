@@ -32,7 +32,7 @@ from ...rendezvous.protocol.messages import (
     Waiting,
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
-from ...rendezvous.protocol.steps import StepsOrder, StepsReport
+from ...rendezvous.protocol.steps import StepsOrder
 from ...rendezvous.transport.fencing import FenceTick, Fencing
 from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import replace
@@ -53,7 +53,7 @@ from ..spawner.client import (
     SpawnerEvent,
     SpawnerGone,
 )
-from ..stacks.steps import rank_steps
+from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from . import told
 from .claim import OwnClaim
@@ -248,7 +248,7 @@ class Agent:
             case NoHang():
                 self._hangs.answered(event)
             case StepsOrder(number):
-                self._send(StepsReport(number, tuple(rank_steps(self._workers.running))))
+                self._send(steps_report(number, self._workers.running, self._saves.newest))
             case LinkUp(again):
                 self._link_up(again)
             case LinkDown():

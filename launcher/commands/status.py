@@ -100,6 +100,9 @@ def _heading(status: dict[str, Any]) -> list[str]:
         ]
     if leads:
         lines[-1] += f" · master up {duration(status['uptime_s'])}"
+    if status["checkpoint_step"]:
+        age = duration(status["checkpoint_age_s"])
+        lines.append(f"last checkpoint: step {status['checkpoint_step']}, {age} ago")
     if status["last_stop"]:
         lines.append(f"last stop: {status['last_stop']}")
     if status.get("hosts"):

@@ -112,8 +112,10 @@ class Saves:
 
     @property
     def newest(self) -> tuple[int, float]:
-        """Of the newest checkpoint that was written here, its step and age in seconds; -1: none."""
-        return self._newest, time.monotonic() - self._written_at if self._newest >= 0 else 0.0
+        """Of the newest checkpoint that was written here, its step and age in seconds; 0: none."""
+        if self._newest <= 0:
+            return 0, 0.0
+        return self._newest, time.monotonic() - self._written_at
 
     def node_lost(self) -> None:
         """A node is lost: give up what it writes with others, unless it had done its part."""

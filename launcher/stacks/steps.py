@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 
-from ...rendezvous.protocol.steps import RATE_MAX, STEPS_MAX, RankSteps
+from ...rendezvous.protocol.steps import RATE_MAX, STEPS_MAX, RankSteps, StepsReport
 from .collect import AskedWorker
 
 
@@ -20,3 +20,17 @@ def rank_steps(workers: Iterable[AskedWorker]) -> Iterator[RankSteps]:
             steps = min(progress.steps, STEPS_MAX)
             idle_s = max(0.0, now - progress.last_s)
             yield RankSteps(worker.rank, steps, min(progress.steps_per_s, RATE_MAX), idle_s)
+
+
+def steps_report(
+    number: int, workers: Iterable[AskedWorker], checkpoint: tuple[int, float]
+) -> StepsReport:
+    """Return the answer to the master's question.
+
+    Args:
+        number: of the question.
+        workers: that have not exited.
+        checkpoint: of the newest one that this node has completed, the step and the age in seconds.
+    """
+    step, age_s = checkpoint
+    return StepsReport(number, tuple(rank_steps(workers)), min(step, STEPS_MAX), age_s)

@@ -32,8 +32,12 @@ class StepsOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepsReport:
-    """The ranks of one node that have shown progress."""
+    """The ranks of one node that have shown progress, and what is durable."""
 
     number: Count
     """The order's."""
     workers: Annotated[tuple[RankSteps, ...], OF_A_NODE]
+    checkpoint_step: Annotated[int, Whole(0, STEPS_MAX)] = 0
+    """Of the newest checkpoint that this node has completed; 0: none."""
+    checkpoint_age_s: Seconds = 0.0
+    """Since it is complete."""

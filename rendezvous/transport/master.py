@@ -33,7 +33,7 @@ from ..protocol.messages import (
 )
 from ..protocol.notes import MasterNote, NodeRefused
 from ..protocol.stacks import StackReport, Suspicion
-from ..protocol.steps import RankSteps, StepsOrder, StepsReport
+from ..protocol.steps import StepsOrder, StepsReport
 from .hang_inquiry import HangInquiry
 from .stack_calls import StackCalls, Whereabouts
 
@@ -160,8 +160,8 @@ class Master:
                     away.append(name)
         return await self._stack_calls.ask(nodes, tuple(away))
 
-    async def steps(self) -> tuple[RankSteps, ...]:
-        """Return how many steps the ranks have done, where workers are watched.
+    async def steps(self) -> Whereabouts:
+        """Return how many steps watched ranks have done, and what is durable.
 
         Nodes that do not answer at once are left out.
         """
@@ -169,9 +169,9 @@ class Master:
         nodes = {
             node.link: node.spec.node_id
             for node in group.roster
-            if node.link is not None and node.spec.is_watched and node.round == group.round
+            if node.link is not None and node.round == group.round
         }
-        return (await self._steps_calls.ask(nodes, (), STEPS_S)).steps if nodes else ()
+        return await self._steps_calls.ask(nodes, (), STEPS_S)
 
     def refused(self, refusal: NodeRefused) -> None:
         """Tell the user that a node was refused, once per reason."""

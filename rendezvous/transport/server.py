@@ -267,7 +267,7 @@ class MasterServer:
             assert self._succession is not None
             self._succession.describe(reply)
             return reply
-        steps = await master.steps()
+        told_now = await master.steps()
         group = master.group
         uptime_s, round_uptime_s = master.uptime_s()
         reply = pb.StatusReply(
@@ -279,6 +279,8 @@ class MasterServer:
             round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
             version=self._version,
             last_stop=group.last_stop,
+            checkpoint_step=told_now.checkpoint[0],
+            checkpoint_age_s=told_now.checkpoint[1],
         )
         if self._succession is not None:
             self._succession.describe(reply)
@@ -301,7 +303,9 @@ class MasterServer:
                 attached=node.link is not None,
             )
             told.workers.extend(
-                encode_steps(rank) for rank in steps if placed and 0 <= rank.rank - first < size
+                encode_steps(rank)
+                for rank in told_now.steps
+                if placed and 0 <= rank.rank - first < size
             )
         return reply
 

@@ -23,6 +23,8 @@ class Whereabouts:
     """The nodes that have not answered, in words."""
     steps: tuple[RankSteps, ...] = ()
     """Of the ranks that have shown progress, where these were asked for."""
+    checkpoint: tuple[int, float] = (0, 0.0)
+    """Likewise, of the newest checkpoint, the step (0: none is known) and the age in seconds."""
 
 
 class StackCalls:
@@ -97,10 +99,13 @@ class StackCalls:
             self._missing += [self._names[link] for link in sorted(waiting)]
         stacks: list[RankStack] = []
         steps: list[RankSteps] = []
+        checkpoint = (0, 0.0)
         for report in self._reports.values():
             if isinstance(report, StackReport):
                 stacks += report.stacks
             else:
                 steps += report.workers
+                written = (report.checkpoint_step, report.checkpoint_age_s)
+                checkpoint = max(checkpoint, written, key=lambda one: one[0])
         self._names, self._reports = {}, {}
-        return Whereabouts(tuple(stacks), tuple(self._missing), tuple(steps))
+        return Whereabouts(tuple(stacks), tuple(self._missing), tuple(steps), checkpoint)

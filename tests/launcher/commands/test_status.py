@@ -17,6 +17,18 @@ def test_what_nodes_say_steers_no_terminal(
     assert not {"\x1b", "\x07"} & set(told)
 
 
+def test_the_age_of_the_last_checkpoint_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    reply = pb.StatusReply(job_id="j", phase="running", checkpoint_step=80, checkpoint_age_s=192.6)
+    _print_table(_as_dict(reply))
+    assert "last checkpoint: step 80, 0:03:12 ago\n" in capsys.readouterr().out
+    assert _as_dict(reply)["checkpoint_age_s"] == 192.6
+    _print_table(_as_dict(pb.StatusReply(job_id="j")))
+    assert "checkpoint" not in capsys.readouterr().out
+
+
 def test_steps_are_shown_where_workers_are_watched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ MESSAGES: list[NodeMessage] = [
         0, (RankStack(0, 0, "h", RankState.ANSWERED, (Frame("f", 1, "g", True, "s"),), 1, "r"),)
     ),
     Suspicion(0, (0,), 1.0),
-    StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),)),
+    StepsReport(0, (RankSteps(0, 1, 1.0, 1.0),), 1, 1.0),
     CheckResult(0, "", OFFER),
     Notice("x", 1.0),
     Drained(0, 1),
@@ -102,6 +102,7 @@ def _odd_of(value: Any, hint: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, "x" * 300_000
     elif hint is int:
         bits = {"time_s": 64, "furthest": 63, "steps": 63, "step": 64, "term": 64}
+        bits["checkpoint_step"] = 64
         yield name, 2 ** bits.get(name, 31) - 1
     elif hint is float:
         yield name, 1e308

@@ -171,7 +171,8 @@ def test_a_node_counts_the_steps_of_its_own_workers_only() -> None:
         number = (await nodes[0].next(StepsOrder)).number
         nodes[1].link.send(StepsReport(number, (RankSteps(0, 99, 1.0, 0.0),)))
         nodes[0].link.send(StepsReport(number, (RankSteps(0, 5, 1.0, 0.0),)))
-        assert [(each.rank, each.steps) for each in await asking] == [(0, 5)]
+        found = await asking
+        assert [(each.rank, each.steps) for each in found.steps] == [(0, 5)]
         master.close()
 
     run(test)

@@ -125,12 +125,15 @@ def test_steps_are_asked_for_in_the_same_way() -> None:
     async def main() -> None:
         told: list[object] = []
         calls = StackCalls(lambda link, order: told.append(order), StepsOrder)
-        asking = asyncio.create_task(calls.ask({1: "node 0"}, (), LONG_S))
+        nodes = {1: "node 0", 2: "node 1", 3: "node 2"}
+        asking = asyncio.create_task(calls.ask(nodes, (), LONG_S))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert told == [StepsOrder(1)]
-        calls.take(1, StepsReport(1, (RankSteps(0, 7, 1.5, 0.0),)))
+        assert told == [StepsOrder(1)] * 3
+        calls.take(1, StepsReport(1, (RankSteps(0, 7, 1.5, 0.0),), 4, 90.0))
+        calls.take(2, StepsReport(1, (), 6, 5.0))  # the newest, whichever node has written it
+        calls.take(3, StepsReport(1, ()))
         found = await asking
-        assert found == Whereabouts((), (), (RankSteps(0, 7, 1.5, 0.0),))
+        assert found == Whereabouts((), (), (RankSteps(0, 7, 1.5, 0.0),), (6, 5.0))
 
     run(main())
