@@ -23,6 +23,8 @@ PATIENCE_S = 120.0
 """How long another node is waited for at least."""
 _PATIENCE_RATIO = 4
 """And at least so many times as long as the own part took."""
+_TELL_AGAIN_S = (0.5, 2.0)
+"""After so long, where it cannot be told that this node gives up."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -77,19 +79,29 @@ class Meeting:
             known = {str(rank): digest for rank, digest in digests.items()}
             self._say(self._name, {"digests": known, "bytes": count})
 
-    def has_failed(self, words: str) -> str:
+    def has_failed(self, words: str, make_room: Callable[[], object] = lambda: None) -> str:
         """Tell why this node cannot do its part; return the reason to be shown.
 
         That is what another node has told before, which may be why this one has failed.
+
+        Args:
+            words: why.
+            make_room: is called where that cannot be told: the disk may be full.
         """
-        if not self._order.is_whole:
+        if self._order.is_whole:
+            return words
+        for pause_s in (*_TELL_AGAIN_S, None):
             try:
                 self._look()
                 self._say(self._name, {"words": words})
+                break
             except MeetingError as error:
                 return str(error)
-            except Exception:  # whatever a file system raises; the others wait as long as they do
-                return words
+            except Exception:  # whatever a file system raises
+                if pause_s is None:
+                    break  # the others wait as long as they do
+                make_room()
+                time.sleep(pause_s)  # others give up too, and make room
         return words
 
     def wait_for_others(self, digests: Sequence[str]) -> int:

@@ -50,6 +50,12 @@ def forget(order: Order) -> None:
 def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting) -> int:
     """Write a checkpoint; return how many bytes it has, 0 where another node makes it visible."""
     draft, has_begun = storage.draft(order.step, order.attempt), False
+
+    def abandon() -> None:
+        if order.is_first and has_begun:  # else it may be of an earlier one
+            with suppress(Exception):  # it is cleaned when the next one is written
+                storage.abandon(draft)
+
     try:
         files = _opened(order, fds)
         digests = {file.share.rank: digest(file.items) for file in files}
@@ -73,10 +79,8 @@ def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting)
             storage.put(draft, METADATA, [metadata])
         storage.publish(order.step, draft, order.keep)
     except Exception as error:
-        words = meeting.has_failed(words_of(error))
-        if order.is_first and has_begun:  # else it may be of an earlier one
-            with suppress(Exception):  # it is cleaned when the next one is written
-                storage.abandon(draft)
+        words = meeting.has_failed(words_of(error), abandon)
+        abandon()
         raise MeetingError(words) from error
     return len(metadata) + count
 
