@@ -162,13 +162,13 @@ def _reader(path: str) -> FileSystemReader:
 
 
 def _writer(path: str) -> FileSystemWriter:
-    kind = FileSystemWriter
+    kind: Any = FileSystemWriter
     if is_url(path):
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
         kind = FsspecWriter
 
-    class Writer(kind):  # type: ignore[misc,valid-type]  # it is one of two
+    class Writer(kind):  # type: ignore[misc]  # it is one of two
         def write_data(self, *plan: Any) -> Any:
             try:
                 return super().write_data(*plan)
@@ -176,7 +176,8 @@ def _writer(path: str) -> FileSystemWriter:
                 # torch.save hides a full disk, and other ranks are sent nothing but the error.
                 raise _cause(error) from error
 
-    return Writer(path)
+    writer: FileSystemWriter = Writer(path)
+    return writer
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -90,17 +90,20 @@ class Meeting:
         """
         if self._order.is_whole:
             return words
+        is_again = False
         for pause_s in (*_TELL_AGAIN_S, None):
             try:
                 self._look()
                 self._say(self._name, {"words": words})
                 break
             except MeetingError as error:
-                return str(error)
+                # Others may have failed because room was made here.
+                return words if is_again else str(error)
             except Exception:  # whatever a file system raises
                 if pause_s is None:
                     break  # the others wait as long as they do
                 make_room()
+                is_again = True
                 time.sleep(pause_s)  # others give up too, and make room
         return words
 

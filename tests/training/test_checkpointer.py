@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training import Checkpointer, checkpointer, checkpoints, late_copy, preemption
+from ft_run.training import Checkpointer, checkpointer, late_copy, preemption
 from ft_run.training import snapshot_page as page
 from ft_run.training.late_copy import Background, LateCopy
 from ft_run.training.preemption import Notice
@@ -553,7 +553,7 @@ def test_a_restart_does_not_look_whether_the_folder_can_be_written(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited for another try."""
     found: list[float] = []
-    monkeypatch.setattr(checkpoints.time, "sleep", found.append)
+    monkeypatch.setattr("ft_run.training.checkpoints.time.sleep", found.append)
     return found
 
 
@@ -604,7 +604,9 @@ def test_a_disk_that_is_full(
 def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints.time, "sleep", lambda _: (tmp_path / "filler").unlink())
+    monkeypatch.setattr(
+        "ft_run.training.checkpoints.time.sleep", lambda _: (tmp_path / "filler").unlink()
+    )
     with small(tmp_path, "size=256k"):
         for _ in Script(tmp_path, checkpoint_every=2).checkpointer.steps(1):
             fill(tmp_path)

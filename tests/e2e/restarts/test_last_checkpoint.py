@@ -46,11 +46,11 @@ def test_the_ranks_of_a_node_lose_it(ft: "Launcher", way: str) -> None:
     script = ft.script(SCRIPT.replace("every or None", "every, snapshot_every=None"), "train.py")
     if way == "saver":
         script = ft.script(SCRIPT, "train.py")
-    program = {"program": (str(Path(ft.program[0]).parent / "torchrun"),)}
+    torchrun = (str(Path(ft.program[0]).parent / "torchrun"),)
     with mounted(folder, FULL):
         command = ft.start(
             *("--standalone", "--nproc-per-node", 2, script, "fsdp2", ft.folder, 12, 1000),
-            **(program if way == "torchrun" else {}),
+            program=torchrun if way == "torchrun" else ft.program,
         )
         assert command.wait() == 1
         command.expect(lost(12, folder))
