@@ -8,14 +8,13 @@ from typing import Any
 
 from . import progress
 from .checkpoint_folder import CheckpointFolder
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, say
 from .flat_state import FlatState
 from .intervals import Interval
 from .late_copy import Background
 from .preemption import find_notice
 from .ranks import Question, Ranks
 from .replicas import FAILED, Replicas, fetch, spread
-from .say import say
 from .snapshot_file import MisfitError
 from .snapshot_memory import ask
 from .snapshot_page import Place

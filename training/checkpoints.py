@@ -1,12 +1,12 @@
 """What becomes of the checkpoints of a job: of those that the saver writes, and of the others."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .checkpoint_folder import CheckpointFolder
 from .ranks import Ranks
-from .say import say
 from .snapshot_memory import SaverLink, tell_written
 
 _TRY_AGAIN_S = (1, 2, 4, 8)
@@ -112,3 +112,8 @@ class Checkpoints:
         self._is_being_written, self._words = False, words
         if words is None:
             self.newest = self.tried
+
+
+def say(sentence: str) -> None:
+    """Print a sentence of a worker, in the form of all lines of ft-run."""
+    print(f"ft-run: {sentence}", file=sys.stderr, flush=True)
