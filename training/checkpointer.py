@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import progress
-from .checkpoint_folder import CheckpointFolder
-from .checkpoints import Checkpoints, say
+from .checkpoint_folder import CheckpointFolder, Checkpoints, say
 from .flat_state import FlatState
 from .intervals import Interval
 from .late_copy import Background

@@ -553,7 +553,7 @@ def test_a_restart_does_not_look_whether_the_folder_can_be_written(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited for another try."""
     found: list[float] = []
-    monkeypatch.setattr("ft_run.training.checkpoints.time.sleep", found.append)
+    monkeypatch.setattr("ft_run.training.checkpoint_folder.time.sleep", found.append)
     return found
 
 
@@ -605,7 +605,7 @@ def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ft_run.training.checkpoints.time.sleep", lambda _: (tmp_path / "filler").unlink()
+        "ft_run.training.checkpoint_folder.time.sleep", lambda _: (tmp_path / "filler").unlink()
     )
     with small(tmp_path, "size=256k"):
         for _ in Script(tmp_path, checkpoint_every=2).checkpointer.steps(1):
