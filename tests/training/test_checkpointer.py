@@ -614,6 +614,16 @@ def test_a_disk_that_is_full_for_a_while_at_the_end(
 
 
 @pytest.mark.root
+def test_the_reason_is_that_of_the_operating_system(tmp_path: Path) -> None:
+    """Where the disk is full in the middle of a tensor, what torch raises in the end tells none."""
+    with small(tmp_path, "size=64k"):
+        checkpointer = Script(tmp_path, checkpoint_every=2, width=20_000).checkpointer
+        assert not checkpointer.save(1)
+        with pytest.raises(RuntimeError, match=r"\[Errno 28\] No space left on device"):
+            checkpointer.wait()
+
+
+@pytest.mark.root
 def test_who_waits_for_a_checkpoint_knows_that_it_is_complete(tmp_path: Path) -> None:
     with small(tmp_path, "size=256k"):
         checkpointer = Script(tmp_path, checkpoint_every=2).checkpointer
