@@ -286,7 +286,7 @@ def test_the_last_snapshot_is_saved_also_where_one_with_a_lost_node_was_given_up
     monkeypatch.setattr("ft_run.launcher.saver.saves._COMES_S", 0.0)
 
     async def test() -> None:
-        assert node.saves.begin(node.part(2, 0), node.ended.append)
+        assert node.saves.begin(node.part(2, 0), node.note)
         node.saves.node_lost()
         if is_over:
             await node.until_ended()
