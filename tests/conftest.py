@@ -9,8 +9,7 @@ import pytest
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # gRPC would restart its threads in every process that a test forks. They use descriptors that a
-# forked relay or spawner has closed by then, and abort it. ft-run itself forks before it loads
-# gRPC.
+# forked spawner has closed by then, and abort it. ft-run itself forks before it loads gRPC.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import grpc  # noqa: F401 - reads the variable
 

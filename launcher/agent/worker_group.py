@@ -15,14 +15,8 @@ from collections.abc import Sequence
 from ...rendezvous.protocol.messages import Assignment, Progress
 from ...rendezvous.protocol.steps import STEPS_MAX
 from ...values import dataclass
-from ..logs.log_dir import (
-    AttemptLogs,
-    Route,
-    Stream,
-    StreamPlan,
-    console_prefix,
-    open_log,
-)
+from ..logs.log_dir import AttemptLogs, Route, StreamPlan, console_prefix
+from ..logs.log_file import Stream, open_log
 from ..logs.regular_file import tail_of_file
 from ..logs.relay_client import RelayClient
 from ..logs.relay_stream import StreamOrder

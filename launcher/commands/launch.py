@@ -15,7 +15,7 @@ from ..agent.preload import start_preload
 from ..agent.signals import ignore
 from ..agent.worker_command import WorkerCommands, check_interpreter
 from ..logs.log_dir import LogDir, check_log_dir
-from ..logs.relay_client import start_relay
+from ..logs.relay_client import RelayClient
 from ..machine.shortage import too_few_files
 from ..machine.worker_count import WorkerCount, omp_num_threads, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
@@ -86,7 +86,7 @@ def _parts(options: LaunchOptions) -> NodeParts:
     try:
         spawner = SpawnerClient()
         check_spawner = SpawnerClient() if options.checks is not None else None
-        relay = start_relay(display.event) if log_dir.needs_relay else None
+        relay = RelayClient(display.event) if log_dir.needs_relay else None
     except NoProcessError:
         log_dir.remove_if_unused()
         if timers is not None:

@@ -5,44 +5,28 @@ flags of an open file are shared with all of them. So a pipe or terminal is open
 non-blocking, and theirs is left as it is.
 """
 
-import contextlib
 import os
 import select
-import socket
 import stat
 
 
 class ConsoleFile:
-    """One of the descriptors 1 and 2, opened again."""
+    """One of the descriptors 1 and 2, for as long as this process lives."""
 
     def __init__(self, fd: int) -> None:
-        """Open what a descriptor is; where no descriptor is left, that one itself is used.
+        """Open what a descriptor is again, or use it where that cannot be.
 
         Raises:
             OSError: it is closed.
         """
-        self._is_own = True
-        self._socket: socket.socket | None = None
-        self._is_pipe = False
+        self.fd = fd
         self._asks_first = False
-        mode = os.fstat(fd).st_mode
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(mode):
-                self._socket = socket.socket(fileno=os.dup(fd))
-                self.fd = self._socket.fileno()
-                return
-        self._is_pipe = stat.S_ISFIFO(mode)
-        if self._is_pipe or os.isatty(fd):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             try:
                 self.fd = os.open(f"/proc/self/fd/{fd}", flags)
-                return
-            except OSError:  # the terminal of another user, or no reader
+            except OSError:  # a socket, the terminal of another user, no reader, no descriptor left
                 self._asks_first = True
-        try:
-            self.fd = os.dup(fd)
-        except OSError:
-            self.fd, self._is_own = fd, False
 
     def write(self, pending: bytes | bytearray) -> int:
         """Write as much of ``pending`` as goes in one call; return how many bytes that was.
@@ -55,11 +39,9 @@ class ConsoleFile:
             BlockingIOError: the console takes nothing now.
             OSError: it takes nothing any more.
         """
+        if self._asks_first and not self.is_writable(0.0):
+            raise BlockingIOError
         with memoryview(pending) as view, view[: self._piece_bytes(pending)] as piece:
-            if self._socket is not None:
-                return self._socket.send(piece, socket.MSG_DONTWAIT)
-            if self._asks_first and not self.is_writable(0.0):
-                raise BlockingIOError
             return os.write(self.fd, piece)
 
     def is_writable(self, timeout_s: float) -> bool:
@@ -68,16 +50,8 @@ class ConsoleFile:
         poll.register(self.fd, select.POLLOUT)
         return bool(poll.poll(timeout_s * 1000))
 
-    def close(self) -> None:
-        """Close this copy; the descriptor that it was made from stays."""
-        if self._socket is not None:
-            self._socket.close()
-        elif self._is_own:
-            with contextlib.suppress(OSError):
-                os.close(self.fd)
-
     def _piece_bytes(self, pending: bytes | bytearray) -> int:
-        if len(pending) <= select.PIPE_BUF or not (self._is_pipe or self._asks_first):
+        if len(pending) <= select.PIPE_BUF:
             return len(pending)
         short_lines = pending.rfind(b"\n", 0, select.PIPE_BUF) + 1
         if short_lines:

@@ -19,19 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from ...errors import LogDirError
 from ...values import dataclass
 from ..options import LogOptions, Streams
+from .log_file import Stream, open_log
 
 _TEMPORARY_PREFIX = "torchelastic_"
 _RANDOM_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789_"
 _RANDOM_LENGTH = 8
 _RUN_ID_MAX_BYTES = 200
 _PROBE_BYTES = 4096
-
-
-class Stream(enum.Enum):
-    """A standard stream of a worker; the value is its name in file names and messages."""
-
-    STDOUT = "stdout"
-    STDERR = "stderr"
 
 
 class Route(enum.Enum):
@@ -208,15 +202,6 @@ class LogDir:
                 yield _filtered_path(directory, stream)
         for worker in workers:
             yield from (plan.path for plan in worker.streams.values() if plan.path)
-
-
-def open_log(path: str) -> int:
-    """Open (and create) a log file for appending; return its descriptor, not inheritable.
-
-    It is readable too: the relay reads back what a slow console has not yet shown.
-    Raises ``OSError``.
-    """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
 def console_prefix(role: str, rank: int, local_rank: int, template: str) -> bytes:

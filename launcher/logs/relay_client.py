@@ -1,37 +1,30 @@
 """The agent's side of the relay: starts it, gives it streams, learns when they are written.
 
-The relay must be started before the agent has threads or has loaded gRPC, because it is forked.
-Everything that the agent forks later must close ``RelayClient.fileno()``: the relay sees that
-its agent is gone when the last copy of that descriptor is closed. Likewise, a stream ends when
-the last copy of its write end is closed; the agent closes its own once the worker has it.
+A stream ends when the last copy of its write end is closed; the agent closes its own once the
+worker has it.
 """
 
-import contextlib
+import asyncio
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import Any, Final
 
 from ...errors import NoProcessError
 from ...events import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ...values import dataclass
 from ..machine.shortage import no_process
-from . import relay
-from .log_dir import open_log
+from .log_file import Stream, open_log
+from .relay import PACKET_MAX_BYTES, encode_order
 from .relay_stream import StreamOrder
-
-if TYPE_CHECKING:
-    import asyncio
 
 _RUN_MODULE: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
 )
-_PACKET_MAX_BYTES: Final = 256 * 1024
 _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
 
@@ -47,71 +40,64 @@ class OpenStream:
     write_fd: int
 
 
-def start_relay(tell: Callable[[RelayEvent], None]) -> "RelayClient":
-    """Fork the relay, with this process's standard output and error as its console.
-
-    ``tell`` is called when a log file had to end (disk full), output could not be shown, or the
-    relay itself was lost. Raises ``NoProcessError`` if no process can be started.
-    """
-    try:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError as error:
-        raise NoProcessError(f"{no_process(error)}.") from error
-    # No signal may reach the child while it still has the agent's handlers.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            relay.run_in_child(theirs)
-    except OSError as error:
-        ours.close()
-        raise NoProcessError(f"{no_process(error)}.") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
-    return RelayClient(pid, ours, tell)
-
-
 class RelayClient:
-    """The relay as the agent sees it. Make it with ``start_relay``; not thread-safe."""
+    """The relay as the agent sees it. Not thread-safe."""
 
-    def __init__(
-        self, pid: int, control: socket.socket, tell: Callable[[RelayEvent], None]
-    ) -> None:
-        self.pid = pid
-        self.is_lost = False
-        """Whether the relay is gone: closed or killed."""
-        self._control = control
+    def __init__(self, tell: Callable[[RelayEvent], None]) -> None:
+        """Start a relay, with this process's standard output and error as its console.
+
+        Args:
+            tell: called when a log file had to end (disk full), output could not be shown, or the
+                relay itself was lost.
+
+        Raises:
+            NoProcessError: no process can be started.
+        """
         self._tell = tell
         self._is_closing = False
         self._count = 0
         self._open: set[int] = set()
         self._tails: dict[int, bytes] = {}
-        self._tail_answers: set[int] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lost_loop: asyncio.AbstractEventLoop | None = None
-        """The loop that received from a relay that is lost."""
         self._waiters: set[asyncio.Future[None]] = set()
-        control.setblocking(False)
+        try:
+            self._start()
+        except OSError as error:
+            raise NoProcessError(f"{no_process(error)}.") from error
 
-    def fileno(self) -> int:
-        """Return the control descriptor: readable when ``receive`` has something to do."""
-        return self._control.fileno()
+    def _start(self) -> None:
+        """Start a relay, by ``exec``, since this process may have threads.
 
-    def attach(self, loop: "asyncio.AbstractEventLoop") -> None:
+        Raises:
+            OSError: no process can be started.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.set_inheritable(theirs.fileno(), True)
+        argv = (sys.executable, _RUN_MODULE, "logs.relay", str(theirs.fileno()))
+        # No signal may end it before it ignores those that are meant for workers.
+        blocked = signal.valid_signals()
+        with theirs:
+            try:
+                self.pid = os.posix_spawn(sys.executable, argv, os.environ, setsigmask=blocked)
+            except OSError:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        self._control = ours
+        self.is_lost = False
+        """Whether the relay is gone: closed or killed."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let ``loop`` receive the relay's events. The awaiting methods do it by themselves."""
-        if self._loop is not loop:
-            self.detach()
-            if not self.is_lost:
-                self._loop = loop
-                loop.add_reader(self._control.fileno(), self.receive)
+        if loop is not self._loop:
+            self._ignore()
+        self._loop = loop
+        if not self.is_lost:
+            loop.add_reader(self._control, self._receive)
 
-    def detach(self) -> None:
-        """Stop receiving events in the loop that ``attach`` was given."""
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._control.fileno())
-            self._loop = None
+    def _ignore(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._control)
 
     def add_stream(self, order: StreamOrder) -> OpenStream:
         """Make a pipe for one stream of a worker and give its read end to the relay.
@@ -131,35 +117,19 @@ class RelayClient:
         self._tails[number] = b""
         if order.log_path is not None:
             return OpenStream(number, open_log(order.log_path))
-        return OpenStream(number, os.dup(1 if order.stream.value == "stdout" else 2))
+        return OpenStream(number, os.dup(1 if order.stream is Stream.STDOUT else 2))
 
     def _relayed(self, number: int, order: StreamOrder) -> OpenStream | None:
         """Return a pipe to the relay; None where it is lost."""
-        if self.is_lost:
-            return None
         read_fd, write_fd = os.pipe()
         try:
-            if self._send(relay.encode_order(number, order), [read_fd]):
+            if self._send(encode_order(number, order), [read_fd]):
                 self._open.add(number)
                 return OpenStream(number, write_fd)
         finally:
             os.close(read_fd)
         os.close(write_fd)
         return None
-
-    def receive(self) -> None:
-        """Take one event from the relay; returns at once if there is none."""
-        try:
-            packet = self._control.recv(_PACKET_MAX_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            packet = b""
-        if packet:
-            self._handle(json.loads(packet))
-            self._wake()
-        else:
-            self._lose()
 
     async def drained(self, numbers: Iterable[int], timeout_s: float) -> frozenset[int]:
         """Wait until the streams have ended, are written and shown; return those that are not."""
@@ -174,11 +144,9 @@ class RelayClient:
         not answer in time.
         """
         if number in self._open:
-            self._tail_answers.discard(number)
-            self._send(json.dumps({"tail": number}).encode(), [])
-            await self._until(
-                lambda: number in self._tail_answers or number not in self._open, timeout_s
-            )
+            self._tails.pop(number, None)
+            self._send(json.dumps({"tail": number}).encode())
+            await self._until(lambda: number in self._tails, timeout_s)
         return self.last_tail(number)
 
     def last_tail(self, number: int) -> bytes:
@@ -189,7 +157,6 @@ class RelayClient:
         """Drop what is kept about streams of an attempt that has been reported."""
         for number in numbers:
             self._tails.pop(number, None)
-            self._tail_answers.discard(number)
 
     async def aclose(self, timeout_s: float) -> bool:
         """Tell the relay to end once everything is written; return whether it did in time.
@@ -197,119 +164,99 @@ class RelayClient:
         A relay that did not is left to finish alone: it goes when its pipes are at their end
         or nothing has moved for a few seconds.
         """
-        self._begin_close()
+        self._is_closing = True
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
         try:
             await self._until(lambda: self.is_lost, timeout_s)
         finally:
-            has_ended = self._finish_close()
+            self._ignore()
+            self._control.close()
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0 if self.is_lost else os.WNOHANG)  # noqa: ASYNC222 - it ends
+            has_ended, self.is_lost = self.is_lost, True
         return has_ended
 
-    def _begin_close(self) -> None:
-        self._is_closing = True
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-
-    def _finish_close(self) -> bool:
-        self.detach()
-        self._control.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0 if self.is_lost else os.WNOHANG)
-        has_ended, self.is_lost = self.is_lost, True
-        return has_ended
+    def _receive(self) -> None:
+        """Take one event from the relay; returns at once if there is none."""
+        try:
+            packet = self._control.recv(PACKET_MAX_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet:
+            self._handle(json.loads(packet))
+            self._wake()
+        else:
+            self._lose()
 
     def _handle(self, event: dict[str, Any]) -> None:
-        if "closed" in event:
-            self._open.discard(event["closed"])
-            self._tails[event["closed"]] = event["tail"].encode("latin-1")
-        elif "tail" in event:
-            self._tails[event["tail"]] = event["text"].encode("latin-1")
-            self._tail_answers.add(event["tail"])
-        elif "unshown" in event:
-            self._tell(OutputUnshown(event["unshown"]))
-        elif "ended" in event:
-            self._tell(LogFileEnded(event["ended"], event["reason"]))
-        else:
-            self._tell(RelayFull())
+        match event:
+            case {"closed": number, "tail": text}:
+                self._open.discard(number)
+                self._tails[number] = text.encode("latin-1")
+            case {"tail": number, "text": text}:
+                self._tails[number] = text.encode("latin-1")
+            case {"unshown": count}:
+                self._tell(OutputUnshown(count))
+            case {"ended": path, "reason": reason}:
+                self._tell(LogFileEnded(path, reason))
+            case _:
+                self._tell(RelayFull())
 
     def _lose(self) -> None:
         if self.is_lost:
             return
-        self.is_lost, self._lost_loop = True, self._loop
-        self.detach()
+        self.is_lost = True
+        self._ignore()
         self._wake()
         if not self._is_closing:
             self._tell(RelayLost(self.pid, len(self._open)))
 
     def _replace(self) -> None:
-        """Start another relay: by ``exec``, since this process may have threads by now."""
+        lost, lost_pid = self._control, self.pid
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._start()
         except OSError:
             return
-        os.set_inheritable(theirs.fileno(), True)
-        argv = (sys.executable, _RUN_MODULE, "logs.relay", str(theirs.fileno()))
-        with theirs:
-            try:
-                pid = os.posix_spawn(sys.executable, argv, os.environ)
-            except OSError:
-                ours.close()
-                return
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
-        self._control.close()
-        self._control, self.pid = ours, pid
-        ours.setblocking(False)
+        lost.close()
+        with suppress(ChildProcessError):
+            os.waitpid(lost_pid, os.WNOHANG)
         self._open.clear()
-        self.is_lost = False
-        if self._lost_loop is not None and not self._lost_loop.is_closed():
-            self.attach(self._lost_loop)
-        self._tell(RelayReplaced(pid))
+        if self._loop is not None and not self._loop.is_closed():
+            self.attach(self._loop)
+        self._tell(RelayReplaced(self.pid))
 
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _send(self, packet: bytes, fds: list[int]) -> bool:
+    def _send(self, packet: bytes, fds: Iterable[int] = ()) -> bool:
         """Send one packet; return False if the relay is gone or does not take it."""
-        deadline = time.monotonic() + _SEND_TIMEOUT_S
-        while not self.is_lost:
-            if self._try_send(packet, fds):
-                return True
-            if not _wait_for(self._control, select.POLLOUT, deadline):
-                break
-        return False
-
-    def _try_send(self, packet: bytes, fds: list[int]) -> bool:
+        if self.is_lost:
+            return False
+        self._control.settimeout(_SEND_TIMEOUT_S)
         try:
-            socket.send_fds(self._control, [packet], fds)
-        except BlockingIOError:
+            socket.send_fds(self._control, [packet], [*fds])
+        except TimeoutError:
             return False
         except ConnectionError:
             self._lose()
             return False
+        finally:
+            self._control.setblocking(False)
         return True
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        import asyncio
-
         loop = asyncio.get_running_loop()
         self.attach(loop)
         deadline = loop.time() + timeout_s
-        while not condition() and not self.is_lost:
-            left = deadline - loop.time()
-            if left <= 0:
-                return
+        while not condition() and not self.is_lost and (left_s := deadline - loop.time()) > 0:
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.add(waiter)
             try:
-                await asyncio.wait((waiter,), timeout=left)
+                await asyncio.wait((waiter,), timeout=left_s)
             finally:
                 self._waiters.discard(waiter)
-
-
-def _wait_for(control: socket.socket, event: int, deadline: float) -> bool:
-    """Wait until the socket is ready; return False when ``deadline`` (monotonic) has passed."""
-    poll = select.poll()
-    poll.register(control, event)
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))

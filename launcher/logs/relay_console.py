@@ -2,12 +2,12 @@
 
 import errno
 import os
-import select
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from .console_file import ConsoleFile
-from .log_dir import Stream
+from .log_file import Stream
 
 PENDING_MAX_BYTES: Final = 256 * 1024
 """With more than this unwritten, the console is not given further chunks."""
@@ -18,25 +18,29 @@ _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Console:
     """One console. ``accepted`` and ``written`` count bytes since the start."""
 
-    def __init__(self, fd: int, epoll: select.epoll) -> None:
-        self.fd = -1
-        self.is_closed = False
+    def __init__(self, fd: int) -> None:
         self.accepted = 0
         self.written = 0
-        self._epoll = epoll
         self._pending = bytearray()
-        self._is_waiting = False
         self._file: ConsoleFile | None = None
-        try:
+        """None: it has no reader any more, which does not affect the workers and the files."""
+        with suppress(OSError):
             self._file = ConsoleFile(fd)
-            self.fd = self._file.fd
-        except OSError:
-            self._close()
+
+    @property
+    def fd(self) -> int | None:
+        """The descriptor to wait for until the console takes more; None: nothing waits."""
+        return self._file.fd if self._file is not None and self._pending else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing reads it any more."""
+        return self._file is None
 
     @property
     def has_room(self) -> bool:
         """Whether another chunk may be written now without memory growing beyond bounds."""
-        return not self.is_closed and len(self._pending) < PENDING_MAX_BYTES
+        return not self.is_closed and self.unshown < PENDING_MAX_BYTES
 
     @property
     def unshown(self) -> int:
@@ -45,7 +49,7 @@ class Console:
 
     def write(self, lines: bytes) -> None:
         """Write whole lines, now or as soon as the console takes them."""
-        if lines and not self.is_closed:
+        if not self.is_closed:
             self.accepted += len(lines)
             self._pending += lines
             self.flush()
@@ -56,44 +60,19 @@ class Console:
             try:
                 done = self._file.write(self._pending)
             except BlockingIOError:
-                break
+                return
             except OSError as error:
                 if error.errno not in _DISK_FULL:
-                    self._close()
-                    return
+                    self._file = None
                 done = len(self._pending)
             self.written += done
             del self._pending[:done]
-        self._wait(bool(self._pending))
-
-    def _wait(self, is_wanted: bool) -> None:
-        if is_wanted and not self._is_waiting:
-            self._epoll.register(self.fd, select.EPOLLOUT)
-        elif self._is_waiting and not is_wanted:
-            self._epoll.unregister(self.fd)
-        self._is_waiting = is_wanted
-
-    def _close(self) -> None:
-        """The console has no reader any more; the workers and the files are not affected."""
-        self.is_closed = True
-        self._pending.clear()
-        if self._is_waiting:
-            self._wait(False)
-        if self._file is not None:
-            self._file.close()
 
 
-def open_consoles(epoll: select.epoll) -> Mapping[Stream, Console]:
+def open_consoles() -> Mapping[Stream, Console]:
     """Return the consoles behind the descriptors 1 and 2: one object if they are the same."""
-    stdout = Console(1, epoll)
-    if _identity(1) is not None and _identity(1) == _identity(2):
-        return {Stream.STDOUT: stdout, Stream.STDERR: stdout}
-    return {Stream.STDOUT: stdout, Stream.STDERR: Console(2, epoll)}
-
-
-def _identity(fd: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    stdout = Console(1)
+    with suppress(OSError):
+        if os.path.sameopenfile(1, 2):
+            return {Stream.STDOUT: stdout, Stream.STDERR: stdout}
+    return {Stream.STDOUT: stdout, Stream.STDERR: Console(2)}

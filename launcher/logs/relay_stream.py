@@ -6,14 +6,13 @@ The relay never waits for a slow console: its lines are read back from the log f
 when it is ready again, so memory stays flat and no worker blocks on a stalled terminal.
 """
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Final
 
 from ...defaults import STDERR_TAIL_MAX_BYTES
 from ...values import dataclass
-from .log_dir import Stream, open_log
+from .log_file import LogFile, Stream
 from .relay_console import Console
 
 CHUNK_BYTES: Final = 64 * 1024
@@ -30,7 +29,6 @@ class StreamOrder:
     stream: Stream
     prefix: bytes
     """Stands before each line on the console and in the filtered file."""
-    console: bool = True
     log_path: str | None = None
     filters: tuple[bytes, ...] = ()
     """A line that contains any of these goes to ``filtered_path`` as well."""
@@ -88,75 +86,20 @@ def matching(lines: bytes, needles: tuple[bytes, ...]) -> bytes:
     return b"".join(kept)
 
 
-class LogFile:
-    """A file that is appended to until an error, which is reported once."""
-
-    def __init__(self, path: str, log_ended: Callable[[str, str], None]) -> None:
-        self._path = path
-        self._ended = log_ended
-        self._fd = -1
-        self.size = 0
-        self.is_whole = True
-        """Whether everything so far could be written."""
-        try:
-            self._fd = open_log(path)
-            self.size = os.fstat(self._fd).st_size
-        except OSError as error:
-            self._stop(error)
-
-    def write(self, data: bytes) -> int:
-        """Append ``data``; return how many of its bytes are in the file."""
-        done = 0
-        try:
-            while self.is_whole and done < len(data):
-                done += os.write(self._fd, data[done:] if done else data)
-        except OSError as error:
-            self._stop(error)
-        self.size += done
-        return done
-
-    def read_at(self, offset: int, max_bytes: int) -> bytes:
-        """Return what stands at ``offset``; empty at the end or where it cannot be read."""
-        if offset >= self.size:
-            return b""
-        try:
-            return os.pread(self._fd, min(max_bytes, self.size - offset), offset)
-        except OSError:
-            return b""
-
-    def close(self) -> None:
-        """Close the file; data that the disk then refuses is lost."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
-
-    def _stop(self, error: OSError) -> None:
-        self.is_whole = False
-        self._ended(self._path, error.strerror or str(error))
-
-
 class RelayedStream:
     """One stream on its way from a worker's pipe to its files and the console."""
 
     def __init__(
-        self,
-        number: int,
-        pipe: int,
-        order: StreamOrder,
-        console: Console,
-        log_ended: Callable[[str, str], None],
+        self, pipe: int, order: StreamOrder, console: Console, log_ended: Callable[[str, str], None]
     ) -> None:
-        self.number = number
         self.pipe = pipe
         self.tail = b""
         """The last bytes of a standard error stream; the failure report shows them."""
         self.has_ended = False
         self._order = order
-        self._console = console if order.console else None
+        self._console = console
         self._log = LogFile(order.log_path, log_ended) if order.log_path else None
-        filtered = order.filtered_path if order.filters else None
-        self._filtered = LogFile(filtered, log_ended) if filtered else None
+        self._filtered = LogFile(order.filtered_path, log_ended) if order.filtered_path else None
         self._lines = LineBuffer()
         self._filter_lines = LineBuffer()
         self._next_shown: int | None = None
@@ -165,19 +108,14 @@ class RelayedStream:
         self._mark = 0
 
     @property
-    def is_behind(self) -> bool:
-        """Whether the console still has to be given lines from the log file."""
-        return self._next_shown is not None
-
-    @property
     def can_catch_up(self) -> bool:
-        """Whether the stream is behind and the console takes more."""
-        return self.is_behind and self._console is not None and self._console.has_room
+        """Whether the console is behind the log file, and takes more."""
+        return self._next_shown is not None and self._console.has_room
 
     @property
     def unshown(self) -> int:
         """How many bytes the console should have been given, and was not."""
-        if self._console is None or self._console.is_closed:
+        if self._console.is_closed:
             return 0
         if self._log is None or self._next_shown is None:
             return self._dropped
@@ -197,19 +135,17 @@ class RelayedStream:
     def end(self) -> None:
         """Note that the worker writes no more; an unfinished line gets its newline."""
         self.has_ended = True
-        if self._filtered is not None:
-            self._filter(self._filter_lines.finish())
-        if not self.is_behind:
+        self._filter(self._filter_lines.finish())
+        if self._next_shown is None:
             self._show_end()
 
     def catch_up(self) -> None:
         """Give the console the next chunk from the log file."""
-        if self._next_shown is None or self._log is None or self._console is None:
+        if self._next_shown is None or self._log is None:
             return
         data = self._log.read_at(self._next_shown, CHUNK_BYTES)
-        if data:
-            self._next_shown += len(data)
-            self._show(data)
+        self._next_shown += len(data)
+        self._show(data)
         if not data or self._next_shown >= self._log.size:
             self._next_shown = None
             if self.has_ended:
@@ -217,17 +153,12 @@ class RelayedStream:
 
     def is_written(self) -> bool:
         """Return whether the stream has ended and all of it is in its files and shown."""
-        if not self.has_ended:
-            return False
-        if self._console is None or self._console.is_closed:
-            return True
-        return not self.is_behind and self._console.written >= self._mark
+        is_shown = self._next_shown is None and self._console.written >= self._mark
+        return self.has_ended and (is_shown or self._console.is_closed)
 
     def close(self) -> None:
         """Close the pipe and the files."""
-        if self.pipe >= 0:
-            os.close(self.pipe)
-            self.pipe = -1
+        os.close(self.pipe)
         for file in (self._log, self._filtered):
             if file is not None:
                 file.close()
@@ -239,9 +170,9 @@ class RelayedStream:
             self._filter(self._filter_lines.feed(data))
         offset = self._log.size if self._log else 0
         logged = self._log.write(data) if self._log else 0
-        if self._console is None or self._console.is_closed:
+        if self._console.is_closed:
             return
-        if not self.is_behind:
+        if self._next_shown is None:
             if self._console.has_room:
                 self._show(data)
                 return
@@ -252,24 +183,20 @@ class RelayedStream:
         self._dropped += len(data) - logged
 
     def _filter(self, lines: bytes) -> None:
-        if lines and self._filtered is not None:
+        if self._filtered is not None and lines:
             found = matching(lines, self._order.filters)
             self._filtered.write(prefixed(found, self._order.prefix))
 
     def _show(self, data: bytes) -> None:
-        if self._console is None:
-            return
         lines = b""
-        if self._dropped and not self.is_behind:
+        if self._dropped and self._next_shown is None:
             lines = self._lines.finish()
             lines += b"[%d bytes that the console was too slow for are lost]\n" % self._dropped
             self._dropped = 0
         lines += self._lines.feed(data)
-        if lines:
-            self._console.write(prefixed(lines, self._order.prefix))
+        self._console.write(prefixed(lines, self._order.prefix))
 
     def _show_end(self) -> None:
         self._show(b"")
-        if self._console is not None:
-            self._console.write(prefixed(self._lines.finish(), self._order.prefix))
-            self._mark = self._console.accepted
+        self._console.write(prefixed(self._lines.finish(), self._order.prefix))
+        self._mark = self._console.accepted

@@ -22,6 +22,12 @@ def fill(console: ConsoleFile) -> int:
     return taken
 
 
+def close(*fds: int) -> None:
+    """Close both ends, and what a console has opened again."""
+    for fd in {*fds}:
+        os.close(fd)
+
+
 def test_a_pipe_a_terminal_and_a_socket_are_never_waited_for() -> None:
     ends = [os.pipe(), pty.openpty(), tuple(end.detach() for end in socket.socketpair())]
     for reader, writer in ends:
@@ -29,16 +35,13 @@ def test_a_pipe_a_terminal_and_a_socket_are_never_waited_for() -> None:
         assert fill(console) > 0
         assert not console.is_writable(0.0)
         assert os.get_blocking(writer), "others that write to it must not notice"
-        console.close()
-        os.close(reader)
-        os.close(writer)
+        close(console.fd, reader, writer)
 
 
 def test_a_file_takes_everything(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file:
         console = ConsoleFile(file.fileno())
         assert console.write(b"a\nb") == 3
-        console.close()
     assert (tmp_path / "out").read_bytes() == b"a\nb"
 
 
@@ -55,9 +58,7 @@ def pipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     console = ConsoleFile(writer)
     monkeypatch.undo()
     yield console
-    console.close()
-    os.close(reader)
-    os.close(writer)
+    close(console.fd, reader, writer)
 
 
 def test_whole_lines_are_written_as_one(pipe: ConsoleFile) -> None:

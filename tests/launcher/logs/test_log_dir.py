@@ -13,12 +13,11 @@ from ft_run.errors import LogDirError
 from ft_run.launcher.logs.log_dir import (
     LogDir,
     Route,
-    Stream,
     StreamPlan,
     check_log_dir,
     console_prefix,
-    open_log,
 )
+from ft_run.launcher.logs.log_file import Stream, open_log
 from ft_run.launcher.options import LogOptions, Streams, StreamSelection
 
 

@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import resource
-import select
 import signal
 import socket
 import stat
@@ -22,13 +21,12 @@ import tty
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import grpc.aio
 import pytest
 from ft_run.errors import NoProcessError
 from ft_run.events import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ft_run.launcher.logs import relay_client
-from ft_run.launcher.logs.log_dir import Stream
-from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, RelayEvent, start_relay
+from ft_run.launcher.logs.log_file import Stream
+from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, RelayEvent
 from ft_run.launcher.logs.relay_stream import (
     LINE_MAX_BYTES,
     LineBuffer,
@@ -38,12 +36,7 @@ from ft_run.launcher.logs.relay_stream import (
 )
 from ft_run.tests.harness.descriptors import files_of, own_descriptors
 
-# The relay is forked before the agent has threads; pytest-timeout's timer thread is another
-# matter.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-
 PATIENCE_S = 60.0
-TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
 def wait_drained(client: RelayClient, numbers: Iterable[int], timeout_s: float) -> frozenset[int]:
@@ -88,7 +81,7 @@ class Consoles:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         try:
-            client = start_relay(self.warnings.append)
+            client = RelayClient(self.warnings.append)
         finally:
             os.dup2(saved[0], 1)
             os.dup2(saved[1], 2)
@@ -112,7 +105,7 @@ def consoles() -> Iterator[Consoles]:
     before = own_descriptors()
     yield consoles
     for client in consoles.clients:
-        if client.fileno() >= 0 and not close(client, 0.0):
+        if client._control.fileno() >= 0 and not close(client, 0.0):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(client.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -154,32 +147,24 @@ def say(stream: OpenStream, data: bytes) -> None:
         pipe.write(data)
 
 
+def warm_up(client: RelayClient) -> None:
+    """Wait until the relay has begun: before that it reads and keeps what Python needs."""
+    stream = client.add_stream(order())
+    say(stream, b"warm\n")
+    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
+
+
+def bytes_read(pid: int) -> int:
+    read = re.search(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())
+    assert read is not None
+    return int(read[1])
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         os.sched_yield()
-
-
-def test_a_relay_that_a_test_forks_has_no_thread_of_grpc(consoles: Consoles) -> None:
-    """Such a thread would use a descriptor that the relay has closed, and abort it."""
-
-    async def fork_with_a_channel() -> None:
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await channel.channel_ready()
-            client, reader = consoles.piped()
-        stream = client.add_stream(order())
-        say(stream, b"it works\n")
-        assert await client.drained([stream.number], PATIENCE_S) == frozenset()
-        assert len(os.listdir(f"/proc/{client.pid}/task")) == 1
-        assert await client.aclose(PATIENCE_S)
-        assert reader.finish() == b"[default0]:it works\n"
-        await server.stop(None)
-
-    asyncio.run(fork_with_a_channel())
 
 
 # ---------------------------------------------------------------- lines
@@ -236,15 +221,6 @@ def test_streams_go_to_their_own_console(consoles: Consoles) -> None:
     say(client.add_stream(order(stream=Stream.STDERR)), b"to stderr\n")
     finish(client)
     assert (out.finish(), err.finish()) == (b"[default0]:to stdout\n", b"[default0]:to stderr\n")
-
-
-def test_nothing_is_shown_of_a_stream_without_console(consoles: Consoles, tmp_path: Path) -> None:
-    client, reader = consoles.piped()
-    hidden = StreamOrder(Stream.STDOUT, b"p", console=False, log_path=str(tmp_path / "log"))
-    say(client.add_stream(hidden), b"in the file\n")
-    finish(client)
-    assert reader.finish() == b""
-    assert (tmp_path / "log").read_bytes() == b"in the file\n"
 
 
 def test_filtered_lines_of_several_ranks_share_a_file(consoles: Consoles, tmp_path: Path) -> None:
@@ -438,6 +414,8 @@ def test_closed_console_stops_neither_files_nor_workers(consoles: Consoles, tmp_
 def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     client = consoles.start(write_fd)
+    warm_up(client)
+    before = bytes_read(client.pid)
     first = client.add_stream(order("[a]:", tmp_path / "a"))
     assert worker(TALKER, first, "a", 20_000, 50).wait() == 0
     os.close(read_fd)
@@ -445,10 +423,9 @@ def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -
     second = client.add_stream(order("[b]:", tmp_path / "b"))
     assert worker(TALKER, second, "b", 20_000, 50).wait() == 0
     assert wait_drained(client, [second.number], PATIENCE_S) == frozenset()
-    read = re.search(r"rchar: (\d+)", Path(f"/proc/{client.pid}/io").read_text())
-    assert read is not None
     sizes = [len((tmp_path / name).read_bytes()) for name in "ab"]
-    assert int(read[1]) < 1.2 * sum(sizes), "files are read back for a console that is gone"
+    read = bytes_read(client.pid) - before
+    assert read < 1.2 * sum(sizes), "files are read back for a console that is gone"
     assert [(tmp_path / name).read_bytes().count(b"\n") for name in "ab"] == [20_000] * 2
     finish(client)
 
@@ -529,19 +506,19 @@ def test_log_file_that_cannot_be_opened(consoles: Consoles, tmp_path: Path) -> N
 
 AGENT = """
     import os, select, sys
-    from ft_run.launcher.logs.log_dir import Stream
-    from ft_run.launcher.logs.relay_client import start_relay
+    from ft_run.launcher.logs.log_file import Stream
+    from ft_run.launcher.logs.relay_client import RelayClient
     from ft_run.launcher.logs.relay_stream import StreamOrder
 
-    client = start_relay(print)
+    client = RelayClient(print)
     stream = client.add_stream(StreamOrder(Stream.STDOUT, b"[a]:", log_path=sys.argv[1]))
     # It dies with an answer of the relay unread.
     os.close(client.add_stream(StreamOrder(Stream.STDERR, b"")).write_fd)
-    select.select([client], [], [])
+    select.select([client._control], [], [])
     # The "worker" outlives its agent; only when the agent is dead does it write.
     gate_read, gate_write = os.pipe()
     if os.fork() == 0:
-        os.close(client.fileno())
+        client._control.close()
         os.close(gate_write)
         os.read(gate_read, 1)
         for n in range(20_000):
@@ -574,61 +551,27 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_pipe_held_by_a_daemon_does_not_keep_the_relay(consoles: Consoles, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_signals_to_the_job_do_not_reach_the_relay(consoles: Consoles, is_begun: bool) -> None:
     client, reader = consoles.piped()
-    stream = client.add_stream(order(log_path=tmp_path / "log"))
-    os.write(stream.write_fd, b"from a daemon")
+    if is_begun:
+        warm_up(client)
+        assert os.getsid(client.pid) == client.pid
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+        os.kill(client.pid, signal.Signals[name])
+    say(client.add_stream(order()), b"still here\n")
     finish(client)
-    assert reader.finish() == b"[default0]:from a daemon\n"
-    assert wait_drained(client, [stream.number], 0.0) == {stream.number}
-    os.close(stream.write_fd)
-
-
-def test_signals_to_the_job_do_not_reach_the_relay(consoles: Consoles) -> None:
-    client, reader = consoles.piped()
-    stream = client.add_stream(order())
-    os.write(stream.write_fd, b"begun\n")
-    until(lambda: bool(reader.data))
-    assert os.getsid(client.pid) == client.pid
-    for signum in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    ):
-        os.kill(client.pid, signum)
-    say(stream, b"still here\n")
-    finish(client)
-    assert reader.finish() == b"[default0]:begun\n[default0]:still here\n"
-
-
-INTERRUPTED = """
-    import asyncio, os, signal
-    from ft_run.launcher.logs.relay_client import start_relay
-
-    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"handled"))
-    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
-    client = start_relay(print)
-    print(asyncio.run(client.aclose(60)))
-"""
-
-
-def test_no_handler_of_the_agent_runs_in_a_relay_that_is_being_forked() -> None:
-    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED)]
-    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout == b"True\n"
+    assert reader.finish().endswith(b"[default0]:still here\n")
 
 
 def test_where_no_process_can_be_made_there_is_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:
+    def refuse(*_: object, **__: object) -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(os, "posix_spawn", refuse)
     before = own_descriptors()
     with pytest.raises(NoProcessError, match="no process can be made"):
-        start_relay(print)
+        RelayClient(print)
     assert own_descriptors() == before
 
 
@@ -772,16 +715,25 @@ def test_a_relay_that_takes_nothing_is_not_waited_for(
     assert reader.finish() == b""
 
 
-def test_what_nothing_read_is_counted(consoles: Consoles, tmp_path: Path) -> None:
-    read_fd, write_fd = os.pipe()
-    client = consoles.start(write_fd)
-    stream = client.add_stream(order("", log_path=tmp_path / "log"))
-    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
+def test_neither_a_stalled_console_nor_the_pipe_of_a_daemon_keeps_the_relay(
+    consoles: Consoles, tmp_path: Path
+) -> None:
+    """What nothing read is counted; an unfinished line is shown."""
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    client = consoles.start(out_write, err_write)
+    reader = Reader(err_read)
+    held = client.add_stream(order(stream=Stream.STDERR))
+    os.write(held.write_fd, b"from a daemon")
+    unread = client.add_stream(order("", log_path=tmp_path / "log"))
+    assert worker(TALKER, unread, "a", 20_000, 50).wait() == 0
     assert close(client, PATIENCE_S)  # by now the relay has read what the pipe still held
-    shown = Reader(read_fd).finish()
+    assert reader.finish() == b"[default0]:from a daemon\n"
+    shown = Reader(out_read).finish()
     (told,) = consoles.warnings
     assert isinstance(told, OutputUnshown)
     assert told.bytes + len(shown) == (tmp_path / "log").stat().st_size
+    os.close(held.write_fd)
 
 
 # ---------------------------------------------------------------- memory, cost
@@ -805,17 +757,17 @@ def test_memory_is_flat_with_a_stalled_console_and_endless_lines(
         for n in range(500):
             os.write(1, block)
     """
-    streams = [client.add_stream(order(log_path=tmp_path / str(n))) for n in range(4)]
-    say(streams[0], b"warm\n")
+    streams = [client.add_stream(order(log_path=tmp_path / str(n))) for n in range(3)]
+    warm_up(client)
     before = memory_bytes(client.pid)
     ends = ("", "x", "\n")
-    processes = [worker(code, stream, end) for stream, end in zip(streams[1:], ends, strict=True)]
+    processes = [worker(code, stream, end) for stream, end in zip(streams, ends, strict=True)]
     assert [process.wait() for process in processes] == [0, 0, 0]
     stalled = memory_bytes(client.pid)
     reader = Reader(read_fd)
     finish(client)
     console = reader.finish()
-    sent = sum((tmp_path / str(n)).stat().st_size for n in range(4))
+    sent = sum((tmp_path / str(n)).stat().st_size for n in range(3))
     assert sent > 90_000_000
     assert len(console) >= sent
     assert stalled - before < 8 * LINE_MAX_BYTES
@@ -876,7 +828,6 @@ def test_waiting_for_streams_in_a_loop_is_cancelled_cleanly(consoles: Consoles) 
         say(stream, b"x\n")
         assert await other == frozenset()
         assert not client._waiters, "each of them would be kept"
-        client.detach()
 
     asyncio.run(scenario())
     finish(client)
@@ -947,49 +898,3 @@ def test_the_relay_keeps_nothing_of_a_stream_that_is_over(
     assert len({*counts}) == 1
     finish(client)
     reader.finish()
-
-
-def test_readable_control_socket_announces_events(consoles: Consoles) -> None:
-    client, reader = consoles.piped()
-    stream = client.add_stream(order())
-    say(stream, b"x\n")
-    poll = select.poll()
-    poll.register(client.fileno(), select.POLLIN)
-    assert poll.poll(PATIENCE_S * 1000)
-    client.receive()
-    assert wait_drained(client, [stream.number], 0.0) == frozenset()
-    finish(client)
-    reader.finish()
-
-
-# ---------------------------------------------------------------- torchrun
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not TORCHRUN.exists(), reason="torchrun is not installed")
-def test_console_and_files_are_those_of_torchrun(consoles: Consoles, tmp_path: Path) -> None:
-    text = b"one\r\nbar 1\rbar 2\n\nkeep this\nlast\n"
-    script = tmp_path / "script.py"
-    script.write_text(f"import os; os.write(1, {text!r}); os.write(2, {text!r})")
-    command = [str(TORCHRUN), "--tee", "3", "--log-dir", str(tmp_path / "theirs")]
-    command += ["--duplicate-stdout-filters", "keep", str(script)]
-    theirs = subprocess.run(
-        command, capture_output=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    their_attempt = next((tmp_path / "theirs").glob("*/attempt_0"))
-
-    out_read, out_write = os.pipe()
-    err_read, err_write = os.pipe()
-    client = consoles.start(out_write, err_write)
-    out, err = Reader(out_read), Reader(err_read)
-    filtered = tmp_path / "filtered"
-    mine = order(log_path=tmp_path / "out", filters=(b"keep",), filtered_path=filtered)
-    say(client.add_stream(mine), text)
-    say(client.add_stream(order(log_path=tmp_path / "err", stream=Stream.STDERR)), text)
-    finish(client)
-
-    assert out.finish() == theirs.stdout
-    assert err.finish() in theirs.stderr
-    for ours, other in (("out", "0/stdout.log"), ("err", "0/stderr.log")):
-        assert (tmp_path / ours).read_bytes() == (their_attempt / other).read_bytes()
-    assert filtered.read_bytes() == (their_attempt / "filtered_stdout.log").read_bytes()

@@ -1,0 +1,68 @@
+"""The log file of one standard stream of a worker: appended to, and read back."""
+
+import contextlib
+import enum
+import os
+from collections.abc import Callable
+
+
+class Stream(enum.Enum):
+    """A standard stream of a worker; the value is its name in file names and messages."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+def open_log(path: str) -> int:
+    """Open (and create) a log file for appending; return its descriptor, not inheritable.
+
+    It is readable too: the relay reads back what a slow console has not yet shown.
+    Raises ``OSError``.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+class LogFile:
+    """A file that is appended to until an error, which is reported once."""
+
+    def __init__(self, path: str, log_ended: Callable[[str, str], None]) -> None:
+        self._path = path
+        self._ended = log_ended
+        self._fd = -1
+        self.size = 0
+        self._is_whole = True
+        """Whether everything so far could be written."""
+        try:
+            self._fd = open_log(path)
+            self.size = os.fstat(self._fd).st_size
+        except OSError as error:
+            self._stop(error)
+
+    def write(self, data: bytes) -> int:
+        """Append ``data``; return how many of its bytes are in the file."""
+        done = 0
+        try:
+            while self._is_whole and done < len(data):
+                done += os.write(self._fd, data[done:] if done else data)
+        except OSError as error:
+            self._stop(error)
+        self.size += done
+        return done
+
+    def read_at(self, offset: int, max_bytes: int) -> bytes:
+        """Return what stands at ``offset``; empty at the end or where it cannot be read."""
+        try:
+            return os.pread(self._fd, max_bytes, offset)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Close the file; data that the disk then refuses is lost."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+    def _stop(self, error: OSError) -> None:
+        self._is_whole = False
+        self._ended(self._path, error.strerror or str(error))
