@@ -86,7 +86,7 @@ if __name__ == "__main__":
     given = json.load(sys.stdin)
     base = Path(sys.argv[1])
     first = given["workers"][: given.get("cold")]
-    cold = run(given | {"workers": first}, base / "cold", warm=False)
+    cold = run(given | {"workers": first}, base / "cold", warm=False) if first else {"results": []}
     warm = run(given, base / "warm", warm=True)
     json.dump(
         {"cold": cold["results"], "warm": warm["results"], "fork_servers": warm["fork_servers"]},

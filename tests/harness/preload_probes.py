@@ -134,6 +134,16 @@ match how.split():
         warnings.warn("old", DeprecationWarning, stacklevel=1)
 """
 
+SOME_WAYS_TO_END = (
+    "well",
+    "exit 3",
+    "raise KeyboardInterrupt",
+    "raise ValueError('bad')",
+    "cause",
+    "a hook that fails",
+)
+"""Those that show what is below the program's frames."""
+
 WAYS_TO_END = (
     "well",
     "thread",

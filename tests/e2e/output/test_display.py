@@ -277,6 +277,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 LIVE = r"^ft-run \w+ · 1/1 nodes · round 0 · restarts 0/0 · up 0:00:\d\d\s*$"
 
 
@@ -316,7 +317,7 @@ def test_progress_bars_stay_whole(stage: Stage) -> None:
     terminal.expect_text("status=0")
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(30, 100), (10, 40), (16, 60), (40, 200)])
+@pytest.mark.parametrize(("rows", "columns"), [(10, 40), (40, 200)])
 def test_the_live_line_follows_the_size_of_the_terminal(
     stage: Stage, rows: int, columns: int
 ) -> None:
@@ -384,6 +385,7 @@ def test_ctrl_c_gives_the_terminal_back(stage: Stage) -> None:
     told = [line for line in lines if " ft-run " in line and "received" in line]
     assert len(told) == 1
     assert "received SIGINT: stopping 1 worker(s) and leaving the job" in told[0]
+    assert COLOUR.search(terminal.raw)
     assert terminal.screen.region == (0, 15)
 
 
@@ -462,13 +464,12 @@ def test_a_dumb_terminal_gets_no_escape_codes(stage: Stage, name: str) -> None:
     assert b"\x1b" not in terminal.raw
 
 
-@pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])
-def test_no_color(stage: Stage, value: str, coloured: bool) -> None:
-    terminal = stage.open(env={"NO_COLOR": value})
+def test_no_color(stage: Stage) -> None:
+    terminal = stage.open(env={"NO_COLOR": "1"})
     terminal.expect_live(LIVE)
     terminal.type("\x03")
     terminal.expect_text("status=130")
-    assert (re.search(rb"\x1b\[[0-9;]*m", terminal.raw) is not None) is coloured
+    assert not COLOUR.search(terminal.raw)
 
 
 def test_the_live_line_says_which_nodes_are_missing(stage: Stage, free_port: int) -> None:
@@ -505,23 +506,6 @@ def test_the_progress_of_a_check_and_ctrl_c(ft):
         lines = terminal.expect_text(r"status=130")
         assert lines[-1] == "", "the terminal's last line was not given back"
         assert sum("check: received SIGINT: ending" in line for line in lines) == 1
-    finally:
-        terminal.close()
-    assert not ft.processes()
-
-
-def test_ctrl_z_during_a_check_gives_the_terminal_back_until_it_is_continued(ft):
-    shell = 'set -m; trap : INT; "$@"; echo "stopped=$?"; fg; echo "status=$?"; read line'
-    terminal = Terminal(ft, "check", env={"FT_RUN_CHECK_FAULT": "hang"}, shell=shell)
-    try:
-        terminal.expect_live("^ft-run check ")
-        terminal.type("\x1a")
-        terminal.expect_text(r"stopped=\d+")
-        terminal.expect_live("^ft-run check ")  # fg
-        terminal.type("\x03")
-        terminal.expect_text(r"status=130")
-        between = terminal.raw.partition(b"stopped=")[0]
-        assert between.rindex(b"\x1b[r") > between.rindex(b"\x1b[1;15r")
     finally:
         terminal.close()
     assert not ft.processes()

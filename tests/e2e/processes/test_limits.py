@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command, Launcher
 
+TOO_MANY = "Too many open files; a process may have 32 open files here: raise ulimit -n"
 WAITING = "import threading\nthreading.Event().wait()\n"
 
 
@@ -91,17 +92,13 @@ def test_a_launcher_that_gets_no_process_at_all(ft: "Launcher", cgroup: Path) ->
     )
 
 
-@pytest.mark.parametrize("options", [(), ("--redirects", "3"), ("--tee", "3")])
-def test_too_few_open_files(ft: "Launcher", options: tuple[str, ...]) -> None:
+def test_too_few_open_files(ft: "Launcher") -> None:
     command = ft.run(
-        *("--standalone", "--nproc-per-node", 40, *options, ft.script(WAITING)),
+        *("--standalone", "--nproc-per-node", 40, "--tee", 3, ft.script(WAITING)),
         program=("prlimit", "--nofile=32:32", *ft.program),
     )
     assert command.process.returncode == 1
-    assert re.search(
-        r"Too many open files; a process may have 32 open files here: raise ulimit -n",
-        root_cause(command),
-    )
+    assert TOO_MANY in root_cause(command)
 
 
 def test_what_ran_out_may_be_there_again_and_is_no_usage_error(ft: "Launcher") -> None:
@@ -110,10 +107,11 @@ def test_what_ran_out_may_be_there_again_and_is_no_usage_error(ft: "Launcher") -
         program=("prlimit", "--nofile=32:32", *ft.program),
     )
     assert command.process.returncode == 1
+    assert TOO_MANY in root_cause(command)
     assert "2 of 2 restarts used" in command.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("limit", [6, 8, 12, 16])
+@pytest.mark.parametrize("limit", [6, 16])
 def test_too_few_open_files_are_refused(ft: "Launcher", limit: int) -> None:
     enter = ("sh", "-c", f'ulimit -n {limit} && exec "$0" "$@"', *ft.program)
     command = ft.run("--standalone", "--tee", 3, "--no-python", "true", program=enter)

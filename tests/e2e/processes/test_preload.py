@@ -126,18 +126,6 @@ def test_the_agent_does_not_import_what_workers_preload(ft):
     assert command.stderr.splitlines()[-1] == "False False"
 
 
-@pytest.mark.parametrize("victim", ["agent", "spawner"])
-def test_nothing_is_left_when_what_looks_after_the_fork_server_is_killed(ft, victim):
-    script = ft.script("import os, threading\nos.write(1, b'runs\\n')\nthreading.Event().wait()\n")
-    command = ft.start("--standalone", "--nproc-per-node", 2, "--preload", "colorsys", script)
-    command.expect("^runs", 2)
-    spawner = (
-        Path(f"/proc/{fork_server_of(ft, command)}/stat").read_text().rpartition(")")[2].split()[1]
-    )
-    os.kill(command.pid if victim == "agent" else int(spawner), signal.SIGKILL)
-    ft.wait_until(lambda: not ft.processes(), "everything is gone")
-
-
 def test_a_fork_server_that_is_killed_is_replaced_and_its_workers_run_on(ft):
     command = ft.start(
         "--standalone", "--max-restarts", 1, "--preload", "colorsys", ft.script(WAITING)
@@ -219,18 +207,6 @@ def test_a_stop_leaves_what_the_preload_has_started_alone(ft, free_port):
     assert first.stdout.splitlines()[-1] == "attempt 1 warm True"
     assert first.stdout.count("importing") == 1
     assert first.stderr.count("preload: imported slow in") == 1
-
-
-def test_a_store_of_its_own_is_started_beside_workers_that_are_forked(ft):
-    command = ft.run(
-        *("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, "--preload", "colorsys"),
-        *("--store", "separate", *failing(ft, 1)),
-        env={"OMP_NUM_THREADS": "2"},
-    )
-    assert command.process.returncode == 0
-    assert command.stdout.count(" warm True ") == 4
-    assert len(command.expect(r" in process (\d+)$", 2)) == 2
-    assert command.stderr.count("preload:") == 1
 
 
 def sleeps(pid: int) -> bool:

@@ -117,34 +117,6 @@ def test_a_worker_has_no_descriptors_of_its_launcher(ft):
         assert command.stdout.endswith("[]\n")
 
 
-def test_as_pid_1_it_reaps_strangers_and_ends_with_the_status_of_the_job(ft):
-    import sys
-
-    import pytest
-
-    if os.geteuid() != 0:
-        pytest.skip("needs root: a PID namespace")
-    script = ft.script(
-        "import os\n"
-        "if os.fork() == 0:\n"  # a daemon whose parent goes away
-        "    if os.fork() == 0:\n"
-        "        os._exit(3)\n"
-        "    os._exit(0)\n"
-        "os.wait()\n"
-        "print('pid of the agent: 1' if os.path.exists('/proc/1/cmdline') and\n"
-        "      b'ft-run' in open('/proc/1/cmdline', 'rb').read() else 'another')\n"
-        "raise SystemExit(4)\n"
-    )
-    command = ft.run(
-        "--standalone",
-        script,
-        program=("unshare", "--pid", "--fork", "--mount-proc", sys.executable, *ft.program),
-    )
-    assert "pid of the agent: 1" in command.stdout
-    assert command.process.returncode == 1
-    assert "exited with 4" in command.stderr
-
-
 def test_a_bystander_is_left_alone(ft):
     """Another process may have the variables of a job, even those of this one."""
     ready, gate = ft.folder / "ready", ft.folder / "gate"

@@ -110,11 +110,11 @@ def test_signals_at_the_end_do_not_end_the_agent_raw(ft, code):
     assert "Traceback" not in command.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_user_signals_reach_the_workers(ft, name):
+def test_user_signals_reach_the_workers(ft):
     command = start_tidy(ft)
-    command.send(signal.Signals[name])
-    command.expect(f"got {name}", 2)
+    for name in ("SIGUSR1", "SIGUSR2"):
+        command.send(signal.Signals[name])
+        command.expect(f"got {name}", 2)
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
 

@@ -46,7 +46,8 @@ def test_it_outlives_rank_0_and_its_end_is_a_failure_of_the_round(
     gate = ft.folder / "gate"
     os.mkfifo(gate)
     args = ("--nnodes", 2, "--max-restarts", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port}",
-            "--rdzv-id", "store", "--store", "separate", ft.script(WORKER), gate)  # fmt: skip
+            "--rdzv-id", "store", "--store", "separate", "--preload", "torch.distributed",
+            ft.script(WORKER), gate)  # fmt: skip
     first, second = ft.start_two(*args)
     for agent in (first, second):
         agent.expect("all wait")
@@ -65,6 +66,7 @@ def test_it_outlives_rank_0_and_its_end_is_a_failure_of_the_round(
                 rf"restart {restart}/2: the store process on node 0 \(\S+\) was killed by SIGKILL\b"
             )
         assert "left running" not in agent.stderr
+        assert agent.stderr.count("preload:") == 1
     assert "in process" not in second.stderr  # the store is rank 0's node's business
     assert len({match[1] for match in first.expect(r" in process (\d+)$", 3)}) == 3
 

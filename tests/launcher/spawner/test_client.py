@@ -197,9 +197,7 @@ async def other_count():
 
 async def at_once():
     now = await spawned(1)  # the fork server hears of the stop and of them in one go
-    assert sorted(await blanks()) == sorted(now)
-    await killed()
-    assert await blanks(0) == []
+    assert sorted(await blanks()) == sorted(now)  # no others were forked ahead
 
 asyncio.run(main())
 server = client._fork_server_pid
