@@ -17,7 +17,7 @@ _LAST_WORDS_S: Final = 5.0
 """How long the end of a job waits for a console that takes nothing."""
 _SLICE_S: Final = 0.1
 """How often a wait looks whether it was cut short."""
-_HELD_MAX_CHARS: Final = 1 << 20
+_KEPT_MAX_BYTES: Final = 1 << 20
 
 
 class LineWriter:
@@ -27,14 +27,10 @@ class LineWriter:
         self._file: ConsoleFile | None = None
         with contextlib.suppress(OSError):  # there is no console; that must not end the job
             self._file = ConsoleFile(_STDERR)
-        self._next = b""
-        """The text that is written now, or the rest of it."""
-        self._lines_of_next = 0
-        """How many lines are lost if it is dropped."""
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
         self._is_begun = False
-        """Whether a part of it is written."""
-        self._held: deque[str] = deque()
-        self._held_chars = 0
+        """Whether a part of the first text that is kept is written: what is kept is the rest."""
         self._dropped = 0
         """Lines dropped since the last one that was written."""
         self._deadline: float | None = None
@@ -43,7 +39,7 @@ class LineWriter:
     @property
     def has_all_written(self) -> bool:
         """Whether nothing is kept for later."""
-        return not self._held and not self._next
+        return not self._kept
 
     @property
     def is_ready(self) -> bool:
@@ -52,19 +48,36 @@ class LineWriter:
 
     def put(self, text: str) -> None:
         """Write a text, now or later."""
-        self._held.append(text)
-        self._held_chars += len(text)
-        while self._held_chars > _HELD_MAX_CHARS:
+        self._keep(text.encode(errors="backslashreplace"))
+        while self._kept_bytes > _KEPT_MAX_BYTES and len(self._kept) > self._is_begun:
             self._drop()
         self.flush()
 
     def flush(self) -> None:
         """Write what the console takes now; at the end, wait for it while there is time."""
-        while self._take_next():
-            if not self._write() and not self._wait():
-                if self._deadline is not None:
-                    self._drop_all()
+        while self._kept or self._dropped:
+            is_note = self._dropped > 0 and not self._is_begun
+            if is_note:
+                text = b"[%d lines that nothing read are dropped]\n" % self._dropped
+            else:
+                text = self._kept[0]
+            try:
+                done = self._file.write(text) if self._file is not None else len(text)
+            except BlockingIOError:
+                if self._wait():
+                    continue
+                while self._deadline is not None and len(self._kept) > self._is_begun:
+                    self._drop()
                 return
+            except OSError:  # it will not be read any more, or the disk is full
+                done = len(text)
+            if is_note:
+                self._dropped = 0
+            else:
+                self._kept_bytes -= len(self._kept.popleft())
+            self._is_begun = done < len(text)
+            if self._is_begun:
+                self._keep(text[done:], is_first=True)
 
     def finish(self) -> None:
         """From now on wait for a reader, for a few seconds in all."""
@@ -76,46 +89,16 @@ class LineWriter:
         """Stop waiting, also in a ``finish`` that is under way."""
         self._deadline = time.monotonic()
 
+    def _keep(self, text: bytes, *, is_first: bool = False) -> None:
+        self._kept.insert(0 if is_first else len(self._kept), text)
+        self._kept_bytes += len(text)
+
     def _drop(self) -> None:
-        text = self._held.popleft()
-        self._held_chars -= len(text)
-        self._dropped += text.count("\n")
-
-    def _drop_all(self) -> None:
-        if not self._is_begun:  # else a line would be torn
-            self._dropped += self._lines_of_next
-            self._next = b""
-        while self._held:
-            self._drop()
-
-    def _take_next(self) -> bool:
-        """Have the next text in ``_next``; return whether there is one."""
-        if self._next:
-            return True
-        self._is_begun = False
-        if self._dropped:
-            text = f"[{self._dropped} lines that nothing read are dropped]\n"
-            self._lines_of_next, self._dropped = self._dropped, 0
-        elif self._held:
-            text = self._held.popleft()
-            self._held_chars -= len(text)
-            self._lines_of_next = text.count("\n")
-        else:
-            return False
-        self._next = text.encode(errors="backslashreplace")
-        return True
-
-    def _write(self) -> bool:
-        """Write a part of the next text; return False where the console takes nothing now."""
-        try:
-            done = self._file.write(self._next) if self._file is not None else len(self._next)
-        except BlockingIOError:
-            return False
-        except OSError:  # it will not be read any more, or the disk is full
-            done = len(self._next)
-        self._next = self._next[done:]
-        self._is_begun = True
-        return True
+        """Drop the first text of which nothing is written: no line may be torn."""
+        text = self._kept[self._is_begun]
+        del self._kept[self._is_begun]
+        self._kept_bytes -= len(text)
+        self._dropped += text.count(b"\n")
 
     def _wait(self) -> bool:
         """Wait for the console while there is time; return whether it takes something."""

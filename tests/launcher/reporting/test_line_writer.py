@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from ft_run.launcher.reporting import line_writer
 from ft_run.launcher.reporting.line_writer import LineWriter
 from ft_run.launcher.reporting.standard_output import say_last
 
@@ -66,7 +67,8 @@ def test_what_nothing_reads_is_dropped_and_counted() -> None:
     assert told == b"[4 lines that nothing read are dropped]\nlast\n"
 
 
-def test_the_wait_for_a_reader_ends() -> None:
+def test_the_wait_for_a_reader_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_writer, "_LAST_WORDS_S", 0.2)
     with pipe_as_stderr(filled=4096) as reader:
         writer = LineWriter()
         writer.put("one\n")
@@ -109,7 +111,8 @@ def test_what_is_kept_for_a_reader_is_bounded() -> None:
     assert kept * 1000 <= (1 << 20) + 1000
 
 
-def test_the_last_sentence_waits_for_no_reader_for_ever() -> None:
+def test_the_last_sentence_waits_for_no_reader_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_writer, "_LAST_WORDS_S", 0.2)
     with pipe_as_stderr(filled=4096) as reader:
         say_last("ft-run: error: nothing reads this")
         assert os.read(reader, 10_000) == b"x" * 4096
