@@ -7,6 +7,7 @@ non-blocking, and theirs is left as it is.
 
 import os
 import select
+import socket
 import stat
 
 
@@ -20,13 +21,17 @@ class ConsoleFile:
             OSError: it is closed.
         """
         self.fd = fd
+        self._socket: socket.socket | None = None
         self._asks_first = False
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            try:
+        mode = os.fstat(fd).st_mode
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            if stat.S_ISSOCK(mode):
+                self._socket = socket.socket(fileno=os.dup(fd))
+            elif not stat.S_ISREG(mode):
                 self.fd = os.open(f"/proc/self/fd/{fd}", flags)
-            except OSError:  # a socket, the terminal of another user, no reader, no descriptor left
-                self._asks_first = True
+        except OSError:  # the terminal of another user, no reader, or no descriptor left
+            self._asks_first = True
 
     def write(self, pending: bytes | bytearray) -> int:
         """Write as much of ``pending`` as goes in one call; return how many bytes that was.
@@ -42,6 +47,8 @@ class ConsoleFile:
         if self._asks_first and not self.is_writable(0.0):
             raise BlockingIOError
         with memoryview(pending) as view, view[: self._piece_bytes(pending)] as piece:
+            if self._socket is not None:
+                return self._socket.send(piece, socket.MSG_DONTWAIT)
             return os.write(self.fd, piece)
 
     def is_writable(self, timeout_s: float) -> bool:

@@ -22,8 +22,6 @@ from ..options import LogOptions, Streams
 from .log_file import Stream, open_log
 
 _TEMPORARY_PREFIX = "torchelastic_"
-_RANDOM_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789_"
-_RANDOM_LENGTH = 8
 _RUN_ID_MAX_BYTES = 200
 _PROBE_BYTES = 4096
 
@@ -226,13 +224,9 @@ def _filtered_path(directory: str, stream: Stream) -> str:
 
 def _without_files(worker: WorkerLogs) -> WorkerLogs:
     """Return the plan that shows on the console what cannot be written to a file."""
-    instead = {
-        Route.INHERIT: StreamPlan(Route.INHERIT),
-        Route.DISCARD: StreamPlan(Route.DISCARD),
-        Route.FILE: StreamPlan(Route.INHERIT),
-        Route.RELAY: StreamPlan(Route.RELAY),
-    }
-    return WorkerLogs({s: instead[plan.route] for s, plan in worker.streams.items()}, "")
+    routes = {stream: plan.route for stream, plan in worker.streams.items()}
+    instead = {Route.FILE: Route.INHERIT}
+    return WorkerLogs({s: StreamPlan(instead.get(r, r)) for s, r in routes.items()}, "")
 
 
 def _file_name_of(job_id: str) -> str:
@@ -243,8 +237,8 @@ def _file_name_of(job_id: str) -> str:
 
 def _make_attempt_dir(run_dir: str, restart_count: int) -> str:
     path = os.path.join(run_dir, f"attempt_{restart_count}")
-    regroups = (f"{path}.{count}" for count in itertools.count(1))
-    for candidate in itertools.chain((path,), regroups):
+    for regroups in itertools.count():
+        candidate = f"{path}.{regroups}" if regroups else path
         with contextlib.suppress(FileExistsError):
             os.mkdir(candidate)
             return candidate
@@ -254,14 +248,10 @@ def _make_attempt_dir(run_dir: str, restart_count: int) -> str:
 def _make_random(parent: str, prefix: str) -> str:
     """Make a new folder with a random suffix, for its owner only; nodes may share ``parent``."""
     while True:
-        random = os.urandom(_RANDOM_LENGTH)
-        suffix = "".join(_RANDOM_ALPHABET[byte % len(_RANDOM_ALPHABET)] for byte in random)
-        path = os.path.join(parent, prefix + suffix)
-        try:
+        path = os.path.join(parent, prefix + os.urandom(4).hex())
+        with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             return path
-        except FileExistsError:
-            continue
 
 
 def check_log_dir(path: str | None) -> None:
@@ -291,11 +281,10 @@ def _make_probed(parent: str, prefix: str) -> str:
     try:
         try:
             with open(probe, "wb", buffering=0) as file:
-                written = file.write(b"\0" * _PROBE_BYTES)
-            if written != _PROBE_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if file.write(b"\0" * _PROBE_BYTES) != _PROBE_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
-            if os.path.exists(probe):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(probe)
     except OSError:
         os.rmdir(path)
@@ -314,13 +303,12 @@ def _make_temporary(prefix: str) -> tuple[str, str]:
     for candidate in (*named, "/tmp", "/var/tmp", "/usr/tmp", "."):  # noqa: S108 - the name in it is random
         try:
             base = _make_random(os.path.abspath(candidate), _TEMPORARY_PREFIX)
-        except OSError as error:
-            reason = reason or error
-            continue
-        try:
-            return base, _make_probed(base, prefix)
-        except OSError as error:
-            os.rmdir(base)
+            try:
+                return base, _make_probed(base, prefix)
+            except OSError:
+                os.rmdir(base)
+                raise
+        except OSError as error:  # noqa: PERF203 - few are tried
             reason = reason or error
     raise LogDirError(
         "No temporary folder for the workers' error files can be written "

@@ -16,8 +16,9 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from ..processes.prctl import become_subreaper
 from ..processes.tree import end_descendants
-from .spawner import ORPHANS_S, become_subreaper, leave_terminal, spawner_main
+from .spawner import ORPHANS_S, leave_terminal, spawner_main
 
 NAME = "ftrun-guard"
 

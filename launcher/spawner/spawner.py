@@ -36,8 +36,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from ..processes import prctl
 from ..processes.ipc import Incoming, send
+from ..processes.prctl import become_subreaper
 from ..processes.tree import descendants, end_descendants, kill_all, signal_session
 from ..processes.worker_exec import NOT_EXECUTED, Started, start_workers
 from .forkserver_host import ForkServerHost
@@ -50,11 +50,6 @@ _THAW_AGAIN_MS = 1000
 
 ORPHANS_S = 10.0
 """What SIGKILL has not ended after this long is in uninterruptible sleep, and is left."""
-
-
-def become_subreaper() -> None:
-    """Adopt every descendant whose parent dies, instead of leaving it to PID 1."""
-    prctl.become_subreaper()
 
 
 def leave_terminal() -> None:

@@ -35,6 +35,8 @@ def test_a_pipe_a_terminal_and_a_socket_are_never_waited_for() -> None:
         assert fill(console) > 0
         assert not console.is_writable(0.0)
         assert os.get_blocking(writer), "others that write to it must not notice"
+        if console._socket is not None:
+            console._socket.close()
         close(console.fd, reader, writer)
 
 

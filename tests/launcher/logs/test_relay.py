@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import pty
@@ -334,49 +333,36 @@ def test_line_without_end_stalls_no_other_stream(consoles: Consoles, tmp_path: P
     assert max(map(len, pieces)) == LINE_MAX_BYTES
 
 
-def test_console_may_be_a_file(consoles: Consoles, tmp_path: Path) -> None:
-    client = consoles.in_file(tmp_path / "console")
-    processes = [
-        worker(TALKER, client.add_stream(order(f"[{name}]:")), name, 2000, 100) for name in "ab"
-    ]
-    assert [process.wait() for process in processes] == [0, 0]
-    finish(client)
-    assert_whole((tmp_path / "console").read_bytes(), "ab", 2000, 100)
+def a_file(path: Path) -> tuple[int, int]:
+    return os.open(path, os.O_RDONLY | os.O_CREAT), os.open(path, os.O_WRONLY)
 
 
-def test_console_may_be_a_socket(consoles: Consoles, tmp_path: Path) -> None:
+def a_socket(_: Path) -> tuple[int, int]:
     ours, theirs = socket.socketpair()
-    client = consoles.start(theirs.detach())
-    reader = Reader(ours.detach())
-    stream = client.add_stream(order("[a]:", tmp_path / "a"))
-    assert worker(TALKER, stream, "a", 3000, 100).wait() == 0
-    finish(client)
-    assert_whole(reader.finish(), "a", 3000, 100)
+    return ours.detach(), theirs.detach()
 
 
-def test_console_may_be_a_terminal_that_was_made_non_blocking(
-    consoles: Consoles, tmp_path: Path
-) -> None:
+def a_terminal_that_does_not_block(_: Path) -> tuple[int, int]:
     leader, follower = pty.openpty()
     tty.setraw(follower)
     os.set_blocking(follower, False)
-    client = consoles.start(follower)
-    reader = Reader(leader)
-    stream = client.add_stream(order("[a]:", tmp_path / "a"))
-    assert worker(TALKER, stream, "a", 3000, 100).wait() == 0
-    finish(client)
-    assert_whole(reader.finish(), "a", 3000, 100)
+    return leader, follower
 
 
-def test_flags_of_the_shared_console_are_left_alone(consoles: Consoles) -> None:
-    read_fd, write_fd = os.pipe()
-    shared = os.dup(write_fd)
+@pytest.mark.parametrize("make", [a_file, a_socket, a_terminal_that_does_not_block])
+def test_what_a_console_may_be(
+    consoles: Consoles, tmp_path: Path, make: Callable[[Path], tuple[int, int]]
+) -> None:
+    read_fd, write_fd = make(tmp_path / "console")
     client = consoles.start(write_fd)
-    say(client.add_stream(order()), b"x\n")
+    reader = None if make is a_file else Reader(read_fd)
+    streams = [client.add_stream(order(f"[{name}]:", tmp_path / name)) for name in "ab"]
+    processes = [
+        worker(TALKER, stream, name, 2000, 100) for name, stream in zip("ab", streams, strict=True)
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
     finish(client)
-    assert not fcntl.fcntl(shared, fcntl.F_GETFL) & os.O_NONBLOCK
-    os.close(shared)
-    os.close(read_fd)
+    assert_whole((reader or Reader(read_fd)).finish(), "ab", 2000, 100)
 
 
 # ---------------------------------------------------------------- trouble
@@ -398,17 +384,6 @@ def test_stalled_console_blocks_no_worker_and_loses_nothing(
     finish(client)
     assert_whole(reader.finish(), "ab", 20_000, 50)
     assert consoles.warnings == []
-
-
-def test_closed_console_stops_neither_files_nor_workers(consoles: Consoles, tmp_path: Path) -> None:
-    read_fd, write_fd = os.pipe()
-    client = consoles.start(write_fd)
-    os.close(read_fd)
-    stream = client.add_stream(order("[a]:", tmp_path / "a"))
-    assert worker(TALKER, stream, "a", 20_000, 50).wait() == 0
-    assert wait_drained(client, [stream.number], PATIENCE_S) == frozenset()
-    assert (tmp_path / "a").read_bytes().count(b"\n") == 20_000
-    finish(client)
 
 
 def test_console_that_closes_while_stalled(consoles: Consoles, tmp_path: Path) -> None:
@@ -617,7 +592,8 @@ def test_a_stream_for_which_the_relay_has_no_descriptor_is_told_and_over(
 
 
 def test_relay_keeps_no_file_of_the_agent(consoles: Consoles, tmp_path: Path) -> None:
-    with open(tmp_path / "secret", "w"):
+    with open(tmp_path / "secret", "w") as secret:
+        os.set_inheritable(secret.fileno(), True)
         client, reader = consoles.piped()
         stream = client.add_stream(order())
         os.write(stream.write_fd, b"x\n")
@@ -655,7 +631,7 @@ def test_a_killed_relay_is_told_and_replaced(consoles: Consoles, tmp_path: Path)
     assert Reader(read_fd).finish() == b"[default0]:kept\n"
 
 
-def test_where_no_other_relay_starts_the_output_goes_to_the_file(
+def test_where_no_other_relay_starts_the_output_goes_to_the_file_or_the_agents_own_streams(
     consoles: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, reader = consoles.piped()
@@ -668,17 +644,6 @@ def test_where_no_other_relay_starts_the_output_goes_to_the_file(
     say(stream, b"kept\n")
     assert wait_drained(client, [stream.number], 0.0) == frozenset()
     assert (tmp_path / "log").read_bytes() == b"kept\n"
-    close(client, 0.0)
-    reader.finish()
-
-
-def test_where_there_is_no_file_either_a_worker_writes_to_the_agents_own_streams(
-    consoles: Consoles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, reader = consoles.piped()
-    os.kill(client.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     saved = os.dup(1), os.dup(2)
     ends = [os.pipe(), os.pipe()]
     try:
