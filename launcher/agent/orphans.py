@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from ..machine.accelerators import has_driver
 from ..processes.dying import SURVIVES_KILL_S, Dying
+from ..processes.prctl import become_subreaper
 from ..processes.tree import descendants, kill_all, reap_all
-from ..spawner.spawner import become_subreaper
 
 _KILL_AGAIN_S = 0.02
 

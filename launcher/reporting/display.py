@@ -50,8 +50,10 @@ class Display:
         """
         self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), logging.INFO)
         understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
-        self._colour = understands and not os.environ.get("NO_COLOR")
-        self._live = understands if live is None else live
+        self.colour = understands and not os.environ.get("NO_COLOR")
+        """Whether colours may be used."""
+        self.live = understands if live is None else live
+        """Whether there is a live line, or would be in a larger terminal."""
         self._rows = 0
         """Rows of the terminal while its last one is reserved; 0 otherwise."""
         self._is_resized = False
@@ -61,19 +63,9 @@ class Display:
         self._tell_last_words: Callable[[str], None] = lambda _: None
 
     @property
-    def live(self) -> bool:
-        """Whether there is a live line, or would be in a larger terminal."""
-        return self._live
-
-    @property
     def columns(self) -> int:
         """Columns of the terminal now; 80 if unknown."""
         return _size()[1] or 80
-
-    @property
-    def colour(self) -> bool:
-        """Whether colours may be used."""
-        return self._colour
 
     def event(self, event: Event) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
@@ -85,7 +77,7 @@ class Display:
         if level < self._level:
             return
         line = f"{time.strftime('%H:%M:%S')} ft-run {printable(event_lines.line(event))}"
-        if self._colour and level >= logging.WARNING:
+        if self.colour and level >= logging.WARNING:
             line = f"\x1b[{31 if level >= logging.ERROR else 33}m{line}\x1b[0m"
         self._writer.put(line + "\n")
 
@@ -124,7 +116,7 @@ class Display:
     def refresh(self) -> None:
         """Redraw in the terminal's present size, if this process is in the foreground."""
         self._writer.flush()
-        if not self._live or not _in_foreground() or not self._writer.is_ready:
+        if not self.live or not _in_foreground() or not self._writer.is_ready:
             return
         rows, columns = _size()
         if rows != self._rows or (rows and self._is_resized):
@@ -150,7 +142,7 @@ class Display:
     def close(self) -> None:
         """Give the whole terminal back, for good; from now on, wait a few seconds for a reader."""
         self.suspend()
-        self._live = False
+        self.live = False
         self._writer.finish()
 
     def hurry(self) -> None:
@@ -171,7 +163,7 @@ class Display:
         text = self._status
         if len(text) >= columns:
             text = text[: columns - 2] + "…"
-        if self._colour:
+        if self.colour:
             text = f"\x1b[7m{text.ljust(columns - 1)}\x1b[0m"
         # The region is set anew each time: a worker may have reset the terminal.
         region = f"\x1b[1;{self._rows - 1}r"

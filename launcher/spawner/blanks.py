@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..processes.ipc import Incoming, send
 
@@ -58,31 +58,29 @@ class Blanks:
         _close(self._channels)
 
 
-class Blank:
+class Blank(NamedTuple):
     """One of them, as itself."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        """Use the connection to the fork server."""
-        self._channel = channel
-        self._incoming = Incoming(channel)
+    channel: socket.socket
+    """To the fork server."""
 
-    def wait(self) -> dict[str, Any] | None:
-        """Wait to be told what to become; None: this is not wanted."""
-        return _next_message(self._incoming)
+    def wait(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait to be told which worker to become; then begin, in a session of its own.
 
-    def begin(self, fds: int) -> list[int]:
-        """Begin to become a worker, in a session of its own; return its descriptors.
-
-        Args:
-            fds: how many there are.
+        Returns:
+            What it was told, and its descriptors. A blank that is not wanted exits.
 
         Raises:
-            OSError: there are too many for this process.
+            OSError: there are too many descriptors for this process.
         """
+        incoming = Incoming(self.channel)
+        told = _next_message(incoming)
+        if told is None:
+            os._exit(0)
         os.setsid()
-        self._channel.send(_BEGINS)
-        self._channel.close()
-        return self._incoming.take_fds(fds)
+        self.channel.send(_BEGINS)
+        self.channel.close()
+        return told, incoming.take_fds(2 + told["worker"]["fds"])
 
 
 def fork_blanks(count: int) -> Blanks | Blank:

@@ -244,10 +244,7 @@ class ForkServer:
             self._channel.close()
             self._incoming.drop_fds()
             forked_worker.prepare()
-            told = blank.wait()
-            if told is None:
-                os._exit(0)
-            fds = blank.begin(2 + told["worker"]["fds"])
+            told, fds = blank.wait()
             return self._become_worker(told["index"], told["worker"], fds)
         except BaseException:
             sys.excepthook(*sys.exc_info())
