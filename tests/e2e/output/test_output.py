@@ -177,6 +177,7 @@ def start_unread(ft, writer: int, *args: object) -> "subprocess.Popen[bytes]":
     )
 
 
+@pytest.mark.long
 def test_a_console_that_nothing_reads_does_not_hold_the_end(ft) -> None:
     reader, writer = unread_console()
     script = ft.script("print('y' * 200_000)\nraise SystemExit(7)\n")
