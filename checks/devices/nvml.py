@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from .visible_devices import choose
 
 LIBRARY: Final = "libnvidia-ml.so.1"
+_OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/davinci_manager")
+"""Of AMD and Ascend."""
 DEADLINE_S: Final = 15.0
 """Of one question. Without the persistence daemon a driver starts its GPUs first: seconds each."""
 
@@ -68,6 +70,11 @@ def has_library() -> bool:
     except OSError:
         return False
     return True
+
+
+def has_driver() -> bool:
+    """Return whether there may be devices of any kind: a driver is there. It is not talked to."""
+    return has_library() or any(map(os.path.exists, _OTHER_DRIVERS))
 
 
 def load_nvml() -> Nvml | None:

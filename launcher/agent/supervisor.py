@@ -14,11 +14,11 @@ from typing import Protocol
 
 from ... import defaults
 from ... import events as ev
+from ...checks.devices.nvml import has_driver
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
 from ...values import dataclass
 from ..machine import shortage
-from ..machine.accelerators import has_driver
 from ..machine.gpu_memory import GpuMemory
 from ..processes.dying import SURVIVES_KILL_S, Dying
 from ..processes.tree import descendants

@@ -5,7 +5,6 @@ no context is created and no memory is taken on any device.
 """
 
 import enum
-import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -26,8 +25,6 @@ from ...values import dataclass
 
 _ROOT: Final = Path("/")
 _PROPERTY: Final = re.compile(r"^(\w+) ([0-9]{1,20})$", re.MULTILINE)
-_DRIVER_FILES: Final = ("/dev/kfd", "/dev/davinci_manager")
-"""Of AMD and Ascend."""
 _INTEL: Final = "0x8086"
 
 
@@ -96,11 +93,6 @@ class Accelerators:
         """
         is_mig = any(device.identifier.startswith("MIG-") for device in self.devices)
         return 1 if is_mig else self.count
-
-
-def has_driver() -> bool:
-    """Return whether there may be devices: a driver is there, which is not talked to."""
-    return has_library() or any(map(os.path.exists, _DRIVER_FILES))
 
 
 def find_accelerators(
