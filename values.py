@@ -9,8 +9,9 @@ and compared in the same.
 
 For a type checker these are ``dataclass``, ``field`` and ``replace`` of the standard library, of
 which they know what this project uses: classes with slots and without a base class, frozen or not;
-defaults, ``default_factory`` and ``compare=False``. ``__post_init__`` and the like are not known.
-The functions of ``dataclasses`` (``fields``, ``asdict``, ``is_dataclass``) take such a class too.
+defaults, ``default_factory``, ``compare=False`` and ``metadata``. ``__post_init__`` and the like
+are not known. The functions of ``dataclasses`` (``fields``, ``asdict``, ``is_dataclass``) take such
+a class too.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,12 +30,15 @@ _MISSING: Any = _Missing()
 class _Part:
     """What ``field`` says of a field."""
 
-    __slots__ = ("compare", "default", "default_factory")
+    __slots__ = ("compare", "default", "default_factory", "metadata")
 
-    def __init__(self, default: Any, default_factory: Any, compare: bool) -> None:
+    def __init__(
+        self, default: Any, default_factory: Any, compare: bool, metadata: Mapping[str, Any]
+    ) -> None:
         self.default = default
         self.default_factory = default_factory
         self.compare = compare
+        self.metadata = metadata
 
 
 class _Fields:
@@ -46,7 +50,7 @@ class _Fields:
         def described(part: _Part) -> Any:
             given = {"default": part.default, "default_factory": part.default_factory}
             known = {name: value for name, value in given.items() if value is not _MISSING}
-            return dataclasses.field(**known, compare=part.compare)
+            return dataclasses.field(**known, compare=part.compare, metadata=part.metadata)
 
         hints, parts = owner.__annotations__, _parts(owner)
         same = [(name, hints[name], described(part)) for name, part in parts.items()]
@@ -87,10 +91,14 @@ def _dataclass(*, slots: bool, frozen: bool = False) -> Callable[[type[T]], type
 
 
 def _field(
-    *, default: Any = _MISSING, default_factory: Any = _MISSING, compare: bool = True
+    *,
+    default: Any = _MISSING,
+    default_factory: Any = _MISSING,
+    compare: bool = True,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Any:
     """Describe a field as ``dataclasses.field`` does."""
-    return _Part(default, default_factory, compare)
+    return _Part(default, default_factory, compare, metadata or {})
 
 
 def _replace(value: T, /, **changes: Any) -> T:
@@ -112,6 +120,11 @@ def names(kind: type) -> tuple[str, ...]:
     return found
 
 
+def metadata(kind: type, name: str) -> Mapping[str, Any]:
+    """Return what ``field`` says of a field besides."""
+    return _parts(kind)[name].metadata
+
+
 def prepare(kind: type) -> None:
     """Compile ``__init__`` of a class now, where the first instance must not wait for it."""
     made: Any = kind
@@ -125,7 +138,7 @@ def _parts(kind: type) -> dict[str, _Part]:
 
 
 def _part(default: Any) -> _Part:
-    return default if isinstance(default, _Part) else _Part(default, _MISSING, compare=True)
+    return default if isinstance(default, _Part) else _field(default=default)
 
 
 def _first_init(self: Any, *args: Any, **kwargs: Any) -> None:

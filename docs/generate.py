@@ -7,8 +7,9 @@ A test compares both files with what this makes.
 import re
 from pathlib import Path
 
-from ft_run.launcher.cli.command_line import CommandLine, Flag
+from ft_run.launcher.cli.command_line import CommandLine
 from ft_run.launcher.commands.completion import command_lines
+from ft_run.launcher.flags.flag import Flag
 
 _INTRODUCTION = """\
 # Flags

@@ -11,7 +11,7 @@ from ..errors import FtRunError
 from .startup import forget_token, import_asyncio, loading, open_standard_streams, quiet_grpc
 
 if TYPE_CHECKING:
-    from .options import Options
+    from .cli.parse import Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,16 +66,10 @@ def _main(argv: Sequence[str]) -> int:
 
 def _run(options: "Options") -> int:
     """Run the command that the options are of; each loads what it needs and no more."""
-    from .options import (
-        CheckOptions,
-        CompletionOptions,
-        HostsOptions,
-        LaunchOptions,
-        MasterOptions,
-        PolicyOptions,
-        StacksOptions,
-        TokenOptions,
-    )
+    from .cli.master_flags import MasterOptions, StacksOptions
+    from .cli.policy_flags import PolicyOptions
+    from .cli.trust_flags import TokenOptions
+    from .options import CheckOptions, CompletionOptions, HostsOptions, LaunchOptions
 
     if isinstance(options, CompletionOptions):
         from .commands.completion import complete

@@ -1,6 +1,8 @@
-"""The options of one ``ft-run`` invocation, checked and typed.
+"""The options of one ``ft-run`` invocation, checked and typed, each with the flags it follows from.
 
-``cli`` builds a ``LaunchOptions``; the agent reads it; nothing else parses text.
+``cli`` builds a ``LaunchOptions``; the agent reads it; nothing else parses text. The help lists the
+flags under each heading in the order of the fields. A field with one flag is what that was given;
+``cli.parse`` says what the others follow from.
 """
 
 import enum
@@ -13,7 +15,24 @@ from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
 from ..rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ..rendezvous.trust.source import TrustOptions
-from ..values import dataclass, field
+from ..values import dataclass, field, names
+from .flags import values
+from .flags.flag import Heading, option
+from .flags.stream_values import StreamSelection, filters, local_ranks, streams
+
+WORKERS = Heading("Workers")
+RENDEZVOUS = Heading("Rendezvous")
+FAILURE = Heading("Failure")
+LOGS = Heading("Logs")
+SCRIPT = Heading("Script")
+COMPATIBILITY = Heading("Compatibility with torchrun")
+HELP = Heading("Help")
+"""Of the flags that end ft-run with an answer; they have no variables."""
+
+CONF_KEYS = (
+    "join_timeout, last_call_timeout, node_grace, node_timeout, rescale_delay (seconds, or never)"
+)
+"""The keys of ``--rdzv-conf`` that a master knows, with their unit."""
 
 
 class ScriptMode(enum.Enum):
@@ -29,73 +48,153 @@ class ScriptMode(enum.Enum):
     """``--run-path``: ``runpy.run_path`` in a fresh interpreter."""
 
 
-class Streams(enum.IntFlag):
-    """Which standard streams of a worker: the digits of ``--redirects`` and ``--tee``."""
-
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    BOTH = 3
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSelection:
-    """The value of ``--redirects`` or ``--tee``: one for all local ranks, or one for some.
-
-    ``default`` holds for every local rank that ``by_local_rank`` does not name.
-    """
-
-    default: Streams = Streams.NONE
-    by_local_rank: Mapping[int, Streams] = field(default_factory=dict)
-
-    def of(self, local_rank: int) -> Streams:
-        """Return the streams selected for ``local_rank``."""
-        return self.by_local_rank.get(local_rank, self.default)
-
-
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """Where the workers' output goes."""
 
-    log_dir: str | None = None
-    redirects: StreamSelection = StreamSelection()
-    tee: StreamSelection = StreamSelection()
-    console_local_ranks: frozenset[int] | None = None
-    """``--local-ranks-filter``; None shows all."""
-    stdout_filters: tuple[str, ...] = ()
-    stderr_filters: tuple[str, ...] = ()
-    prefix_template: str = ""
-    """What stands before each console line of a tee'd stream; empty: ``[<role><local rank>]:``."""
+    log_dir: str | None = LOGS.option(
+        None,
+        "--log-dir DIR",
+        "Where log files go; default: a temporary folder.",
+        values.string_or_none,
+    )
+    redirects: StreamSelection = LOGS.option(
+        StreamSelection(),
+        "-r, --redirects STREAMS",
+        "Write streams to files instead of the console: 0 none, 1 stdout, 2 stderr,"
+        " 3 both, or by local rank, such as 0:1,10:3.",
+        streams,
+    )
+    tee: StreamSelection = LOGS.option(
+        StreamSelection(),
+        "-t, --tee STREAMS",
+        "Write streams to files as well as to the console.",
+        streams,
+    )
+    prefix_template: str = LOGS.option(
+        "",
+        "--log-line-prefix-template TEMPLATE",
+        "Put this before each console line of a tee'd stream: text with ${role_name},"
+        " ${rank}, ${local_rank} and ${hostname}; default [${role_name}${local_rank}]:, or"
+        " TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.",
+        since="2.15",
+    )
+    console_local_ranks: frozenset[int] | None = LOGS.option(
+        None,
+        "--local-ranks-filter RANKS",
+        "Show only these local ranks on the console, such as 0,1.",
+        local_ranks,
+    )
+    stdout_filters: tuple[str, ...] = LOGS.option(
+        (),
+        "--duplicate-stdout-filters WORDS",
+        "Copy the lines of stdout with one of these words (with commas; ,, is a comma)"
+        " to a file of their own.",
+        filters,
+    )
+    stderr_filters: tuple[str, ...] = LOGS.option(
+        (), "--duplicate-stderr-filters WORDS", "The same for stderr.", filters
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousOptions:
     """How this node finds the others. All times in seconds."""
 
-    job_id: str
-    min_nodes: int = 1
+    min_nodes: int = RENDEZVOUS.option(
+        1,
+        "--nnodes N|MIN:MAX",
+        "Nodes of the job; default 1. With MIN:MAX the job grows and shrinks.",
+        values.nnodes,
+    )
     max_nodes: int = 1
-    node_unit: int = defaults.NODE_UNIT
-    max_restarts: int = defaults.MAX_RESTARTS
-    endpoint: Endpoint | None = None
+    node_unit: int = RENDEZVOUS.option(
+        defaults.NODE_UNIT,
+        "--node-unit N",
+        "Only multiples of N nodes make a world; default 1.",
+        values.whole(1),
+        ours=True,
+    )
+    max_restarts: int = FAILURE.option(
+        defaults.MAX_RESTARTS,
+        "--max-restarts N",
+        "Restarts before the job fails, counted over all nodes; default 0.",
+        values.whole(0),
+    )
+    endpoint: Endpoint | None = RENDEZVOUS.option(
+        None,
+        "--rdzv-endpoint HOST[:PORT],...",
+        f"Where the master is, or will be; default port {defaults.ENDPOINT_PORT}. Three or"
+        " five: the hosts that may lead; the job outlives one of three, two of five.",
+        values.listed_endpoints,
+    )
     """None: standalone. One node, no socket is opened, the master lives in the agent."""
     endpoints: tuple[Endpoint, ...] = ()
     """All hosts that may lead, where there are several; ``endpoint`` is the first."""
-    hosts_master: bool | None = None
+    job_id: str = option(
+        defaults.JOB_ID,
+        RENDEZVOUS("--rdzv-id ID", "The id of the job, the same on every node."),
+        RENDEZVOUS("--standalone", "One node by itself: no endpoint, no open port."),
+    )
+    timeouts: Timeouts = RENDEZVOUS.option(
+        NO_TIMEOUTS_GIVEN,
+        "--rdzv-conf K=V,...",
+        f"Times and more: {CONF_KEYS}, master_timeout, connect_timeout, is_host; with"
+        " several endpoints lease, fence.",
+    )
+    rescale_delay_s: float | None = RENDEZVOUS.option(
+        None,
+        "--rescale-delay SECONDS|never",
+        "How long a new node waits for more before the world grows; default"
+        f" {defaults.RESCALE_DELAY_S:g}. never: it enters at the next restart.",
+        values.seconds_or_never,
+        ours=True,
+    )
+    """Infinity: never; None: not given, the master's value applies."""
+    hosts_master: bool | None = COMPATIBILITY.option(
+        None,
+        "--rdzv-backend NAME",
+        "grpc, c10d or static: all of them mean the master of ft-run.",
+        values.backend,
+    )
     """True or False where the user decided (``is_host``, ``--node-rank`` with
     ``--master-addr``); None: the node that the endpoint names hosts it."""
-    node_rank: int | None = None
-    local_addr: str | None = None
-    master_addr: str | None = None
+    node_rank: int | None = RENDEZVOUS.option(
+        None,
+        "--node-rank N",
+        "Pin the rank of this node. With --master-addr, node 0 hosts the master.",
+        values.whole(0),
+    )
+    master_addr: str | None = option(
+        None,
+        RENDEZVOUS(
+            "--master-addr HOST",
+            f"Instead of --rdzv-endpoint: the host of node 0; default {defaults.MASTER_ADDR}.",
+            values.host,
+        ),
+        RENDEZVOUS(
+            "--master-port PORT",
+            f"The port with --master-addr; default {defaults.MASTER_PORT}. On one node"
+            " it is MASTER_PORT.",
+            values.whole(0, values.MAX_PORT),
+        ),
+    )
     """The workers' ``MASTER_ADDR``, where the user gave it to a job of one node."""
-    worker_ports: Sequence[int] | None = None
-    """Where ``MASTER_PORT`` is taken from; None: any free port."""
+    local_addr: str | None = RENDEZVOUS.option(
+        None,
+        "--local-addr ADDR",
+        "The address other nodes reach this one by; default: the one that routes to the master.",
+        values.host,
+    )
+    worker_ports: Sequence[int] | None = RENDEZVOUS.option(
+        None,
+        "--worker-port PORT|LO-HI",
+        "The port, or the range to take it from, for MASTER_PORT; default: any.",
+        values.ports,
+        ours=True,
+    )
     worker_ports_flag: str = "--worker-port"
     """The flag that gave the ports."""
-    timeouts: Timeouts = NO_TIMEOUTS_GIVEN
-    rescale_delay_s: float | None = None
-    """Infinity: never, late-comers enter at the next restart; None: not given, the master's value
-    applies."""
     trust: TrustOptions | None = None
     """What closes the wire; None: plain text."""
 
@@ -125,41 +224,145 @@ class LaunchOptions:
     script: str
     rendezvous: RendezvousOptions
     script_args: tuple[str, ...] = ()
-    mode: ScriptMode = ScriptMode.SCRIPT
-    nproc_per_node: str = defaults.NPROC_PER_NODE
-    accelerator: str = "auto"
-    role: str = defaults.ROLE
-    logs: LogOptions = LogOptions()
-    signals: tuple[signal.Signals, ...] = (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGQUIT,
+    mode: ScriptMode = option(
+        ScriptMode.SCRIPT,
+        SCRIPT("-m, --module", "SCRIPT is a module, run as by python -m."),
+        SCRIPT("--no-python", "SCRIPT is a program to run as it is."),
+        SCRIPT("--run-path", "Run SCRIPT by runpy.run_path; beats --no-python."),
     )
-    shutdown_timeout_s: float = defaults.SHUTDOWN_TIMEOUT_S
-    snapshot_replicas: int = 0
-    """How many other nodes keep this node's shares of snapshots."""
-    preemption_notice: str | None = None
-    """What says that this machine will be gone: a cloud, ``auto``, ``file:PATH``; None: SIGTERM."""
-    policy: PolicySpec | None = None
-    """How failures are answered; None: all defaults."""
-    propagate_exit_code: bool = False
-    """A failed job ends with the exit status of the root cause's worker."""
-    virtual_local_rank: bool = False
-    separate_store: bool = False
-    """A separate process hosts the store of each round, instead of rank 0."""
-    numa_binding: str | None = None
-    preload: tuple[str, ...] = ()
-    """Modules that the fork server imports once; workers are forked from it."""
-    watch_workers: bool = False
+    nproc_per_node: str = WORKERS.option(
+        defaults.NPROC_PER_NODE,
+        "--nproc-per-node N|auto|cpu|gpu|xpu",
+        "Workers on this node; default 1. auto: one per accelerator, else the CPU limit.",
+        values.nproc_per_node,
+    )
+    accelerator: str = WORKERS.option(
+        "auto",
+        "--accelerator TYPE",
+        "The kind of device that auto and gpu count: auto (default), nvidia.com/gpu,"
+        " amd.com/gpu, ascend-npu or cpu.",
+        values.accelerator,
+        ours=True,
+    )
+    role: str = WORKERS.option(
+        defaults.ROLE, "--role NAME", "The role of this node's workers; default: default."
+    )
+    virtual_local_rank: bool = WORKERS.option(
+        False, "--virtual-local-rank", "Show each worker LOCAL_RANK=0 and its own device only."
+    )
+    numa_binding: str | None = WORKERS.option(
+        None,
+        "--numa-binding MODE",
+        "Bind workers to the CPUs near their GPU: node, socket, exclusive, core-complex.",
+        values.one_of("node", "socket", "exclusive", "core-complex"),
+    )
+    watch_workers: bool = WORKERS.option(
+        False,
+        "--watch-workers",
+        "Have Python workers write their stacks when ft-run stacks asks, and count their steps.",
+        ours=True,
+    )
     """Workers have the hook of ``training``; so they do with ``hang``."""
-    capture_errors: bool = True
-    """Python workers write the exception that ends them to their error files."""
-    hang: HangSpec | None = None
+    capture_errors: bool = WORKERS.option(
+        True,
+        "--no-capture-errors",
+        "Do not write the exception that ends a Python worker to its error file, from"
+        " which its type, message and traceback are reported.",
+        ours=True,
+    )
+    separate_store: bool = RENDEZVOUS.option(
+        False,
+        "--store worker|separate",
+        "What hosts the store of a round: rank 0 (worker, the default), or a process beside it"
+        " that outlives it (separate).",
+        values.is_second("worker", "separate"),
+        ours=True,
+    )
+    policy: PolicySpec | None = None
+    """How failures are answered (``cli.policy_flags``); None: all defaults."""
+    hang: HangSpec | None = option(
+        None,
+        FAILURE(
+            "--hang-timeout SECONDS|auto|never",
+            "Look for a hang when a worker has done no step for so long, and restart if there"
+            " is one; default never. auto: ten times the longest step, at least 60.",
+            values.hang_timeout,
+            ours=True,
+        ),
+        FAILURE(
+            "--hang-timeout-start SECONDS",
+            "The same until the first step, and while a checkpoint is saved or loaded or a"
+            f" model compiled; default {defaults.HANG_TIMEOUT_START_S:g}.",
+            values.seconds_above_zero,
+            ours=True,
+        ),
+    )
     """When workers are suspected to hang; None: never."""
-    save_at_breakpoint: bool = True
-    """The newest snapshot becomes a checkpoint when the job fails or this node leaves."""
-    event_log_handler: str = "null"
+    propagate_exit_code: bool = FAILURE.option(
+        False,
+        "--propagate-exit-code",
+        "Where the restarts are spent, exit with the status of the root cause's worker"
+        " (128+n for signal n) instead of 1.",
+        ours=True,
+    )
+    shutdown_timeout_s: float = FAILURE.option(
+        defaults.SHUTDOWN_TIMEOUT_S,
+        "--shutdown-timeout SECONDS",
+        "From SIGTERM to SIGKILL when workers are stopped; default"
+        f" {defaults.SHUTDOWN_TIMEOUT_S:g}, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
+        values.seconds,
+    )
+    save_at_breakpoint: bool = option(
+        True,
+        FAILURE(
+            "--save-at-breakpoint",
+            "Where the script uses ft_run.training.Checkpointer: write the newest snapshot to"
+            " storage before the job fails or this node leaves, within --shutdown-timeout"
+            " (default).",
+            ours=True,
+        ),
+        FAILURE(
+            "--no-save-at-breakpoint",
+            "Do not: only the checkpoints that the script asks for are written.",
+            ours=True,
+        ),
+    )
+    snapshot_replicas: int = FAILURE.option(
+        0,
+        "--snapshot-replicas R",
+        "Keep sharded snapshots of a Checkpointer on R other nodes too, so that the loss"
+        " of a host costs no state; default 0. It takes 2 x R a rank's state in memory.",
+        values.whole(0, 16),
+        ours=True,
+    )
+    preemption_notice: str | None = FAILURE.option(
+        None,
+        "--preemption-notice SOURCE",
+        "Ask whether this machine will be gone: gcp, aws, azure, file:PATH, or auto for"
+        " the cloud that the firmware names. All ranks then leave one state first.",
+        values.notice_source,
+        ours=True,
+    )
+    signals: tuple[signal.Signals, ...] = FAILURE.option(
+        (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+        "--signals-to-handle NAMES",
+        f"Signals that stop the job in order; default {defaults.SIGNALS_TO_HANDLE}.",
+    )
+    logs: LogOptions = LogOptions()
+    preload: tuple[str, ...] = SCRIPT.option(
+        (),
+        "--preload MODULE,...",
+        "Import modules once, such as torch, and fork every worker from there: starts and"
+        " restarts do not wait for imports.",
+        values.modules,
+        ours=True,
+    )
+    event_log_handler: str = COMPATIBILITY.option(
+        "null",
+        "--event-log-handler NAME",
+        "null (default) or console.",
+        values.one_of("null", "console"),
+    )
     checks: LadderOptions | None = None
     """None: nodes are not checked."""
     remarks: tuple[str, ...] = ()
@@ -173,20 +376,16 @@ class LaunchOptions:
         return self.checks is not None and self.checks.spec.only
 
     def job_spec(self) -> JobSpec:
-        """Return the options that must be the same on all nodes of the job."""
-        return JobSpec(
-            job_id=self.rendezvous.job_id,
-            min_nodes=self.rendezvous.min_nodes,
-            max_nodes=self.rendezvous.max_nodes,
-            node_unit=self.rendezvous.node_unit,
-            max_restarts=self.rendezvous.max_restarts,
-            policy=self.policy,
-            checks=self.checks.spec if self.checks is not None else None,
-            separate_store=self.separate_store,
-            rescale_delay_s=self.rendezvous.rescale_delay_s,
-            hang=self.hang,
-            succession=self.rendezvous.timeouts.succession(self.rendezvous.endpoints),
-        )
+        """Return the options that must be the same on all nodes of the job: its fields."""
+        same = {
+            name: getattr(options, name)
+            for options in (self, self.rendezvous)
+            for name in names(JobSpec)
+            if hasattr(options, name)
+        }
+        same["checks"] = self.checks.spec if self.checks is not None else None
+        same["succession"] = self.rendezvous.timeouts.succession(self.rendezvous.endpoints)
+        return JobSpec(**same)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,22 +410,6 @@ class HostsOptions:
     folder: str
     program: str
     """The path of ft-run on the hosts."""
-
-
-@dataclass(frozen=True, slots=True)
-class MasterOptions:
-    """Everything that one ``ft-run master`` was asked to do. All times in seconds."""
-
-    endpoint: Endpoint
-    """Where to listen; ``::`` is all addresses."""
-    endpoints: tuple[Endpoint, ...] = ()
-    """All hosts that may lead, this one among them; empty where this is the only master."""
-    timeouts: Timeouts = NO_TIMEOUTS_GIVEN
-    rescale_delay_s: float = defaults.RESCALE_DELAY_S
-    """Used if the job's nodes were given none; infinity: never."""
-    remarks: tuple[str, ...] = ()
-    trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,66 +447,10 @@ class CheckOptions:
 class CompletionOptions:
     """Everything that one ``ft-run --print-completion`` was asked to do."""
 
-    shell: str
-    """``bash``, ``zsh`` or ``fish``."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyOptions:
-    """Everything that one ``ft-run policy`` was asked to do."""
-
-    failure: str
-    """The failure, written as matches, such as ``exit:137 oom``."""
-    policy: PolicySpec
-    seconds_after_start: float | None = None
-    is_repeated: bool = False
-    """The round before ended with the same failure."""
-    json: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StatusOptions:
-    """Everything that one ``ft-run status`` was asked to do."""
-
-    endpoint: Endpoint
-    json: bool = False
-    timeout_s: float = 5.0
-    """How long to wait for the master's answer."""
-    trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
-
-
-@dataclass(frozen=True, slots=True)
-class StacksOptions:
-    """Everything that one ``ft-run stacks`` was asked to do."""
-
-    endpoint: Endpoint
-    ranks: tuple[int, ...] = ()
-    """Those to show; none: all."""
-    json: bool = False
-    timeout_s: float = 10.0
-    """How long to wait for the master's answer."""
-    trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOptions:
-    """What ``ft-run token`` was asked to do."""
-
-    file: str | None = None
-    """The new file for the token; None: it is printed."""
-
-
-Options = (
-    LaunchOptions
-    | HostsOptions
-    | MasterOptions
-    | StatusOptions
-    | StacksOptions
-    | CheckOptions
-    | PolicyOptions
-    | TokenOptions
-    | CompletionOptions
-)
-"""Of any command."""
+    shell: str = HELP.option(
+        "",
+        "--print-completion bash|zsh|fish",
+        "Print the script that completes ft-run in this shell, and exit.",
+        values.one_of("bash", "zsh", "fish"),
+        since="2.15",
+    )

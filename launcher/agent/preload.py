@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ...errors import UsageError
-from ..cli.values import shown
+from ..flags.values import shown
 from ..options import LaunchOptions, ScriptMode
 from ..spawner.client import SpawnerClient
 from .worker_command import WorkerCommands

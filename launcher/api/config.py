@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import UsageError
-from ..cli.values import shown
+from ..flags.values import shown
 
 StreamsSpec = int | str | Mapping[int, int]
 """One of 0 (none), 1 (stdout), 2 (stderr), 3 (both) for all local ranks, or one for some.

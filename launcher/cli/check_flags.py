@@ -7,14 +7,15 @@ from ... import defaults
 from ...checks.records import Level
 from ...errors import UsageError
 from ...values import replace
+from ..flags import values
+from ..flags.flag import Flag
+from ..flags.values import shown
 from ..options import CheckOptions, RendezvousOptions
-from . import values
-from .command_line import CommandLine, Flag, Given, HelpText
+from .command_line import CommandLine, Given, HelpText
 from .floor_flags import floor_flags, given_floors, known_count, needs_others, refuse_floors
 from .network_check_flags import refuse_timeout, straggler_flags
-from .rendezvous_flags import address_flags, rendezvous_flags
+from .rendezvous_options import rendezvous_flags
 from .trust_flags import trust_flags, trust_options
-from .values import shown
 
 _CHECK: Final = "Checks"
 _NODE: Final = "Node"
@@ -125,7 +126,6 @@ def check_command() -> CommandLine:
         *floor_flags(),
         *straggler_flags(),
         *rendezvous_flags(),
-        *address_flags(),
         *trust_flags(),
     ]
     return CommandLine("ft-run check", flags, HelpText(_BEFORE, _AFTER))

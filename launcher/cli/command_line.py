@@ -5,13 +5,14 @@ where each value came from. click lays out the help; a start that shows none doe
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ...errors import UsageError
-from ...values import dataclass
-from .values import BadValue, boolean, nearest, refuse, shown
+from ...values import dataclass, names
+from ..flags.flag import Flag, flags_of
+from ..flags.values import nearest, shown
 
-ENVIRONMENT_PREFIX = "PET_"
+T = TypeVar("T")
 
 HELP_GROUP = "Help"
 """The heading of the flags that end ft-run with an answer; they have no variables."""
@@ -24,67 +25,6 @@ _ON = "1"
 
 _STEM = len("--nnod")
 """The least length of a prefix from which a name is guessed."""
-
-
-class Flag:
-    """One flag: an on/off switch, or with ``read`` one that takes a value.
-
-    ``group`` is its heading in the help. ``ours``: torchrun has no such flag. ``since``: the first
-    torch whose torchrun has it. Neither kind makes a prefix ambiguous that was unambiguous without
-    it. ``multiple``: it may be repeated, and the value is a tuple; in its variable the values are
-    separated by semicolons.
-    """
-
-    def __init__(
-        self,
-        *spellings: str,
-        group: str,
-        help: str,  # noqa: A002 - click's word
-        read: Callable[[str], Any] | None = None,
-        metavar: str | None = None,
-        ours: bool = False,
-        since: str = "",
-        multiple: bool = False,
-    ) -> None:
-        self.opts = spellings
-        self.group = group
-        self.help = help
-        self.metavar = metavar
-        self.ours = ours
-        self.since = since
-        self.multiple = multiple
-        self._read = read
-        self.takes_value = read is not None
-        self.spelling = next(word for word in spellings if word.startswith("--"))
-        """The long spelling: ``--nproc-per-node``."""
-        self.key = self.spelling[2:].replace("-", "_")
-        """The name under which the value is found: ``nproc_per_node``."""
-        self.variable = ENVIRONMENT_PREFIX + self.key.upper()
-        """The environment variable: ``PET_NPROC_PER_NODE``."""
-
-    @property
-    def absent(self) -> Any:
-        """The value where none was given."""
-        if self.multiple:
-            return ()
-        return None if self.takes_value else False
-
-    def value(self, texts: Sequence[str], origin: str) -> Any:
-        """Return the value of the texts that ``origin``, the flag or its variable, gave.
-
-        Raises:
-            UsageError: a text is not a value of the flag; the sentence names the origin.
-        """
-        values = tuple(
-            self._value(text, origin) for text in (texts if self.multiple else texts[-1:])
-        )
-        return values if self.multiple else values[0]
-
-    def _value(self, text: str, origin: str) -> Any:
-        try:
-            return (self._read or boolean)(text)
-        except BadValue as bad:
-            raise refuse(origin, text, bad) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +48,19 @@ class Given:
     def origin(self, key: str) -> str:
         """Return ``--flag`` or ``PET_FLAG``."""
         return self.origins[key]
+
+    def fill(self, kind: type[T], **found: Any) -> T:
+        """Return options: each field is what was given to its flag, else its default.
+
+        Args:
+            kind: the class, which declares the flags.
+            found: the fields that are not simply what one flag was given.
+        """
+        for name in names(kind):
+            flags = flags_of(kind, name)
+            if name not in found and len(flags) == 1 and self[flags[0].key] is not None:
+                found[name] = self[flags[0].key]
+        return kind(**found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from collections.abc import Collection
 from typing import Final
 
 from ...errors import UsageError
-from . import values
-from .command_line import Flag, Given
-from .values import BadValue
+from ..flags import values
+from ..flags.flag import Flag
+from ..flags.values import BadValue
+from .command_line import Given
 
 _GROUP: Final = "Checks"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import UsageError
-from .values import shown
+from ..flags.values import shown
 
 _NO_VALUE: Final = ("null", "none", "")
 """How ft_launcher spells a time that is switched off."""

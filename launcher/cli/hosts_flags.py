@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_VARIABLE
 from ...rendezvous.trust.token import checked, read_token
+from ..flags import values
+from ..flags.flag import Heading
+from ..flags.values import BadValue, shown
 from ..options import HostsOptions, NodeCommand
 from ..places.hostfile import HostLine, read_hostfile, read_list, select
 from ..places.place import PORT, endpoints
-from . import values
-from .command_line import CommandLine, Flag, Given, HelpText, UnknownFlagError
+from .command_line import CommandLine, Given, HelpText, UnknownFlagError
 from .launch_flags import launch_command
 from .trust_flags import given_token, token_file_flag
-from .values import BadValue, shown
 
 _BEFORE = """\
 Usage: ft-run hosts --hostfile FILE [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
@@ -38,33 +39,32 @@ _AFTER = "The options of the job are those of ft-run --help.\n"
 
 def hosts_command() -> CommandLine:
     """Return the flags of ``ft-run hosts`` itself."""
-
-    def flag(name: str, metavar: str, text: str, *, multiple: bool = False) -> Flag:
-        return Flag(
-            name,
-            group="Options",
-            metavar=metavar,
-            read=values.string,
-            help=text,
-            ours=True,
-            multiple=multiple,
-        )
-
+    heading = Heading("Options")
     flags = [
-        flag("--hostfile", "FILE", "A line HOST slots=N for each host; # begins a comment."),
-        flag("--hosts", "A,B,C", "The hosts, with commas."),
-        flag("--include", "A,B", "Only these of them."),
-        flag("--exclude", "A,B", "Not these of them."),
-        flag("--ssh", "COMMAND", "How to reach a host, such as 'ssh -p 2222'; default: ssh."),
-        flag("--env", "NAME[=VALUE]", "A variable for the job; may be repeated.", multiple=True),
-        token_file_flag("Options"),
-        flag("--chdir", "DIR", "The working directory on the hosts; default: this one."),
-        flag("--ft-run", "PATH", "ft-run on the hosts; default: the path of this one."),
-        Flag(
-            "--launcher-as-node",
-            group="Options",
+        heading(
+            "--hostfile FILE", "A line HOST slots=N for each host; # begins a comment.", ours=True
+        ),
+        heading("--hosts A,B,C", "The hosts, with commas.", ours=True),
+        heading("--include A,B", "Only these of them.", ours=True),
+        heading("--exclude A,B", "Not these of them.", ours=True),
+        heading(
+            "--ssh COMMAND",
+            "How to reach a host, such as 'ssh -p 2222'; default: ssh.",
             ours=True,
-            help="This host is the first node, besides the hosts that are named.",
+        ),
+        heading(
+            "--env NAME[=VALUE]",
+            "A variable for the job; may be repeated.",
+            multiple=True,
+            ours=True,
+        ),
+        token_file_flag("Options"),
+        heading("--chdir DIR", "The working directory on the hosts; default: this one.", ours=True),
+        heading("--ft-run PATH", "ft-run on the hosts; default: the path of this one.", ours=True),
+        heading(
+            "--launcher-as-node",
+            "This host is the first node, besides the hosts that are named.",
+            ours=True,
         ),
     ]
     return CommandLine("ft-run hosts", flags, HelpText(_BEFORE, _AFTER))

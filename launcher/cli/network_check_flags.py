@@ -4,9 +4,10 @@ from ... import defaults
 from ...checks.floors import floor_texts
 from ...errors import UsageError
 from ...rendezvous.protocol.check_messages import CheckSpec
+from ..flags import values
+from ..flags.flag import Flag
 from ..options import LadderOptions
-from . import values
-from .command_line import Flag, Given
+from .command_line import Given
 from .floor_flags import (
     FLOOR_KEYS,
     floor_flags,

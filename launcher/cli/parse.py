@@ -10,34 +10,42 @@ from collections.abc import Mapping, Sequence
 
 from ... import defaults
 from ...errors import UsageError
-from ...rendezvous.protocol.endpoint import Endpoint
 from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
+from ..flags.values import BadValue, endpoint, nearest, refuse, seconds, shown
 from ..options import (
+    CheckOptions,
     CompletionOptions,
+    HostsOptions,
     LaunchOptions,
     LogOptions,
-    MasterOptions,
-    Options,
     ScriptMode,
-    StacksOptions,
-    StatusOptions,
-    StreamSelection,
 )
 from . import launch_flags, master_flags
-from .command_line import CommandLine, Given
+from .command_line import CommandLine, Given, T
+from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .network_check_flags import ladder_options
 from .place_flags import answer_dry_run, placed
+from .policy_flags import PolicyOptions
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rendezvous_options import conf_given, listed, rendezvous_options
 from .script import as_flag, refuse_missing
-from .trust_flags import token_options, trust_options
-from .values import BadValue, endpoint, nearest, refuse, seconds, shown
+from .trust_flags import TokenOptions, token_options, trust_options
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-_STATUS_TIMEOUT_S = 5.0
-_STACKS_TIMEOUT_S = 10.0
+Options = (
+    LaunchOptions
+    | HostsOptions
+    | MasterOptions
+    | StatusOptions
+    | StacksOptions
+    | CheckOptions
+    | PolicyOptions
+    | TokenOptions
+    | CompletionOptions
+)
+"""Of any command."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -51,14 +59,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     if argv and argv[0] == "master":
         return _master(argv[1:], environ)
     if argv and argv[0] == "status":
-        where, given = _question(master_flags.status_command(), "status", argv[1:], environ)
-        timeout_s = given.get("timeout", _STATUS_TIMEOUT_S)
-        return StatusOptions(where, given["json"], timeout_s, trust_options(given, environ))
+        line = master_flags.status_command()
+        return _question(line, StatusOptions, argv[1:], environ)
     if argv and argv[0] == "stacks":
-        where, given = _question(master_flags.stacks_command(), "stacks", argv[1:], environ)
-        timeout_s = given.get("timeout", _STACKS_TIMEOUT_S)
-        trust = trust_options(given, environ)
-        return StacksOptions(where, given.get("rank", ()), given["json"], timeout_s, trust)
+        line = master_flags.stacks_command()
+        return _question(line, StacksOptions, argv[1:], environ)
     if argv and argv[0] == "check":
         from .check_flags import read_check
 
@@ -82,44 +87,45 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
             " right would be ft-run master --bind :29400, or ./master for a script of that name."
         )
     conf = conf_given(given)
-    where = given.get("bind", Endpoint("::", defaults.ENDPOINT_PORT))
-    return MasterOptions(
-        endpoint=where,
-        endpoints=listed(where),
+    found = {} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}
+    return given.fill(
+        MasterOptions,
+        endpoints=listed(given["bind"]),
         timeouts=conf.timeouts,
-        **({} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}),
         remarks=conf.remarks,
         trust=trust_options(given, environ),
+        **found,
     )
 
 
 def _question(
-    command: CommandLine, name: str, argv: Sequence[str], environ: Mapping[str, str]
-) -> tuple[Endpoint, Given]:
-    """Return where the master is that is asked, and the flags."""
-    given, rest = command.read(argv, environ)
-    where = given["rdzv_endpoint"]
+    line: CommandLine, kind: type[T], argv: Sequence[str], environ: Mapping[str, str]
+) -> T:
+    """Return the options of a command that asks a master."""
+    given, rest = line.read(argv, environ)
+    found = {}
     if rest:
         # Here options may follow the argument, as in `ft-run status node0:29400 --json`.
-        words, more = command.split(rest[1:])
+        words, more = line.split(rest[1:])
         if more:
             raise UsageError(
-                f"ft-run {name} takes one HOST[:PORT], but was given"
+                f"{line.name} takes one HOST[:PORT], but was given"
                 f" {shown(rest[0])} and {shown(more[0])}."
             )
-        given, _ = command.read([*argv[: len(argv) - len(rest)], *words], environ)
+        given, _ = line.read([*argv[: len(argv) - len(rest)], *words], environ)
         try:
             where = endpoint(rest[0])
         except BadValue as bad:
-            raise refuse(f"ft-run {name}", rest[0], bad) from None
-    return where or Endpoint("localhost", defaults.ENDPOINT_PORT), given
+            raise refuse(line.name, rest[0], bad) from None
+        found = {"endpoint": where} if where is not None else {}
+    return given.fill(kind, trust=trust_options(given, environ), **found)
 
 
 def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | CompletionOptions:
     line = launch_flags.launch_command()
     given, rest = line.read(argv, environ)
     if given["print_completion"]:
-        return CompletionOptions(given["print_completion"])
+        return given.fill(CompletionOptions)
     mode = _mode(given)
     remarks: list[str] = []
     given = placed(line, given, environ, remarks)
@@ -132,30 +138,20 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     if not rest:
         raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
-    options = LaunchOptions(
+    options = given.fill(
+        LaunchOptions,
         script=rest[0],
         script_args=rest[1:],
         mode=mode,
         rendezvous=rendezvous,
-        nproc_per_node=given.get("nproc_per_node", defaults.NPROC_PER_NODE),
-        accelerator=given.get("accelerator", "auto"),
-        role=given.get("role", defaults.ROLE),
         logs=_logs(given, environ),
         signals=_signals(given, remarks),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
         snapshot_replicas=_snapshot_replicas(given, rendezvous.max_nodes),
-        preemption_notice=given["preemption_notice"],
         policy=policy,
-        propagate_exit_code=given["propagate_exit_code"],
-        virtual_local_rank=given["virtual_local_rank"],
-        separate_store=given.get("store", defaults.STORE) == "separate",
-        numa_binding=given["numa_binding"],
-        preload=given.get("preload", ()),
-        watch_workers=given["watch_workers"],
         capture_errors=not given["no_capture_errors"],
         hang=hang,
         save_at_breakpoint=launch_flags.saves_at_breakpoint(given),
-        event_log_handler=given.get("event_log_handler", "null"),
         checks=ladder_options(given, remarks),
         remarks=tuple(remarks),
     )
@@ -202,16 +198,8 @@ def _snapshot_replicas(given: Given, max_nodes: int) -> int:
 
 
 def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
-    (console_local_ranks,) = given.get("local_ranks_filter", (None,))
-    return LogOptions(
-        log_dir=given["log_dir"] or None,
-        redirects=given.get("redirects", StreamSelection()),
-        tee=given.get("tee", StreamSelection()),
-        console_local_ranks=console_local_ranks,
-        stdout_filters=given.get("duplicate_stdout_filters", ()),
-        stderr_filters=given.get("duplicate_stderr_filters", ()),
-        prefix_template=given["log_line_prefix_template"] or environ.get(_PREFIX_VARIABLE, ""),
-    )
+    prefix = given["log_line_prefix_template"] or environ.get(_PREFIX_VARIABLE, "")
+    return given.fill(LogOptions, prefix_template=prefix)
 
 
 def _signals(given: Given, remarks: list[str]) -> tuple[signal.Signals, ...]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from .command_line import CommandLine, Flag, Given, answer, say
+from ..flags.flag import Flag
+from ..options import RENDEZVOUS
+from .command_line import CommandLine, Given, answer, say
 
 _MARKS = (
     "OMPI_COMM_WORLD_RANK",
@@ -24,18 +26,16 @@ _SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
 def place_flags() -> list[Flag]:
     """Return the flags."""
     return [
-        Flag(
+        RENDEZVOUS(
             "--auto-config",
-            group="Rendezvous",
-            ours=True,
-            help="Take nodes, rank, endpoint, job id and workers from Slurm, MPI, Kubernetes,"
+            "Take nodes, rank, endpoint, job id and workers from Slurm, MPI, Kubernetes,"
             " SkyPilot, SageMaker or AWS Batch, where no flag gives them.",
-        ),
-        Flag(
-            "--dry-run",
-            group="Rendezvous",
             ours=True,
-            help="Print the command with all that --auto-config and PET_* add to it, and exit.",
+        ),
+        RENDEZVOUS(
+            "--dry-run",
+            "Print the command with all that --auto-config and PET_* add to it, and exit.",
+            ours=True,
         ),
     ]
 

@@ -1,14 +1,15 @@
 """The flags of the failure policy, what their values mean, and the command ``ft-run policy``."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from ... import defaults
 from ...rendezvous.policy.rules import BadRule, Rule
-from .command_line import CommandLine, Flag, HelpText
-from .values import BadValue, one_of, seconds, seconds_above_zero, string, whole
-
-_FAILURE = "Failure"
+from ...rendezvous.protocol.messages import PolicySpec
+from ...values import dataclass
+from ..flags.flag import Flag, Heading, flags_of
+from ..flags.values import BadValue, one_of, seconds, seconds_above_zero, whole
+from ..options import FAILURE
+from .command_line import CommandLine, HelpText
 
 
 def rule(text: str) -> Rule:
@@ -42,128 +43,99 @@ def limit(text: str) -> int:
         raise BadValue("a whole number, 1 or more, or never") from None
 
 
-READERS: Final[dict[str, Callable[[str], Any]]] = {
-    "restart-window": seconds_above_zero,
-    "restart-backoff": backoff,
-    "max-node-failures": limit,
-    "max-no-progress": limit,
-    "success-policy": one_of("all", "rank0"),
-}
-
-
-def policy_flags(group: str = _FAILURE) -> list[Flag]:
+def policy_flags(group: str = FAILURE.name) -> list[Flag]:
     """Return the flags of the failure policy, for ``ft-run`` and ``ft-run policy``."""
-    return [*_rule_flags(group), *_limit_flags(group)]
-
-
-def _rule_flags(group: str) -> list[Flag]:
+    heading = Heading(group)
     return [
-        Flag(
-            "--on-failure",
-            group=group,
-            metavar="MATCH=ACTION",
-            read=rule,
-            multiple=True,
-            ours=True,
-            help="How a failure is answered; may be repeated, the first that matches decides."
+        heading(
+            "--on-failure MATCH=ACTION",
+            "How a failure is answered; may be repeated, the first that matches decides."
             " MATCH: exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost, preempted."
             " ACTION: restart (default), restart-free (not counted), fail (the job ends with 3),"
             " replace-node. Such as exit:3=fail or oom=replace-node.",
-        ),
-        Flag(
-            "--failure-policy",
-            group=group,
-            metavar="FILE",
-            read=string,
+            rule,
+            multiple=True,
             ours=True,
-            help="A TOML file with rules ([[rule]] match, action) and the options below.",
         ),
+        heading(
+            "--failure-policy FILE",
+            "A TOML file with rules ([[rule]] match, action) and the options below.",
+            ours=True,
+        ),
+        *setting_flags(heading),
     ]
 
 
-def _limit_flags(group: str) -> list[Flag]:
+def setting_flags(heading: Heading = FAILURE) -> list[Flag]:
+    """Return the flags that stand in the file too, by the same names."""
     return [
-        Flag(
-            "--restart-window",
-            group=group,
-            metavar="TIME",
-            read=READERS["restart-window"],
-            ours=True,
-            help="Count only the restarts of the last TIME against --max-restarts, such as 24h;"
+        heading(
+            "--restart-window TIME",
+            "Count only the restarts of the last TIME against --max-restarts, such as 24h;"
             " default: all.",
-        ),
-        Flag(
-            "--restart-backoff",
-            group=group,
-            metavar="FIRST:MAX",
-            read=READERS["restart-backoff"],
+            seconds_above_zero,
             ours=True,
-            help="Space restarts: the first after FIRST, then doubling up to MAX, such as 0s:60s;"
+        ),
+        heading(
+            "--restart-backoff FIRST:MAX",
+            "Space restarts: the first after FIRST, then doubling up to MAX, such as 0s:60s;"
             " default: none, and 0s:60s for those that are not counted.",
-        ),
-        Flag(
-            "--max-node-failures",
-            group=group,
-            metavar="N|never",
-            read=READERS["max-node-failures"],
+            backoff,
             ours=True,
-            help="Exclude a node that was the root cause N times, where a spare can stand in;"
+        ),
+        heading(
+            "--max-node-failures N|never",
+            "Exclude a node that was the root cause N times, where a spare can stand in;"
             f" default {defaults.MAX_NODE_FAILURES}.",
-        ),
-        Flag(
-            "--max-no-progress",
-            group=group,
-            metavar="N|never",
-            read=READERS["max-no-progress"],
+            limit,
             ours=True,
-            help="With --hang-timeout or --watch-workers: end the job with 3 after N restarts"
+        ),
+        heading(
+            "--max-no-progress N|never",
+            "With --hang-timeout or --watch-workers: end the job with 3 after N restarts"
             " running without a step beyond the furthest one so far; default"
             f" {defaults.MAX_NO_PROGRESS}.",
-        ),
-        Flag(
-            "--success-policy",
-            group=group,
-            metavar="all|rank0",
-            read=READERS["success-policy"],
+            limit,
             ours=True,
-            help="The job has succeeded when all workers have (default), or when rank 0 has.",
+        ),
+        heading(
+            "--success-policy all|rank0",
+            "The job has succeeded when all workers have (default), or when rank 0 has.",
+            one_of("all", "rank0"),
+            ours=True,
         ),
     ]
 
 
-def propagate_flag() -> Flag:
-    """Return the flag for the exit status of a job that failed."""
-    return Flag(
-        "--propagate-exit-code",
-        group=_FAILURE,
-        ours=True,
-        help="Where the restarts are spent, exit with the status of the root cause's worker"
-        " (128+n for signal n) instead of 1.",
+_OPTIONS: Final = Heading("Options")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """Everything that one ``ft-run policy`` was asked to do."""
+
+    failure: str = _OPTIONS.option(
+        "",
+        "--explain FAILURE",
+        "What has failed: exit:N, signal:NAME, oom, hang, node-lost, preempted, error:TEXT"
+        " (last), such as 'exit:137 oom'.",
     )
+    """Written as matches."""
+    policy: PolicySpec = PolicySpec()
+    seconds_after_start: float | None = _OPTIONS.option(
+        None,
+        "--after TIME",
+        "How long the round had run, such as 2s; default: not known.",
+        seconds,
+    )
+    is_repeated: bool = _OPTIONS.option(
+        False, "--again", "The round before failed in the same way."
+    )
+    json: bool = _OPTIONS.option(False, "--json", "Print JSON instead of text.")
 
 
 def policy_command() -> CommandLine:
     """Return the flags of ``ft-run policy``."""
-    flags = [
-        Flag(
-            "--explain",
-            group="Options",
-            metavar="FAILURE",
-            read=string,
-            help="What has failed: exit:N, signal:NAME, oom, hang, node-lost, preempted, error:TEXT"
-            " (last), such as 'exit:137 oom'.",
-        ),
-        Flag(
-            "--after",
-            group="Options",
-            metavar="TIME",
-            read=seconds,
-            help="How long the round had run, such as 2s; default: not known.",
-        ),
-        Flag("--again", group="Options", help="The round before failed in the same way."),
-        Flag("--json", group="Options", help="Print JSON instead of text."),
-        *policy_flags("Options"),
-    ]
     before = """\
 Usage: ft-run policy --explain FAILURE [OPTIONS]
 
@@ -176,4 +148,5 @@ Example:
     after = (
         "Every option can be set by PET_<NAME>, such as PET_ON_FAILURE='exit:3=fail;oom=fail'.\n"
     )
+    flags = [*flags_of(PolicyOptions), *policy_flags(_OPTIONS.name)]
     return CommandLine("ft-run policy", flags, HelpText(before, after))

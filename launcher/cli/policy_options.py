@@ -5,17 +5,18 @@ before those of the file. Combinations that cannot work are refused here, before
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.policy.rules import Action, Rule
 from ...rendezvous.protocol.messages import PolicySpec
-from ..options import PolicyOptions, RendezvousOptions, Streams, StreamSelection
+from ..flags.stream_values import Streams, StreamSelection
+from ..flags.values import BadValue, nearest, refuse, shown
+from ..options import RendezvousOptions
 from .command_line import Given
-from .policy_flags import READERS, policy_command, rule
-from .values import BadValue, nearest, refuse, shown
+from .policy_flags import PolicyOptions, policy_command, rule, setting_flags
 
 _RULE_KEYS: Final = ("match", "action")
 
@@ -33,13 +34,7 @@ def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
             f"ft-run policy {got}; right would be ft-run policy --explain 'exit:137 oom',"
             " or ./policy for a script of that name."
         )
-    return PolicyOptions(
-        failure=given["explain"],
-        policy=policy_of(given),
-        seconds_after_start=given["after"],
-        is_repeated=given["again"],
-        json=given["json"],
-    )
+    return given.fill(PolicyOptions, policy=policy_of(given))
 
 
 def launch_policy(
@@ -87,22 +82,21 @@ def policy_of(given: Given, *, is_watched: bool = False) -> PolicySpec:
     """
     path = given["failure_policy"]
     settings = _read_file(path) if path else {}
-    for key in READERS:
-        value = given[key.replace("-", "_")]
-        if value is not None:
-            settings[key] = value
+    for flag in setting_flags():
+        if given[flag.key] is not None:
+            settings[flag.key] = given[flag.key]
     rules = (*given["on_failure"], *settings.get("rule", ()))
     _refuse_repeated(rules)
-    first, longest = settings.get("restart-backoff", (0.0, 0.0))
+    first, longest = settings.get("restart_backoff", (0.0, 0.0))
     return PolicySpec(
         rules=tuple(rule.text for rule in rules),
-        restart_window_s=settings.get("restart-window", 0.0),
+        restart_window_s=settings.get("restart_window", 0.0),
         backoff_first_s=first,
         backoff_max_s=longest,
-        max_node_failures=settings.get("max-node-failures", defaults.MAX_NODE_FAILURES),
-        rank0_decides=settings.get("success-policy") == "rank0",
+        max_node_failures=settings.get("max_node_failures", defaults.MAX_NODE_FAILURES),
+        rank0_decides=settings.get("success_policy") == "rank0",
         max_no_progress=settings.get(
-            "max-no-progress", defaults.MAX_NO_PROGRESS if is_watched else 0
+            "max_no_progress", defaults.MAX_NO_PROGRESS if is_watched else 0
         ),
     )
 
@@ -129,7 +123,8 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _settings(content: Mapping[str, Any], path: str) -> dict[str, Any]:
-    known = [*READERS, "rule"]
+    flags = {flag.spelling[2:]: flag for flag in setting_flags()}
+    known = [*flags, "rule"]
     settings: dict[str, Any] = {}
     for key, value in content.items():
         if key not in known:
@@ -141,7 +136,8 @@ def _settings(content: Mapping[str, Any], path: str) -> dict[str, Any]:
                 f"{path}: {key} is {shown(str(value))}; right would be a text or a number."
             )
         else:
-            settings[key] = _value(READERS[key], str(value), f"{path}: {key}")
+            flag = flags[key]
+            settings[flag.key] = flag.value([str(value)], f"{path}: {key}")
     return settings
 
 
@@ -160,15 +156,12 @@ def _rules(tables: Any, path: str) -> list[Rule]:
                     f"{where} has no text for {key};"
                     ' right would be match = "exit:3" and action = "fail".'
                 )
-        rules.append(_value(rule, f"{table['match']}={table['action']}", where))
+        text = f"{table['match']}={table['action']}"
+        try:
+            rules.append(rule(text))
+        except BadValue as bad:
+            raise refuse(where, text, bad) from None
     return rules
-
-
-def _value(read: Callable[[str], Any], text: str, name: str) -> Any:
-    try:
-        return read(text)
-    except BadValue as bad:
-        raise refuse(name, text, bad) from None
 
 
 def _unknown_key(key: str, known: list[str], where: str) -> UsageError:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from ...errors import UsageError
 from ...rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ...values import dataclass
-from .values import (
+from ..flags.values import (
     BadValue,
     boolean,
     nearest,

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
-from ..options import RendezvousOptions
+from ..flags.flag import Flag, flags_of
+from ..options import RENDEZVOUS, LaunchOptions, RendezvousOptions
 from .command_line import Given
 from .rdzv_conf import RendezvousConf, parse_conf
+
+
+def rendezvous_flags() -> list[Flag]:
+    """Return the flags by which nodes find each other, which ``ft-run check`` has too."""
+    flags = flags_of(RendezvousOptions) + flags_of(LaunchOptions)
+    return [flag for flag in flags if flag.group == RENDEZVOUS.name]
 
 
 def conf_given(given: Given) -> RendezvousConf:
@@ -50,17 +57,15 @@ def rendezvous_options(
     ports, ports_flag = _worker_ports(given, where, conf, store)
     if max_nodes > 1:
         _explain_endpoint(given, where, remarks)
-    return RendezvousOptions(
+    return given.fill(
+        RendezvousOptions,
         job_id=_job_id(given, max_nodes, remarks),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        node_unit=unit,
-        max_restarts=given.get("max_restarts", defaults.MAX_RESTARTS),
         endpoint=Endpoint(where.host, where.port) if where is not None else None,
         endpoints=listed(where),
         hosts_master=_hosts_master(given, conf, where, node_rank),
         node_rank=node_rank,
-        local_addr=given["local_addr"] or None,
         master_addr=store[0].host if store is not None else None,
         worker_ports=ports,
         worker_ports_flag=ports_flag,

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...errors import UsageError
+from ..flags.values import nearest, shown
 from ..options import ScriptMode
-from .values import nearest, shown
 
 COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token")
 

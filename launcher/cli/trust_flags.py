@@ -5,55 +5,48 @@ from collections.abc import Mapping, Sequence
 from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, TrustOptions
 from ...rendezvous.trust.token import Token
-from ..options import TokenOptions
-from . import values
-from .command_line import CommandLine, Flag, Given, HelpText
-from .values import shown
+from ...values import dataclass
+from ..flags.flag import Flag, Heading
+from ..flags.values import shown
+from .command_line import CommandLine, Given, HelpText
 
 _FILES = ("tls_cert", "tls_key", "tls_ca")
 
 
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """What ``ft-run token`` was asked to do."""
+
+    file: str | None = None
+    """The new file for the token; None: it is printed."""
+
+
 def trust_flags(group: str = "Trust") -> list[Flag]:
     """Return the flags, for the help under the heading ``group``."""
+    heading = Heading(group)
     return [
         token_file_flag(group),
-        Flag(
-            "--tls-cert",
-            group=group,
-            metavar="FILE",
-            read=values.string,
+        heading(
+            "--tls-cert FILE",
+            "Instead of a token: a certificate for both ends of a connection, PEM.",
             ours=True,
-            help="Instead of a token: a certificate for both ends of a connection, PEM.",
         ),
-        Flag(
-            "--tls-key",
-            group=group,
-            metavar="FILE",
-            read=values.string,
+        heading("--tls-key FILE", "Its key.", ours=True),
+        heading(
+            "--tls-ca FILE",
+            "The authority that has signed the certificates of all nodes.",
             ours=True,
-            help="Its key.",
-        ),
-        Flag(
-            "--tls-ca",
-            group=group,
-            metavar="FILE",
-            read=values.string,
-            ours=True,
-            help="The authority that has signed the certificates of all nodes.",
         ),
     ]
 
 
 def token_file_flag(group: str) -> Flag:
     """Return the flag for the file with the job's secret."""
-    return Flag(
-        "--token-file",
-        group=group,
-        metavar="FILE",
-        read=values.string,
-        ours=True,
-        help="The job's secret (ft-run token makes one): the wire is then mutual TLS. Also"
+    return Heading(group)(
+        "--token-file FILE",
+        "The job's secret (ft-run token makes one): the wire is then mutual TLS. Also"
         f" {TOKEN_FILE_VARIABLE}, or {TOKEN_VARIABLE} with the secret itself.",
+        ours=True,
     )
 
 

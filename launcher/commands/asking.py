@@ -4,7 +4,7 @@ from typing import Any
 
 from ...errors import RefusedError, RendezvousError
 from ...rendezvous.trust.source import read_trust
-from ..options import StacksOptions, StatusOptions
+from ..cli.master_flags import StacksOptions, StatusOptions
 
 
 async def ask_master(

@@ -7,12 +7,13 @@ from click.shell_completion import CompletionItem, ShellComplete, get_completion
 
 from ...errors import UsageError
 from ..cli.check_flags import check_command
-from ..cli.command_line import CommandLine, Flag
+from ..cli.command_line import CommandLine
 from ..cli.hosts_flags import hosts_command
 from ..cli.launch_flags import launch_command
 from ..cli.master_flags import master_command, stacks_command, status_command
 from ..cli.policy_flags import policy_command
 from ..cli.trust_flags import token_command
+from ..flags.flag import Flag
 
 _VARIABLE: Final = "_FT_RUN_COMPLETE"
 _WORDS: Final = re.compile(r"[a-z0-9]+(\|[a-z0-9]+)+")

@@ -17,7 +17,7 @@ from ...rendezvous.transport.master import ALONE, Master, Office
 from ...rendezvous.trust.source import read_trust
 from .. import startup
 from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
-from ..options import MasterOptions
+from ..cli.master_flags import MasterOptions
 from ..reporting.display import Display
 from ..version import VERSION
 

@@ -9,8 +9,8 @@ from ...errors import UsageError
 from ...rendezvous.policy.matches import BadMatch, EndedBySignal, ExitStatus, parse_match
 from ...rendezvous.policy.rules import SLIP_S, Context, Decision, Rule, decide
 from ...rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost, preempted
-from ..cli.values import shown
-from ..options import PolicyOptions
+from ..cli.policy_flags import PolicyOptions
+from ..flags.values import shown
 from ..reporting.standard_output import standard_output
 
 _RIGHT = (

@@ -9,7 +9,7 @@ from ... import exit_codes
 from ...printable import printable
 from ...rendezvous.policy.hang import stack_lines
 from ...rendezvous.protocol.stacks import RankStack
-from ..options import StacksOptions
+from ..cli.master_flags import StacksOptions
 from ..reporting.standard_output import standard_output
 from .asking import ask_master
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import exit_codes
 from ...printable import printable
-from ..options import StatusOptions
+from ..cli.master_flags import StatusOptions
 from ..reporting.standard_output import standard_output
 from .asking import ask_master
 

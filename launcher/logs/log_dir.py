@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ...errors import LogDirError
 from ...values import dataclass
-from ..options import LogOptions, Streams
+from ..flags.stream_values import Streams
+from ..options import LogOptions
 from .log_file import Stream, open_log
 
 _TEMPORARY_PREFIX = "torchelastic_"

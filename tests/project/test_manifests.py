@@ -10,8 +10,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 from ft_run import defaults, exit_codes
+from ft_run.launcher.cli.master_flags import StatusOptions
 from ft_run.launcher.cli.parse import parse
-from ft_run.launcher.options import LaunchOptions, StatusOptions
+from ft_run.launcher.options import LaunchOptions
 from ft_run.tests.harness.kubernetes.manifests import Document, Pod, job_of, load
 
 ROOT = Path(__file__).resolve().parents[2]

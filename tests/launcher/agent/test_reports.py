@@ -35,7 +35,9 @@ class Node:
         self.times_left = 0
         self.claim = OwnClaim()
         self.claim.started(PLACE)
-        self.end = NodeEnd(LaunchOptions("", RendezvousOptions("job", 2, 2)))
+        self.end = NodeEnd(
+            LaunchOptions("", RendezvousOptions(job_id="job", min_nodes=2, max_nodes=2))
+        )
         self.port = PortReservation(lambda: "127.0.0.1", None)
         self.are_ready = False
         self.reports = NodeReports(

@@ -11,7 +11,7 @@ def address(
     endpoint: Endpoint | None = None, master_addr: str | None = None, local_addr: str | None = None
 ) -> str:
     options = RendezvousOptions(
-        "j", endpoint=endpoint, master_addr=master_addr, local_addr=local_addr
+        job_id="j", endpoint=endpoint, master_addr=master_addr, local_addr=local_addr
     )
     return advertised(options, lambda _: None)()
 

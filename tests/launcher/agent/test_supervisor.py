@@ -66,7 +66,7 @@ class Node:
 
     def __init__(self, clock: HandClock) -> None:
         options = LaunchOptions(
-            "train.py", RendezvousOptions("job", 1, 1), shutdown_timeout_s=SHUTDOWN_S
+            "train.py", RendezvousOptions(job_id="job"), shutdown_timeout_s=SHUTDOWN_S
         )
         self.clock, self.spawner = clock, FakeSpawner()
         self.over: list[TimeOver] = []

@@ -46,7 +46,7 @@ def test_the_same_wait_a_moment_later_is_none() -> None:
 def test_a_delay_is_that_of_a_flag_only_where_it_was_given(
     policy: PolicySpec | None, why: str
 ) -> None:
-    options = LaunchOptions("train.py", RendezvousOptions("job"), policy=policy)
+    options = LaunchOptions("train.py", RendezvousOptions(job_id="job"), policy=policy)
     event = waits(replace(FIRST, backoff_s=4.0), options)
     assert line(event) == f"the next round is formed in 4 s ({why})"
 

@@ -19,7 +19,8 @@ from ft_run.launcher.api import (
 )
 from ft_run.launcher.api.config import command_line
 from ft_run.launcher.cli import parse
-from ft_run.launcher.options import LaunchOptions, Streams
+from ft_run.launcher.flags.stream_values import Streams
+from ft_run.launcher.options import LaunchOptions
 
 
 def options(config: LaunchConfig) -> LaunchOptions:

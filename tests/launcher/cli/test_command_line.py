@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.cli import launch_flags, master_flags, values
-from ft_run.launcher.cli.command_line import CommandLine, Flag, HelpText
-from ft_run.launcher.cli.values import BadValue
+from ft_run.launcher.cli import launch_flags, master_flags
+from ft_run.launcher.cli.command_line import CommandLine, HelpText
+from ft_run.launcher.flags import values
+from ft_run.launcher.flags.flag import Flag
+from ft_run.launcher.flags.values import BadValue
 from ft_run.launcher.machine.accelerators import ACCELERATOR_CHOICES
 from hypothesis import given, settings
 from hypothesis import strategies as st

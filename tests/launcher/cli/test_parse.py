@@ -12,17 +12,9 @@ from ft_run import defaults, exit_codes
 from ft_run.errors import UsageError
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.cli import launch_flags, parse
-from ft_run.launcher.options import (
-    CompletionOptions,
-    LaunchOptions,
-    MasterOptions,
-    RendezvousOptions,
-    ScriptMode,
-    StacksOptions,
-    StatusOptions,
-    Streams,
-    StreamSelection,
-)
+from ft_run.launcher.cli.master_flags import MasterOptions, StacksOptions, StatusOptions
+from ft_run.launcher.flags.stream_values import Streams, StreamSelection
+from ft_run.launcher.options import CompletionOptions, LaunchOptions, RendezvousOptions, ScriptMode
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import HangSpec
 from ft_run.rendezvous.protocol.timeouts import Timeouts
@@ -797,7 +789,7 @@ def test_stacks() -> None:
     assert parse.parse(["stacks"], {}) == StacksOptions(Endpoint("localhost", 29400))
     assert parse.parse(
         ["stacks", "node0", "--rank", "0,17", "--json", "--timeout=2"], {}
-    ) == StacksOptions(Endpoint("node0", 29400), (0, 17), True, 2.0)
+    ) == StacksOptions(Endpoint("node0", 29400), True, 2.0, (0, 17))
     assert "ranks with commas, such as 0,17" in sentence("stacks", "--rank=0-3")
     assert sentence("stacks", "a:1", "b:2") == (
         "ft-run stacks takes one HOST[:PORT], but was given 'a:1' and 'b:2'."

@@ -12,8 +12,9 @@ import pytest
 from ft_run import exit_codes
 from ft_run.errors import UsageError
 from ft_run.launcher.cli import launch_flags, master_flags, parse
-from ft_run.launcher.cli.command_line import Flag
-from ft_run.launcher.options import LaunchOptions, MasterOptions, StatusOptions
+from ft_run.launcher.cli.master_flags import MasterOptions, StatusOptions
+from ft_run.launcher.flags.flag import Flag
+from ft_run.launcher.options import LaunchOptions
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from ft_run.errors import UsageError
 from ft_run.launcher.cli import parse
+from ft_run.launcher.cli.policy_flags import PolicyOptions
 from ft_run.launcher.commands.policy import failure_of
 from ft_run.launcher.main import main
-from ft_run.launcher.options import LaunchOptions, PolicyOptions
+from ft_run.launcher.options import LaunchOptions
 from ft_run.rendezvous.protocol.messages import PolicySpec
 
 ENDPOINT = ("--rdzv-endpoint", "h:1", "--rdzv-id", "x", "--max-restarts", "3")

@@ -5,15 +5,10 @@ from pathlib import Path
 
 import pytest
 from ft_run.errors import UsageError
+from ft_run.launcher.cli.master_flags import MasterOptions, StacksOptions, StatusOptions
 from ft_run.launcher.cli.parse import parse
-from ft_run.launcher.options import (
-    CheckOptions,
-    LaunchOptions,
-    MasterOptions,
-    StacksOptions,
-    StatusOptions,
-    TokenOptions,
-)
+from ft_run.launcher.cli.trust_flags import TokenOptions
+from ft_run.launcher.options import CheckOptions, LaunchOptions
 from ft_run.rendezvous.trust.source import TrustOptions
 from ft_run.rendezvous.trust.token import Token
 

@@ -77,7 +77,7 @@ class Node:
         self.told: list[ev.Event] = []
         options = LaunchOptions(
             "",
-            RendezvousOptions("job"),
+            RendezvousOptions(job_id="job"),
             shutdown_timeout_s=shutdown_timeout_s,
             save_at_breakpoint=saves,
         )

@@ -86,7 +86,7 @@ class Node:
 
     def __init__(self, *, only: bool = True) -> None:
         spec = CheckSpec(level="light", timeout_s=60.0, only=only)
-        rendezvous = RendezvousOptions("job", 2, 2)
+        rendezvous = RendezvousOptions(job_id="job", min_nodes=2, max_nodes=2)
         options = LaunchOptions("", rendezvous, checks=LadderOptions(spec))
         self.crew, self.link = FakeCrew(), FakeLink()
         self.port = PortReservation(lambda: "127.0.0.1", None)

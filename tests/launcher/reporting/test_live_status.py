@@ -24,7 +24,9 @@ from ft_run.rendezvous.protocol.steps import RankSteps
 )
 def test_the_step_of_the_furthest_rank(steps: list[tuple[int, float, float]], words: str) -> None:
     ranks = [RankSteps(rank, *values) for rank, values in enumerate(steps)]
-    line = LiveStatus(LaunchOptions("train.py", RendezvousOptions("run1")), lambda: ranks).text()
+    line = LiveStatus(
+        LaunchOptions("train.py", RendezvousOptions(job_id="run1")), lambda: ranks
+    ).text()
     assert line == f"ft-run run1{words} · up 0:00:00"
 
 

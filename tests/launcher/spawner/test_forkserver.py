@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ft_run.launcher.agent.worker_command import WorkerCommands
-from ft_run.launcher.cli.values import BadValue, modules
+from ft_run.launcher.flags.values import BadValue, modules
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.spawner import forkserver, imported_files
 from ft_run.rendezvous.protocol.messages import Assignment
@@ -440,7 +440,7 @@ def load(path: Path) -> Any:
 def test_the_variables_that_each_worker_has_are_known(
     virtual: bool, environ: dict[str, str]
 ) -> None:
-    options = LaunchOptions("", RendezvousOptions("job", 1, 1), virtual_local_rank=virtual)
+    options = LaunchOptions("", RendezvousOptions(job_id="job"), virtual_local_rank=virtual)
     commands = WorkerCommands(options, 2, environ)
     assignment = Assignment(
         round=0,

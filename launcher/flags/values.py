@@ -69,6 +69,11 @@ def string(text: str) -> str:
     return text
 
 
+def string_or_none(text: str) -> str | None:
+    """Return ``text``; None, as if it was not given, where it is empty."""
+    return text or None
+
+
 def notice_source(text: str) -> str:
     """Return what says that this machine will be gone."""
     source = text.strip()
@@ -170,6 +175,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def is_second(first: str, second: str) -> Callable[[str], bool]:
+    """Return a reader of one of two words: whether it is the second."""
+    read = one_of(first, second)
+    return lambda text: read(text) == second
 
 
 def nnodes(text: str) -> tuple[int, int]:

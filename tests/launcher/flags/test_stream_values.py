@@ -1,9 +1,8 @@
 """The grammar of --redirects, --tee and the filters."""
 
 import pytest
-from ft_run.launcher.cli.stream_values import filters, local_ranks, streams
-from ft_run.launcher.cli.values import BadValue
-from ft_run.launcher.options import Streams
+from ft_run.launcher.flags.stream_values import Streams, filters, local_ranks, streams
+from ft_run.launcher.flags.values import BadValue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,16 +4,42 @@
 (``0:1,10:3``); 0 is none, 1 stdout, 2 stderr, 3 both. The filters are lists with commas.
 """
 
+import enum
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from ..options import Streams, StreamSelection
+from ...values import dataclass, field
 from .values import BadValue, whole
 
 MAX_LOCAL_RANK: Final = 65535
 MAX_RANK: Final = 999_999_999
 
 _DIGIT = re.compile(r"[0-3]")
+
+
+class Streams(enum.IntFlag):
+    """Which standard streams of a worker: the digits of ``--redirects`` and ``--tee``."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSelection:
+    """The value of ``--redirects`` or ``--tee``: one for all local ranks, or one for some.
+
+    ``default`` holds for every local rank that ``by_local_rank`` does not name.
+    """
+
+    default: Streams = Streams.NONE
+    by_local_rank: Mapping[int, Streams] = field(default_factory=dict)
+
+    def of(self, local_rank: int) -> Streams:
+        """Return the streams selected for ``local_rank``."""
+        return self.by_local_rank.get(local_rank, self.default)
 
 
 def streams(text: str) -> StreamSelection:

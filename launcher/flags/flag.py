@@ -1,0 +1,134 @@
+"""What a flag is: declared once, with the option that it fills.
+
+``role: str = WORKERS.option("default", "--role NAME", "The role …")`` is a field with a default for
+everything else. What reads the command line, its help, the docs, the manual page and the completion
+follow from it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from ...values import field, metadata, names
+from .values import BadValue, boolean, refuse, string
+
+T = TypeVar("T")
+
+ENVIRONMENT_PREFIX: Final = "PET_"
+
+
+class Flag:
+    """One flag: an on/off switch, or with ``read`` one that takes a value.
+
+    ``group`` is its heading in the help. ``ours``: torchrun has no such flag. ``since``: the first
+    torch whose torchrun has it. Neither kind makes a prefix ambiguous that was unambiguous without
+    it. ``multiple``: it may be repeated, and the value is a tuple; in its variable the values are
+    separated by semicolons.
+    """
+
+    def __init__(
+        self,
+        *spellings: str,
+        group: str,
+        help: str,  # noqa: A002 - click's word
+        read: Callable[[str], Any] | None = None,
+        metavar: str | None = None,
+        ours: bool = False,
+        since: str = "",
+        multiple: bool = False,
+    ) -> None:
+        self.opts = spellings
+        self.group = group
+        self.help = help
+        self.metavar = metavar
+        self.ours = ours
+        self.since = since
+        self.multiple = multiple
+        self._read = read
+        self.takes_value = read is not None
+        self.spelling = next(word for word in spellings if word.startswith("--"))
+        """The long spelling: ``--nproc-per-node``."""
+        self.key = self.spelling[2:].replace("-", "_")
+        """The name under which the value is found: ``nproc_per_node``."""
+        self.variable = ENVIRONMENT_PREFIX + self.key.upper()
+        """The environment variable: ``PET_NPROC_PER_NODE``."""
+
+    @property
+    def absent(self) -> Any:
+        """The value where none was given."""
+        if self.multiple:
+            return ()
+        return None if self.takes_value else False
+
+    def value(self, texts: Sequence[str], origin: str) -> Any:
+        """Return the value of the texts that ``origin``, the flag or its variable, gave.
+
+        Raises:
+            UsageError: a text is not a value of the flag; the sentence names the origin.
+        """
+        values = tuple(
+            self._value(text, origin) for text in (texts if self.multiple else texts[-1:])
+        )
+        return values if self.multiple else values[0]
+
+    def _value(self, text: str, origin: str) -> Any:
+        try:
+            return (self._read or boolean)(text)
+        except BadValue as bad:
+            raise refuse(origin, text, bad) from None
+
+
+class Heading:
+    """A heading of the help; makes the flags that stand under it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(
+        self,
+        usage: str,
+        text: str,
+        read: Callable[[str], Any] = string,
+        *,
+        ours: bool = False,
+        since: str = "",
+        multiple: bool = False,
+    ) -> Flag:
+        """Return a flag; without a name for its value in ``usage`` it is a switch.
+
+        Args:
+            usage: as the help shows it: ``-r, --redirects STREAMS``.
+            text: its help.
+            read: of a value.
+            ours: as of ``Flag``, like the rest.
+            since: so is this.
+            multiple: and this.
+        """
+        words = usage.split()
+        spellings = [word.rstrip(",") for word in words if word.startswith("-")]
+        metavar = " ".join(words[len(spellings) :]) or None
+        return Flag(
+            *spellings,
+            group=self.name,
+            help=text,
+            read=read if metavar else None,
+            metavar=metavar,
+            ours=ours,
+            since=since,
+            multiple=multiple,
+        )
+
+    def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:
+        """Return the field of a dataclass that has this default and one flag; the rest is its."""
+        return option(default, self(usage, text, *args, **kwargs))
+
+
+def option(default: T, *flags: Flag) -> T:
+    """Return the field of a dataclass that has this default and follows from these flags."""
+    made: T = field(default=default, metadata={"flags": flags})
+    return made
+
+
+def flags_of(kind: type, *fields: str) -> list[Flag]:
+    """Return the flags of a class of options, or of some of its fields, in order."""
+    found = (metadata(kind, name).get("flags", ()) for name in fields or names(kind))
+    return [flag for flags in found for flag in flags]
