@@ -1,20 +1,14 @@
 """Which nodes may join: the reasons for which one is refused. Pure."""
 
+import functools
 import math
+import typing
 
 from ...values import dataclass
 from ..policy.rules import BadRule, Rule
+from ..protocol.bounded import Called
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import PROTOCOL_VERSION, Attend, HangSpec, JobSpec, NodeSpec, PolicySpec
-
-_OPTIONS = (
-    ("min_nodes", "the minimum of --nnodes"),
-    ("max_nodes", "the maximum of --nnodes"),
-    ("node_unit", "--node-unit"),
-    ("max_restarts", "--max-restarts"),
-    ("separate_store", "--store separate"),
-    ("rescale_delay_s", "--rescale-delay in seconds"),
-)
 
 _CHECK_OPTIONS = (
     ("level", "--check-level"),
@@ -29,23 +23,9 @@ _CHECK_OPTIONS = (
     ("floors", "the list of floors (--min-..., --max-...)"),
 )
 
-
-_POLICY_OPTIONS = (
-    ("rules", "the list of --on-failure rules"),
-    ("restart_window_s", "--restart-window in seconds"),
-    ("backoff_first_s", "the first delay of --restart-backoff in seconds"),
-    ("backoff_max_s", "the longest delay of --restart-backoff in seconds"),
-    ("max_node_failures", "--max-node-failures"),
-    ("rank0_decides", "--success-policy rank0"),
-    ("max_no_progress", "--max-no-progress (of workers that are watched)"),
-)
-_DEFAULT_POLICY = PolicySpec()
-
-_HANG_OPTIONS = (
-    ("timeout_s", "--hang-timeout in seconds (0 is auto)"),
-    ("start_s", "--hang-timeout-start in seconds"),
-)
-_NO_HANGS = HangSpec(timeout_s=math.inf, start_s=math.inf)
+_PARTS = {"policy": PolicySpec(), "hang": HangSpec(timeout_s=math.inf, start_s=math.inf)}
+"""Options of a job that are compared one by one, and what they are where they are not sent."""
+_APART = ("job_id", "checks", "succession", *_PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +122,11 @@ def _nonsense(attend: Attend, side: Side) -> str | None:
 
 def _bad_number(job: JobSpec) -> str | None:
     """A peer may send what no command line gives."""
-    policy = job.policy or _DEFAULT_POLICY
+    specs = [spec for part in _PARTS if (spec := getattr(job, part)) is not None]
     numbers = [
-        ("--restart-window", policy.restart_window_s),
-        ("--restart-backoff", policy.backoff_first_s),
-        ("--restart-backoff", policy.backoff_max_s),
+        (next(word for word in words.split() if word.startswith("--")), getattr(spec, name))
+        for spec in specs
+        for name, words in _called(type(spec))
     ]
     if job.checks is not None:
         numbers += [
@@ -154,13 +134,8 @@ def _bad_number(job: JobSpec) -> str | None:
             ("--straggler-threshold", job.checks.straggler_threshold),
             ("--compute-straggler-threshold", job.checks.compute_threshold),
         ]
-    if job.hang is not None:
-        numbers += [
-            ("--hang-timeout", job.hang.timeout_s),
-            ("--hang-timeout-start", job.hang.start_s),
-        ]
     for flag, value in numbers:
-        if not 0 <= value < math.inf:
+        if isinstance(value, float) and not 0 <= value < math.inf:
             return f"{flag} {value:g} makes no sense; right would be a number, 0 or more."
     if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
         return (
@@ -197,10 +172,10 @@ def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | 
             f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
             "master serves; use another endpoint or the same id."
         )
-    found = _differing(given, agreed, _OPTIONS) + _differing(
-        given.policy or _DEFAULT_POLICY, agreed.policy or _DEFAULT_POLICY, _POLICY_OPTIONS
-    )
-    found += _differing(given.hang or _NO_HANGS, agreed.hang or _NO_HANGS, _HANG_OPTIONS)
+    found = _differing(given, agreed, _called(JobSpec))
+    for part, default in _PARTS.items():
+        mine, theirs = getattr(given, part) or default, getattr(agreed, part) or default
+        found += _differing(mine, theirs, _called(type(default)))
     if given.checks is not None and agreed.checks is not None:
         found += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
     elif given.checks != agreed.checks:
@@ -230,6 +205,21 @@ def succession_differences(
         return []
     mine, theirs = (spec.endpoints if spec is not None else "no list" for spec in (given, other))
     return _words([("--rdzv-endpoint", mine, theirs)], side)
+
+
+@functools.cache
+def _called(kind: type) -> tuple[tuple[str, str], ...]:
+    """Return the options of a class that are compared by themselves: field and words."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return tuple((name, _option(name, hint)) for name, hint in hints.items() if name not in _APART)
+
+
+def _option(name: str, hint: object) -> str:
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Called):
+            return mark.words
+    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+    return f"{flag} in seconds" if name.endswith("_s") else flag
 
 
 def _words(found: list[tuple[str, object, object]], side: Side) -> list[str]:

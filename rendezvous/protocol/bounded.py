@@ -52,6 +52,17 @@ class Length:
     is_needed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How an option that must be the same on all nodes is called where it differs.
+
+    Without this it is called by the name of its field: ``--max-restarts``, ``--restart-window in
+    seconds``.
+    """
+
+    words: str
+
+
 Unchecked = Annotated[int, "compared before anything else, and never kept"]
 Count = Annotated[int, Whole(0, COUNT_MAX)]
 CountOrNone = Annotated[int, Whole(-1, COUNT_MAX)]

@@ -69,7 +69,7 @@ def _check_of(hint: Any, field: str) -> _Check | None:
         (inner,) = (one for one in typing.get_args(hint) if one is not type(None))
         return _unless_none(_check_of(inner, field))
     if typing.get_origin(hint) is typing.Annotated:
-        inner, bound = typing.get_args(hint)
+        inner, bound, *_ = typing.get_args(hint)
         match bound:
             case Whole():
                 return functools.partial(_whole, bound)

@@ -15,6 +15,7 @@ from .bounded import (
     Age,
     Ages,
     Ballot,
+    Called,
     Count,
     Length,
     Name,
@@ -46,18 +47,22 @@ PROTOCOL_VERSION = 1
 class PolicySpec:
     """How failures are answered (docs/policy.md). Times in seconds."""
 
-    rules: Rules = ()
+    rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
     """The user's, ``MATCH=ACTION``, in their order."""
     restart_window_s: Setting = 0.0
     """How far back restarts and failures of nodes count; 0: all of them."""
-    backoff_first_s: Setting = 0.0
-    backoff_max_s: Setting = 0.0
+    backoff_first_s: Annotated[
+        Setting, Called("the first delay of --restart-backoff in seconds")
+    ] = 0.0
+    backoff_max_s: Annotated[
+        Setting, Called("the longest delay of --restart-backoff in seconds")
+    ] = 0.0
     """The longest delay of a restart; 0: none is delayed, but for those that are not counted."""
     max_node_failures: Count = defaults.MAX_NODE_FAILURES
     """A node that was the root cause this often is excluded; 0: never."""
-    rank0_decides: bool = False
-    """``--success-policy rank0``: the job has succeeded when rank 0 has."""
-    max_no_progress: Count = 0
+    rank0_decides: Annotated[bool, Called("--success-policy rank0")] = False
+    """The job has succeeded when rank 0 has."""
+    max_no_progress: Annotated[Count, Called("--max-no-progress (of workers that are watched)")] = 0
     """So many restarts running without a step end the job; 0: never."""
 
 
@@ -65,9 +70,9 @@ class PolicySpec:
 class HangSpec:
     """When workers are suspected to hang (docs/hangs.md). Times in seconds."""
 
-    timeout_s: Setting
+    timeout_s: Annotated[Setting, Called("--hang-timeout in seconds (0 is auto)")]
     """Without a step; 0: by the longest step so far."""
-    start_s: Setting
+    start_s: Annotated[Setting, Called("--hang-timeout-start in seconds")]
     """Until the first step, and in calls that are known to take long."""
 
 
@@ -76,16 +81,16 @@ class JobSpec:
     """What must be the same on every node of a job."""
 
     job_id: Text
-    min_nodes: Count
-    max_nodes: Count
+    min_nodes: Annotated[Count, Called("the minimum of --nnodes")]
+    max_nodes: Annotated[Count, Called("the maximum of --nnodes")]
     node_unit: Count
     max_restarts: Count
     policy: PolicySpec | None = None
     """None: all defaults, which then cost nothing on the wire."""
     checks: CheckSpec | None = None
     """None: nodes are not checked."""
-    separate_store: bool = False
-    """``--store separate``: of all nodes, since any may get rank 0 and the workers are told."""
+    separate_store: Annotated[bool, Called("--store separate")] = False
+    """Of all nodes, since any may get rank 0 and the workers are told."""
     rescale_delay_s: Setting | None = None
     """``--rescale-delay``, infinity for never; None: not given, then the master's setting holds."""
     hang: HangSpec | None = None
