@@ -45,14 +45,9 @@ def _groups(line: CommandLine) -> list[str]:
 
 
 def _row(flag: Flag, *, is_launch: bool) -> str:
-    spelling = _spelling(flag).replace("|", "\\|")
+    spelling = flag.usage.replace("|", "\\|")
     of_torchrun = f"torchrun {flag.since}".rstrip() if is_launch and not flag.ours else ""
     return f"| `{spelling}` | {flag.help.replace('|', chr(92) + '|')} | {of_torchrun} |"
-
-
-def _spelling(flag: Flag) -> str:
-    words = ", ".join(sorted(flag.opts, key=lambda word: word.startswith("--")))
-    return f"{words} {flag.metavar}" if flag.takes_value else words
 
 
 def _manual() -> str:
@@ -74,7 +69,7 @@ def _manual() -> str:
             parts += [f".SS {group}"] if not name else []
             for flag in line.flags:
                 if flag.group == group:
-                    parts += [".TP", f".B {roff(_spelling(flag))}", roff(flag.help)]
+                    parts += [".TP", f".B {roff(flag.usage)}", roff(flag.help)]
     parts += [
         ".SH ENVIRONMENT",
         "Every option of ft\\-run can be set by a variable, such as PET_NNODES=2 or"

@@ -66,10 +66,11 @@ def _main(argv: Sequence[str]) -> int:
 
 def _run(options: "Options") -> int:
     """Run the command that the options are of; each loads what it needs and no more."""
+    from .cli.launch_flags import CompletionOptions
     from .cli.master_flags import MasterOptions, StacksOptions
     from .cli.policy_flags import PolicyOptions
     from .cli.trust_flags import TokenOptions
-    from .options import CheckOptions, CompletionOptions, HostsOptions, LaunchOptions
+    from .options import CheckOptions, HostsOptions, LaunchOptions
 
     if isinstance(options, CompletionOptions):
         from .commands.completion import complete

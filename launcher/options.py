@@ -20,14 +20,10 @@ from .flags import values
 from .flags.flag import Heading, option
 from .flags.stream_values import StreamSelection, filters, local_ranks, streams
 
-WORKERS = Heading("Workers")
-RENDEZVOUS = Heading("Rendezvous")
-FAILURE = Heading("Failure")
-LOGS = Heading("Logs")
-SCRIPT = Heading("Script")
+HEADINGS = ("Workers", "Rendezvous", "Trust", "Failure", "Checks", "Logs", "Script")
+"""In the order of the help."""
+WORKERS, RENDEZVOUS, TRUST, FAILURE, CHECKS, LOGS, SCRIPT = map(Heading, HEADINGS)
 COMPATIBILITY = Heading("Compatibility with torchrun")
-HELP = Heading("Help")
-"""Of the flags that end ft-run with an answer; they have no variables."""
 
 CONF_KEYS = (
     "join_timeout, last_call_timeout, node_grace, node_timeout, rescale_delay (seconds, or never)"
@@ -441,16 +437,3 @@ class CheckOptions:
     log_dir: str | None = None
     preload: tuple[str, ...] = ()
     """Modules that the fork server imports once; check workers are forked from it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOptions:
-    """Everything that one ``ft-run --print-completion`` was asked to do."""
-
-    shell: str = HELP.option(
-        "",
-        "--print-completion bash|zsh|fish",
-        "Print the script that completes ft-run in this shell, and exit.",
-        values.one_of("bash", "zsh", "fish"),
-        since="2.15",
-    )

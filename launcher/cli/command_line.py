@@ -9,14 +9,10 @@ from typing import Any, NoReturn, TypeVar
 
 from ...errors import UsageError
 from ...values import dataclass, names
-from ..flags.flag import Flag, flags_of
+from ..flags.flag import HELP, Flag, flags_of
 from ..flags.values import nearest, shown
 
 T = TypeVar("T")
-
-HELP_GROUP = "Help"
-"""The heading of the flags that end ft-run with an answer; they have no variables."""
-
 _UNBROKEN = "\u2011"
 """A dash at which lines do not break."""
 
@@ -107,8 +103,8 @@ class CommandLine:
                 which it may take; None for an unknown one.
         """
         help_flags = (
-            Flag("-h", "--help", group=HELP_GROUP, help="Show this text and exit."),
-            Flag("--version", group=HELP_GROUP, help="Show the version and exit.", ours=True),
+            HELP("-h, --help", "Show this text and exit."),
+            HELP("--version", "Show the version and exit.", ours=True),
         )
         self.name = name
         self.flags: tuple[Flag, ...] = (*flags, *help_flags)
@@ -262,7 +258,7 @@ class CommandLine:
         found: dict[Flag, list[str]] = {}
         for flag in self.flags:
             text = environ.get(flag.variable, "")
-            if not text or flag.group == HELP_GROUP:
+            if not text or flag.group == HELP.name:
                 continue
             if flag.multiple:
                 found[flag] = [part for part in text.split(";") if part.strip()]
@@ -288,17 +284,11 @@ class CommandLine:
         for group in dict.fromkeys(flag.group for flag in self.flags):
             flags = [flag for flag in self.flags if flag.group == group]
             # A name is not broken at its dashes, so that it can be searched for and copied.
-            records = [(_name(flag), flag.help.replace("-", _UNBROKEN)) for flag in flags]
+            records = [(flag.usage, flag.help.replace("-", _UNBROKEN)) for flag in flags]
             with formatter.section(group):
                 formatter.write_dl(records, col_max=28)
         text = formatter.getvalue().replace(_UNBROKEN, "-")
         return f"{text}\n{self.text.after}".rstrip("\n")
-
-
-def _name(flag: Flag) -> str:
-    """Return how the help names a flag: ``-r, --redirects STREAMS``."""
-    spellings = ", ".join(sorted(flag.opts, key=lambda word: word.startswith("--")))
-    return f"{spellings} {flag.metavar}" if flag.takes_value else spellings
 
 
 def answer(text: str) -> NoReturn:

@@ -2,11 +2,12 @@
 
 from ... import exit_codes
 from ...errors import UsageError
+from ...values import dataclass
 from ..flags import values
-from ..flags.flag import Flag, flags_of
+from ..flags.flag import HELP, Flag, flags_of
 from ..options import (
     COMPATIBILITY,
-    CompletionOptions,
+    HEADINGS,
     LaunchOptions,
     LogOptions,
     RendezvousOptions,
@@ -17,19 +18,6 @@ from .place_flags import place_flags
 from .policy_flags import policy_flags
 from .script import COMMANDS
 from .trust_flags import trust_flags
-
-_HEADINGS = (
-    "Workers",
-    "Rendezvous",
-    "Trust",
-    "Failure",
-    "Checks",
-    "Logs",
-    "Script",
-    "Compatibility with torchrun",
-    "Help",
-)
-"""In the order of the help."""
 
 _USAGE = """\
 Usage: ft-run [OPTIONS] SCRIPT [ARGS]...
@@ -80,6 +68,19 @@ Exit codes:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """Everything that one ``ft-run --print-completion`` was asked to do."""
+
+    shell: str = HELP.option(
+        "",
+        "--print-completion bash|zsh|fish",
+        "Print the script that completes ft-run in this shell, and exit.",
+        values.one_of("bash", "zsh", "fish"),
+        since="2.15",
+    )
+
+
 def launch_command() -> CommandLine:
     """Return the flags of ``ft-run [OPTIONS] SCRIPT [ARGS]...``."""
     flags = [
@@ -93,7 +94,8 @@ def launch_command() -> CommandLine:
         *_flags_without_effect(),
         *flags_of(CompletionOptions),
     ]
-    flags.sort(key=lambda flag: _HEADINGS.index(flag.group))
+    order = (*HEADINGS, COMPATIBILITY.name, HELP.name)
+    flags.sort(key=lambda flag: order.index(flag.group))
     return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER), _foreign)
 
 

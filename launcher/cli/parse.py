@@ -15,7 +15,6 @@ from ...values import replace
 from ..flags.values import BadValue, endpoint, nearest, refuse, seconds, shown
 from ..options import (
     CheckOptions,
-    CompletionOptions,
     HostsOptions,
     LaunchOptions,
     LogOptions,
@@ -23,6 +22,7 @@ from ..options import (
 )
 from . import launch_flags, master_flags
 from .command_line import CommandLine, Given, T
+from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
 from .network_check_flags import ladder_options
 from .place_flags import answer_dry_run, placed

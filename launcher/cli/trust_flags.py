@@ -8,6 +8,7 @@ from ...rendezvous.trust.token import Token
 from ...values import dataclass
 from ..flags.flag import Flag, Heading
 from ..flags.values import shown
+from ..options import TRUST
 from .command_line import CommandLine, Given, HelpText
 
 _FILES = ("tls_cert", "tls_key", "tls_ca")
@@ -21,7 +22,7 @@ class TokenOptions:
     """The new file for the token; None: it is printed."""
 
 
-def trust_flags(group: str = "Trust") -> list[Flag]:
+def trust_flags(group: str = TRUST.name) -> list[Flag]:
     """Return the flags, for the help under the heading ``group``."""
     heading = Heading(group)
     return [

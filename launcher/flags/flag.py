@@ -53,6 +53,12 @@ class Flag:
         """The environment variable: ``PET_NPROC_PER_NODE``."""
 
     @property
+    def usage(self) -> str:
+        """How the help names it: ``-r, --redirects STREAMS``."""
+        spellings = ", ".join(sorted(self.opts, key=lambda word: word.startswith("--")))
+        return f"{spellings} {self.metavar}" if self.takes_value else spellings
+
+    @property
     def absent(self) -> Any:
         """The value where none was given."""
         if self.multiple:
@@ -120,6 +126,10 @@ class Heading:
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:
         """Return the field of a dataclass that has this default and one flag; the rest is its."""
         return option(default, self(usage, text, *args, **kwargs))
+
+
+HELP: Final = Heading("Help")
+"""Of the flags that end ft-run with an answer; they have no variables."""
 
 
 def option(default: T, *flags: Flag) -> T:

@@ -1,9 +1,10 @@
 """Who may join, whose identity it is, and who is refused."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+from ft_run.rendezvous.group.admission import difference
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.rendezvous.protocol.lease_messages import SuccessionSpec
@@ -102,6 +103,31 @@ def test_the_console_of_the_master_tells_a_refusal_from_its_side(given, told):
     scene.attend("b", **given)
     assert scene.notes[-1] == f"node b refused: {told}"
     assert "on b" not in scene.last("b", Refused).sentence
+
+
+def another(value):
+    """Return a value of the same type, or a number of seconds where none was given."""
+    match value:
+        case bool():
+            return not value
+        case tuple():
+            return (*value, "exit:3=fail")
+        case str():
+            return f"{value}x"
+    return 7.0 if value is None else value + 1
+
+
+@pytest.mark.parametrize("kind", [JobSpec, PolicySpec, HangSpec])
+def test_no_option_can_differ_unseen(kind):
+    parts = {"policy": PolicySpec(), "hang": HangSpec(60.0, 600.0)}
+    job = JobSpec("job", 2, 4, 1, 3, **parts)
+    part = {PolicySpec: "policy", HangSpec: "hang"}.get(kind)
+    spec = getattr(job, part) if part else job
+    for name in {field.name for field in fields(kind)} - {*parts, "checks", "succession"}:
+        other = replace(spec, **{name: another(getattr(spec, name))})
+        sentence = difference(replace(job, **{part: other}) if part else other, job)
+        assert sentence is not None, f"{name} is not compared"
+        assert "--" in sentence
 
 
 LISTED = SuccessionSpec("a:1,b:1,c:1", 3.0, 6.0, 5.0, 1.0)
