@@ -3,6 +3,7 @@
 import functools
 import math
 import typing
+from typing import Any
 
 from ...values import dataclass
 from ..policy.rules import BadRule, Rule
@@ -126,7 +127,7 @@ def _bad_number(job: JobSpec) -> str | None:
     numbers = [
         (next(word for word in words.split() if word.startswith("--")), getattr(spec, name))
         for spec in specs
-        for name, words in _called(type(spec))
+        for name, words in _options(spec)
     ]
     if job.checks is not None:
         numbers += [
@@ -172,10 +173,10 @@ def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | 
             f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
             "master serves; use another endpoint or the same id."
         )
-    found = _differing(given, agreed, _called(JobSpec))
+    found = _differing(given, agreed, _options(agreed))
     for part, default in _PARTS.items():
         mine, theirs = getattr(given, part) or default, getattr(agreed, part) or default
-        found += _differing(mine, theirs, _called(type(default)))
+        found += _differing(mine, theirs, _options(default))
     if given.checks is not None and agreed.checks is not None:
         found += _differing(given.checks, agreed.checks, _CHECK_OPTIONS)
     elif given.checks != agreed.checks:
@@ -207,9 +208,14 @@ def succession_differences(
     return _words([("--rdzv-endpoint", mine, theirs)], side)
 
 
+def _options(spec: object) -> tuple[tuple[str, str], ...]:
+    """Return the options that are compared by themselves: field and words."""
+    kind: Any = type(spec)
+    return _options_of(kind)
+
+
 @functools.cache
-def _called(kind: type) -> tuple[tuple[str, str], ...]:
-    """Return the options of a class that are compared by themselves: field and words."""
+def _options_of(kind: type) -> tuple[tuple[str, str], ...]:
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple((name, _option(name, hint)) for name, hint in hints.items() if name not in _APART)
 

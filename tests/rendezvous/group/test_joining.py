@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from ft_run.rendezvous.group.admission import difference
@@ -119,11 +120,11 @@ def another(value):
 
 @pytest.mark.parametrize("kind", [JobSpec, PolicySpec, HangSpec])
 def test_no_option_can_differ_unseen(kind):
-    parts = {"policy": PolicySpec(), "hang": HangSpec(60.0, 600.0)}
-    job = JobSpec("job", 2, 4, 1, 3, **parts)
+    job: Any = JobSpec("job", 2, 4, 1, 3, policy=PolicySpec(), hang=HangSpec(60.0, 600.0))
     part = {PolicySpec: "policy", HangSpec: "hang"}.get(kind)
     spec = getattr(job, part) if part else job
-    for name in {field.name for field in fields(kind)} - {*parts, "checks", "succession"}:
+    apart = {"policy", "hang", "checks", "succession"}
+    for name in {field.name for field in fields(kind)} - apart:
         other = replace(spec, **{name: another(getattr(spec, name))})
         sentence = difference(replace(job, **{part: other}) if part else other, job)
         assert sentence is not None, f"{name} is not compared"
