@@ -63,7 +63,7 @@ class StatusOptions:
 
     endpoint: Endpoint = option(_LOCAL, _ENDPOINT)
     json: bool = option(False, _JSON)
-    timeout_s: float = _timeout_option(5)
+    timeout_s: float = _timeout_option(5.0)
     """How long to wait for the master's answer."""
     trust: TrustOptions | None = None
     """What closes the wire; None: plain text."""
@@ -75,7 +75,7 @@ class StacksOptions:
 
     endpoint: Endpoint = option(_LOCAL, _ENDPOINT)
     json: bool = option(False, _JSON)
-    timeout_s: float = _timeout_option(10)
+    timeout_s: float = _timeout_option(10.0)
     """How long to wait for the master's answer."""
     ranks: tuple[int, ...] = _OPTIONS.option(
         (), "--rank R,...", "Only these ranks, such as 0,17.", stream_values.ranks

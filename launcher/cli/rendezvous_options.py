@@ -66,6 +66,7 @@ def rendezvous_options(
         endpoints=listed(where),
         hosts_master=_hosts_master(given, conf, where, node_rank),
         node_rank=node_rank,
+        local_addr=given["local_addr"] or None,
         master_addr=store[0].host if store is not None else None,
         worker_ports=ports,
         worker_ports_flag=ports_flag,

@@ -102,12 +102,12 @@ class Heading:
         """Return a flag; without a name for its value in ``usage`` it is a switch.
 
         Args:
-            usage: as the help shows it: ``-r, --redirects STREAMS``.
+            usage: how the help shows it: ``-r, --redirects STREAMS``.
             text: its help.
-            read: of a value.
-            ours: as of ``Flag``, like the rest.
-            since: so is this.
-            multiple: and this.
+            read: returns the value of a text, or raises ``BadValue``.
+            ours: torchrun has no such flag.
+            since: the first torch whose torchrun has it.
+            multiple: it may be repeated.
         """
         words = usage.split()
         spellings = [word.rstrip(",") for word in words if word.startswith("-")]
@@ -124,7 +124,7 @@ class Heading:
         )
 
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:
-        """Return the field of a dataclass that has this default and one flag; the rest is its."""
+        """Return the field of a dataclass that has this default and one flag under this heading."""
         return option(default, self(usage, text, *args, **kwargs))
 
 

@@ -984,3 +984,11 @@ def test_a_list_that_makes_no_sense_is_refused(given: str, said: str) -> None:
 def test_lease_and_fence_are_settings_of_the_rendezvous() -> None:
     times = rendezvous(*MULTI, "--rdzv-conf=lease=5,fence=never").timeouts
     assert (times.lease_s, times.fence_s) == (5.0, math.inf)
+
+
+@pytest.mark.parametrize("flag", ["--local-addr", "--log-dir"])
+def test_an_empty_address_or_folder_is_none(flag: str) -> None:
+    options = parse.parse(["--standalone", flag, "", "-m", "train"], {})
+    assert isinstance(options, LaunchOptions)
+    assert options.rendezvous.local_addr is None
+    assert options.logs.log_dir is None
