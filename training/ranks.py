@@ -62,7 +62,7 @@ class Ranks:
             return None
         data = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
         if first == self.rank and text is not None:
-            found = text.encode()[:_TEXT_BYTES]
+            found = text.encode(errors="replace")[:_TEXT_BYTES]
             data[: len(found)] = torch.tensor(list(found), dtype=torch.uint8)
         if self.group is not None:
             self.send(data, first)

@@ -175,7 +175,10 @@ class HeldSnapshots:
             self._reply(share.local_rank, share.buffer, snapshot.step, words)
 
     def _reply(self, local_rank: int, buffer: int, step: int, words: str) -> None:
-        reply = page.SAVED.pack(page.MAGIC, buffer, step) + words.encode()[: page.WORDS_BYTES]
+        reply = (
+            page.SAVED.pack(page.MAGIC, buffer, step)
+            + words.encode(errors="replace")[: page.WORDS_BYTES]
+        )
         for connection, asks in self._asking.items():
             if asks == local_rank:
                 with suppress(OSError):  # the worker is gone

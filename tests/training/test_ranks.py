@@ -29,6 +29,7 @@ if len(texts) > 1:
         (["none", "none"], "None [0]"),
         (["none", "schön ✓", "another"], "'schön ✓' [0]"),
         (["none", ""], "'' [0]"),
+        (["none", "file \udcff"], "'file ?' [0]"),
         (["x" + "é" * 1500, "none"], "'x" + "é" * 999 + "' [0]"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
     for name in "ab":
         job.agent(name).expect("waiting for nodes: . of 3")
     kill(master)
-    job.expect("ab", "no connection to the master at .*: trying again")
+    job.expect("ab", "no connection to the master at .*reconnecting")
     job.agent("c")
     successor = job.master("m")
     job.started("abc", 0)
@@ -389,7 +389,7 @@ def test_the_node_that_hosts_the_master_is_preempted_and_too_few_are_left(ft, ne
     job.start("ab")
     job.agents["a"].send(signal.SIGTERM)
     assert job.agents["a"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-    job.agents["b"].expect("no connection to the master .*: trying again")
+    job.agents["b"].expect("no connection to the master .*reconnecting")
     job.agent("a")
     job.started("ab", 1)
     job.ends("ab")
