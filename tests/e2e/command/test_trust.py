@@ -73,7 +73,7 @@ def test_nodes_are_checked_together_with_a_token(ft: "Launcher", free_port: int)
     )  # fmt: skip
     host = ft.start(*check, "--token-file", file)
     host.expect("hosted here")
-    stranger = ft.run(*check, "--rdzv-conf", "connect_timeout=0.1")
+    stranger = ft.run(*check, "--rdzv-conf", "connect_timeout=3")
     assert stranger.process.returncode == exit_codes.REFUSED
     assert f"the master at {endpoint} wants a token;" in stranger.stderr
     other = ft.start(*check, env={"FT_RUN_TOKEN": file.read_text()})
@@ -114,7 +114,7 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
     for agent in (host, other):
         agent.expect("up . 1")
     assert "nodes 2 of 2" in ft.run("status", endpoint, *shown("other")).stdout
-    quick = ("--rdzv-conf", "connect_timeout=0.1")
+    quick = ("--rdzv-conf", "connect_timeout=3")
     strangers = {
         "wants a certificate; right would be --tls-cert, --tls-key and --tls-ca.": (),
         "is not trusted; right would be one that --tls-ca has signed": shown("foreign", "foreign"),
@@ -129,7 +129,7 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
 
 
 def test_a_node_with_another_token_is_told_so(ft: "Launcher", free_port: int) -> None:
-    endpoint, conf = f"127.0.0.1:{free_port}", "connect_timeout=1"
+    endpoint, conf = f"127.0.0.1:{free_port}", "connect_timeout=3"
     job = ("--nnodes", 2, "--rdzv-id", f"trust-{ft.mark}", "--rdzv-endpoint", endpoint)
     first, second = ft.folder / "first", ft.folder / "second"
     for file in (first, second):
