@@ -237,3 +237,32 @@ def test_a_node_that_fails_its_check_gets_no_job(ft: Launcher, cluster: Slurm) -
     assert "gpu002" not in cluster.ask("scontrol", "show", "hostnames", job.nodes())
     job.go_on.touch()
     cluster.wait_for_job(job.number, "COMPLETED")
+
+
+@pytest.mark.slow
+def test_three_nodes_of_one_host(ft: Launcher, network: Network) -> None:
+    """As on a machine where Slurm is tried out: the listed hosts are one, which leads alone."""
+    reason = slurm.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    network.add("controller")
+    box = network.add("box")
+    names = ("gpu001", "gpu002", "gpu003")
+    for name in names:
+        network.alias(name, box)
+    cluster = Slurm(network, of_one_host=names)
+    try:
+        recipe = ft.folder / "one-host.sbatch"
+        recipe.write_text(
+            '#!/bin/bash\nsrun ft-run --auto-config --nproc-per-node 1 --max-restarts 1 "$@"\n'
+        )
+        job = Job(ft, cluster, "--nodes=3", "--ntasks-per-node=1", script=recipe)
+        job.expect(r"rank \d of 3 run \S+ restarts 0 ", 3)
+        job.expect(
+            "gpu001:[0-9]+, gpu002:[0-9]+, gpu003:[0-9]+ are all this process: they count as"
+        )
+        job.go_on.touch()
+        cluster.wait_for_job(job.number, "COMPLETED")
+        ft.wait_until(lambda: not ft.processes(), "all processes of the job have ended")
+    finally:
+        cluster.close()

@@ -50,7 +50,7 @@ PrologFlags=NoHold
 Prolog={folder}/prolog
 SlurmdParameters=config_overrides
 MessageTimeout=5
-NodeName={nodes} CPUs=4 RealMemory=1000 State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
 
@@ -64,18 +64,32 @@ def unavailable() -> str | None:
 
 
 class Slurm:
-    """Slurm on all hosts of a network but the first, which has the controller."""
+    """Slurm on all hosts of a network but the first, which has the controller.
 
-    def __init__(self, network: Network) -> None:
+    Args:
+        network: the hosts.
+        of_one_host: the names of Slurm's nodes where all of them are the second host, each with a
+            slurmd and a port of its own; without it each host is one node.
+    """
+
+    def __init__(self, network: Network, of_one_host: Sequence[str] = ()) -> None:
         self.controller, *self.nodes = network.hosts.values()
         self.folder = Path(tempfile.mkdtemp(prefix="ft-run-slurm-"))
         self.conf = self.folder / "slurm.conf"
         self._daemons: list[subprocess.Popen[bytes]] = []
         (self.folder / "state").mkdir()
         self.prolog("exit 0")
-        names = ",".join(node.name for node in self.nodes)
+        names = of_one_host or [node.name for node in self.nodes]
+        host = f"NodeHostname={self.nodes[0].name}"
+        nodes = [
+            f"NodeName={name} CPUs=4 RealMemory=1000 State=UNKNOWN"
+            + (f" {host} Port={7000 + number}" if of_one_host else "")
+            for number, name in enumerate(names)
+        ]
         self.conf.write_text(
-            _CONF.format(controller=self.controller.name, folder=self.folder, nodes=names)
+            _CONF.format(
+                controller=self.controller.name, folder=self.folder, nodes="\n".join(nodes)
+            )
         )
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         key = self.folder / "munge.key"
@@ -90,8 +104,8 @@ class Slurm:
             )  # fmt: skip
             self._until(lambda: (self.folder / "munge.socket").exists(), "munged listens")
             self._start(self.controller, "slurmctld", "-D", "-f", str(self.conf))
-            for node in self.nodes:
-                self.start_node(node)
+            for number, name in enumerate(names):
+                self.start_node(self.nodes[0 if of_one_host else number], name)
             self._until(lambda: self.states() == {"idle"}, "all nodes are idle")
         except BaseException:
             self.close()
@@ -103,9 +117,9 @@ class Slurm:
         prolog.write_text(f"#!/bin/sh\n{text}\n")
         prolog.chmod(0o755)
 
-    def start_node(self, node: Host) -> None:
-        """Start the slurmd of a host."""
-        self._start(node, "slurmd", "-D", "-N", node.name, "-f", str(self.conf))
+    def start_node(self, node: Host, name: str = "") -> None:
+        """Start a slurmd of a host: that of the node which has the host's name, or another."""
+        self._start(node, "slurmd", "-D", "-N", name or node.name, "-f", str(self.conf))
 
     def environment(self) -> dict[str, str]:
         """Return the variables that Slurm's commands need."""
