@@ -8,10 +8,10 @@ an instance is made in less time than one of ``dataclasses``, because the slots 
 and compared in the same.
 
 For a type checker these are ``dataclass``, ``field`` and ``replace`` of the standard library, of
-which they know what this project uses: classes with slots and without a base class, frozen or not;
-defaults, ``default_factory``, ``compare=False`` and ``metadata``. ``__post_init__`` and the like
-are not known. The functions of ``dataclasses`` (``fields``, ``asdict``, ``is_dataclass``) take such
-a class too.
+which they know what this project uses: classes with slots, frozen or not, that have no base class
+or one, whose instances have slots only; defaults, ``default_factory``, ``compare=False`` and
+``metadata``. ``__post_init__`` and the like are not known. The functions of ``dataclasses``
+(``fields``, ``asdict``, ``is_dataclass``) take such a class too.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,10 @@ class _Fields:
             known = {name: value for name, value in given.items() if value is not _MISSING}
             return dataclasses.field(**known, compare=part.compare, metadata=part.metadata)
 
-        hints, parts = owner.__annotations__, _parts(owner)
+        hints: dict[str, Any] = {}
+        for ancestor in reversed(owner.__mro__[:-1]):
+            hints |= ancestor.__annotations__
+        parts = _parts(owner)
         same = [(name, hints[name], described(part)) for name, part in parts.items()]
         alike: Any = dataclasses.make_dataclass("Alike", same)
         found: Mapping[str, Any] = alike.__dataclass_fields__
@@ -72,20 +75,22 @@ def _dataclass(*, slots: bool, frozen: bool = False) -> Callable[[type[T]], type
     """
 
     def decorate(plain: type[T]) -> type[T]:
-        if not slots or plain.__bases__ != (object,) or hasattr(plain, "__post_init__"):
+        base, *others = plain.__bases__
+        if not slots or others or base.__dictoffset__ or hasattr(plain, "__post_init__"):
             raise TypeError(f"{plain.__qualname__} is a case for the standard dataclasses")
         own = dict(plain.__dict__)
         parts = {name: _part(own.pop(name, _MISSING)) for name in plain.__annotations__}
+        inherited = getattr(base, "_dataclass_parts", {})
         for name in ("__dict__", "__weakref__"):
             own.pop(name, None)
         methods = _METHODS | (_FROZEN if frozen else _CHANGING)
         about: dict[str, Any] = {
             "__slots__": tuple(parts),
-            "__match_args__": tuple(parts),
+            "__match_args__": (*inherited, *parts),
             "__qualname__": plain.__qualname__,
         }
-        about |= {"__dataclass_fields__": _FIELDS, "_dataclass_parts": parts}
-        return cast(type[T], type(plain.__name__, (), {**methods, **own, **about}))
+        about |= {"__dataclass_fields__": _FIELDS, "_dataclass_parts": inherited | parts}
+        return cast(type[T], type(plain.__name__, (base,), {**methods, **own, **about}))
 
     return decorate
 
@@ -178,7 +183,7 @@ def _init(kind: type) -> Callable[..., None]:
     parameters, lines = ["self"], []
     scope: dict[str, Any] = {"_missing": _MISSING}
     for name, part in _parts(kind).items():
-        scope[f"_set_{name}"] = kind.__dict__[name].__set__
+        scope[f"_set_{name}"] = getattr(kind, name).__set__
         given = name
         if part.default_factory is not _MISSING:
             scope[f"_make_{name}"] = part.default_factory

@@ -8,8 +8,10 @@ imports torch.
 import asyncio
 from collections.abc import Callable
 
-from ... import events as ev
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
+from ...events.checks import ChecksProgressed
+from ...events.node import FenceLate, ThisNodeRenamed, WorkersFenced
+from ...events.workers import PreloadChanged, WorkersStopped
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
 from ...rendezvous.protocol.drain_messages import Drain, MayLeave
@@ -55,11 +57,11 @@ from ..spawner.client import (
 )
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
-from . import told
 from .claim import OwnClaim
 from .ending import Farewell, FarewellOver, JobOver, NodeEnd, Signalled, show_verdict
 from .hangs import Hangs
 from .identity import NodeIdentity
+from .news import LinkNews, is_news, round_begun, waits
 from .orphans import adopt_orphans, kill_orphans
 from .parts import NodeParts
 from .reports import NodeReports
@@ -135,7 +137,7 @@ class Agent:
         """What came while it looked as if this node had no leader; it may have one."""
         self._started = -1
         """The last round whose workers were started here."""
-        self._link_news = told.LinkNews(self._event, options.rendezvous.where)
+        self._link_news = LinkNews(self._event, options.rendezvous.where)
         self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
     # --- what the launcher calls -------------------------------------------------------------
@@ -201,7 +203,7 @@ class Agent:
         """Kill the workers: no host has led for too long."""
         group = self._workers.group
         if group is not None and not group.state.is_killed:
-            self._event(ev.WorkersFenced(self._fencing.limit_s))
+            self._event(WorkersFenced(self._fencing.limit_s))
             self._workers.kill()
 
     async def _handle(self, event: _Event) -> None:
@@ -258,14 +260,14 @@ class Agent:
             case Spawned() | Exited() | Empty() | Fenced() | TimeOver() | SpawnerGone():
                 await self._handle_workers(event)
             case ForkServerEvent():
-                self._event(told.preload(event, self._options.preload))
+                self._event(PreloadChanged(event.state, self._options.preload, event.text))
             case Drain() | MayLeave() | GoneSoon() | TimeToLeave() | Signalled() | FarewellOver():
                 self._handle_leaving(event)
 
     def _renamed(self, node_id: str) -> None:
         """Another host has this one's name: what is said from now on is said as another node."""
         if node_id != self._identity.node_id:
-            self._event(ev.NodeRenamed(self._identity.node_id, node_id))
+            self._event(ThisNodeRenamed(self._identity.node_id, node_id))
             self._identity.given(node_id)
             self._checks.node_id = node_id
 
@@ -276,7 +278,7 @@ class Agent:
     def _show_progress(self, text: str) -> None:
         if self._end.is_pending:
             self.status.checking = text
-            self._event(ev.ChecksProgressed(text))
+            self._event(ChecksProgressed(text))
 
     async def _take_finding(self, found: CheckVerdict) -> None:
         """Go on or leave: the checks of this node are over."""
@@ -315,15 +317,15 @@ class Agent:
             self._claim.became_spare()
             self._snapshots.drop()
             await self._rest_from_checks()  # a spare holds no device
-        if told.is_news(waiting, before):
-            self._event(told.waits(waiting, self._options))
+        if is_news(waiting, before):
+            self._event(waits(waiting, self._options))
 
     async def _start(self, assignment: Assignment) -> None:
         await self._rest_from_checks()
         if not self._end.is_pending or assignment.round <= self._started:  # or said twice
             return
         self._started = assignment.round
-        if (begun := told.round_begun(assignment, self._options)) is not None:
+        if (begun := round_begun(assignment, self._options)) is not None:
             self._event(begun)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
@@ -339,14 +341,16 @@ class Agent:
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
-        if stop.is_stale and not group.state.is_killed:
-            self._event(told.stopped(group.assignment, group.alive, stop))
+        if group.state.is_killed if stop.is_stale else group.state.is_ending:
+            return
+        at = group.assignment
+        self._event(WorkersStopped(at.round, at.node_rank, group.alive, stop.reason, stop.is_stale))
+        if stop.is_stale:
             self._workers.kill()
-        elif not group.state.is_ending:
-            self._event(told.stopped(group.assignment, group.alive, stop))
-            if self._parts.log_dir.keeps_files:
-                self._hangs.keep(stop, group)
-            self._workers.stop(lets_settle=stop.lets_settle, is_hung=stop.is_hung)
+            return
+        if self._parts.log_dir.keeps_files:
+            self._hangs.keep(stop, group)
+        self._workers.stop(lets_settle=stop.lets_settle, is_hung=stop.is_hung)
 
     def _take_verdict(self, verdict: Verdict) -> None:
         self._send(Heard())
@@ -374,7 +378,7 @@ class Agent:
             case Fenced(late_s):
                 self._fence()
                 if late_s > KILL_S:
-                    self._event(ev.FenceLate(late_s))
+                    self._event(FenceLate(late_s))
             case SpawnerGone():
                 await self._spawner_gone()
 

@@ -6,8 +6,15 @@ import signal
 import time
 from collections.abc import Callable
 
-from ... import events as ev
 from ... import exit_codes
+from ...events.node import (
+    JobEnded,
+    KilledOnRequest,
+    LogsKept,
+    MasterAwaitedToLeave,
+    NodeSignalled,
+    ThisNodeLeaves,
+)
 from ...rendezvous.policy.matches import exit_status
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Leave, Outcome, Verdict
@@ -186,7 +193,7 @@ class Farewell:
         name, group = signal_name(event.number), workers.group
         if not self._end.is_pending:
             if event.number == signal.SIGINT and group is not None:
-                self._parts.display.event(ev.KilledOnRequest())
+                self._parts.display.event(KilledOnRequest())
                 workers.kill()
             elif group is None:
                 self._end.left()  # it only waits for the master
@@ -197,7 +204,7 @@ class Farewell:
             self.gone_soon(GoneSoon(name, seconds), workers)
             return
         self._end.asked_by(event.number)
-        self._parts.display.event(ev.NodeSignalled(name, group.alive if group is not None else 0))
+        self._parts.display.event(NodeSignalled(name, group.alive if group is not None else 0))
         self._send(Leave(name))
         if group is None:
             self.left()
@@ -227,7 +234,7 @@ class Farewell:
             return
         self._end.asked_by(signal.SIGTERM)
         self._parts.display.event(
-            ev.NodeLeaves(reason, group.alive if group is not None else 0, step)
+            ThisNodeLeaves(reason, group.alive if group is not None else 0, step)
         )
         self._send(Leave(reason))
         if group is None:
@@ -243,7 +250,7 @@ class Farewell:
         """
         patience_s = self._end.patience_s() if self._is_missed() else 0.0
         if patience_s > 0:
-            self._parts.display.event(ev.MasterAwaitedToLeave(patience_s))
+            self._parts.display.event(MasterAwaitedToLeave(patience_s))
             asyncio.get_running_loop().call_later(patience_s, self._post, FarewellOver())
         else:
             self._end.left()
@@ -255,5 +262,5 @@ def show_verdict(verdict: Verdict, parts: NodeParts) -> None:
     if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
         display.report(final_report(verdict, options.name or options.script))
         if log_dir.keeps_files:
-            display.event(ev.LogsKept(str(log_dir.path)))
-    display.event(ev.JobEnded(verdict))
+            display.event(LogsKept(str(log_dir.path)))
+    display.event(JobEnded(verdict))

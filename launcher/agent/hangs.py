@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from ... import events as ev
+from ...events.event import Event
+from ...events.workers import HangDismissed, StacksKept
 from ...rendezvous.protocol.messages import HangSpec, Stop
 from ...rendezvous.protocol.stacks import NoHang, StackReport, Suspicion
 from ..stacks.lateness import Lateness
@@ -25,7 +26,7 @@ class Hangs:
         spec: HangSpec | None,
         host: str,
         send: Callable[[StackReport | Suspicion], None],
-        note: Callable[[ev.Event], None],
+        note: Callable[[Event], None],
     ) -> None:
         """Create it.
 
@@ -64,7 +65,7 @@ class Hangs:
         if answer.round == at.round:
             self._lateness.excuse(time.monotonic())
             if answer.sentence:
-                self._note(ev.HangDismissed(at.round, at.node_rank, answer.sentence))
+                self._note(HangDismissed(at.round, at.node_rank, answer.sentence))
             self._look()
 
     def repeat(self) -> None:
@@ -83,7 +84,7 @@ class Hangs:
             with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{stop.reason}\n\n{stop.stacks}\n")
             at = group.assignment
-            self._note(ev.StacksKept(at.round, at.node_rank, path))
+            self._note(StacksKept(at.round, at.node_rank, path))
 
     def close(self) -> None:
         """Look no more."""

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ... import defaults
-from ... import events as ev
 from ...errors import PortInUseError, UsageError
+from ...events.event import Event
+from ...events.master import EndpointsAreOne, HostLeads, MasterMoved, MasterNotHosted, WireOpen
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.lease.times import LeaseTimes
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ...rendezvous.trust.wire import Trust
     from .agent import Agent
 
-Note = Callable[[ev.Event], None]
+Note = Callable[[Event], None]
 
 
 class Hosting:
@@ -220,9 +221,9 @@ class Hosting:
         try:
             await self._serve(self._address)
         except UsageError as error:  # an address that this host no longer has
-            self._note(ev.MasterNotHosted(error.sentence))
+            self._note(MasterNotHosted(error.sentence))
         if self.master is not None:
-            self._note(ev.MasterMoved(str(self._address)))
+            self._note(MasterMoved(str(self._address)))
 
     def _settings(self) -> GroupSettings:
         return group_settings(self._options.timeouts)
@@ -230,7 +231,7 @@ class Hosting:
     def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:
         return Master(
             settings,
-            lambda note: self._note(ev.MasterNoted(note, is_apart=False)),
+            self._note,
             examiner=new_examiner(),
             office=office,
             ended=self._ended,
@@ -244,7 +245,7 @@ class Hosting:
 def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
     """Say that others may reach a master without a token."""
     if trust is None and not is_loopback(address.host):
-        note(ev.WireOpen(str(address)))
+        note(WireOpen(str(address)))
 
 
 async def listed_host(
@@ -279,8 +280,8 @@ async def listed_host(
             times,
             replace(settings, succession=timeouts.succession(endpoints)),
             new_master,
-            lambda term: note(ev.HostLeads(term)),
-            lambda same: note(ev.EndpointsAreOne(tuple(map(str, same)), len(endpoints))),
+            lambda term: note(HostLeads(term)),
+            lambda same: note(EndpointsAreOne(tuple(map(str, same)), len(endpoints))),
             trust,
         )
         server = MasterServer(None, VERSION, silence, trust, succession)

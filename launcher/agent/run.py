@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ... import events as ev
 from ... import exit_codes
 from ...errors import NodeExcludedError
+from ...events.event import Event, Remark
+from ...events.master import MasterKept
+from ...events.node import ForeignAddressAdvertised, NodeStarted
+from ...events.workers import PreloadChanged
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
 from ..options import LaunchOptions, RendezvousOptions, ScriptMode
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
 from ..spawner.client import ForkServerEvent
-from . import told
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
@@ -40,7 +42,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     """
     rendezvous, display = parts.options.rendezvous, parts.display
     for remark in parts.options.remarks:
-        display.event(ev.Remark(remark))
+        display.event(Remark(remark))
     identity = NodeIdentity(rendezvous.job_id)
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
@@ -51,7 +53,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
         await hosting.start()
         count, where = parts.count, hosting.where
         display.event(
-            ev.NodeStarted(rendezvous.job_id, identity.node_id, count.count, count.source, where)
+            NodeStarted(rendezvous.job_id, identity.node_id, count.count, count.source, where)
         )
         async with live_line(display, agent.status.text, parts.spawner):
             status = await agent.run(hosting.connect)
@@ -80,9 +82,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     return status
 
 
-def advertised(
-    rendezvous: RendezvousOptions, note: Callable[[ev.Event], None]
-) -> Callable[[], str]:
+def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> Callable[[], str]:
     """Return what finds the address that this node advertises."""
     endpoint, name = rendezvous.endpoint, rendezvous.master_addr
     is_only = endpoint is None and rendezvous.local_addr is None
@@ -93,7 +93,7 @@ def advertised(
     address = AdvertisedAddress(towards, rendezvous.local_addr, others)
     found = address.find()
     if rendezvous.local_addr is not None and not is_local_address(found):
-        note(ev.ForeignAddressAdvertised(found))
+        note(ForeignAddressAdvertised(found))
     return address.find
 
 
@@ -109,7 +109,7 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
         # A preload that fails also fails for the workers that train: this is reported once.
         is_repeated = not options.only_checks
         parts.display.event(
-            told.preload(event, options.preload, is_of_checks=True, is_repeated=is_repeated)
+            PreloadChanged(event.state, options.preload, event.text, True, is_repeated)
         )
 
     return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), fork_server_changed)
@@ -118,7 +118,7 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
     """Host the master until the job is over, or until a signal asks this node to go away."""
     if hosting.serves_others:
-        display.event(ev.MasterKept(is_excluded=True))
+        display.event(MasterKept(is_excluded=True))
         await unless_asked(hosting.stop(wait=True), options.signals)
     await hosting.stop(wait=False)
 
@@ -130,7 +130,7 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
     the wait. So does SIGKILL, which leaves the others no worse off than no wait at all.
     """
     if hosting.is_needed:
-        display.event(ev.MasterKept(is_excluded=False))
+        display.event(MasterKept(is_excluded=False))
         limit_s = options.shutdown_timeout_s + _REGROUP_S
         await unless_asked(hosting.settled(), options.signals, limit_s)
 

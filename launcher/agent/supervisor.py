@@ -13,21 +13,31 @@ from functools import partial
 from typing import Protocol
 
 from ... import defaults
-from ... import events as ev
 from ...checks.devices.nvml import has_driver
+from ...events.event import Remark, Severity
+from ...events.workers import (
+    CollectivesRecorded,
+    KillOutlived,
+    LeftoversEnded,
+    PreloadAwaited,
+    TimerExpired,
+    WorkerFailed,
+    WorkersKilled,
+    WorkersStarted,
+    WorkersSucceeded,
+)
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
-from ..processes.dying import SURVIVES_KILL_S, Dying
+from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
 from ..stacks.collect import AskedWorker
 from ..stacks.flight_recorder import LOOK_S, FlightRecorders
-from . import told
 from .failure_record import SHORTAGE, FailureRecords, ended_by_timer
 from .parts import NodeParts
 from .worker_group import WorkerGroup, WorkerGroupState
@@ -159,7 +169,7 @@ class Supervisor:
         assert self.group is None
         logs = self._log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
-            self._note(ev.Remark(logs.warning, ev.Severity.WARNING))
+            self._note(Remark(logs.warning, Severity.WARNING))
         self._records.begin()
         self._dying = None
         self._not_started.clear()
@@ -174,7 +184,7 @@ class Supervisor:
             self._failed_to_open(self._group, error)
             return
         if self._spawner.preloading:
-            self._note(ev.PreloadAwaited(assignment.round, assignment.node_rank))
+            self._note(PreloadAwaited(assignment.round, assignment.node_rank))
 
     def stop(
         self,
@@ -238,7 +248,7 @@ class Supervisor:
             return
         if group.state is WorkerGroupState.DONE and gently:
             if leftovers := self._leftovers(group):
-                self._note(ev.LeftoversEnded(leftovers))
+                self._note(LeftoversEnded(leftovers))
             group.end_leftovers()
             self._limit_s = LEFTOVERS_S
             self._arm(group, self._patience_s)
@@ -267,7 +277,20 @@ class Supervisor:
         self._event_log.started(group.assignment, group.pids)
         reasons = event.why_not(self._programs)
         if not reasons:
-            self._note(told.started(group.assignment, group.pids, group.store_pid))
+            at = group.assignment
+            self._note(
+                WorkersStarted(
+                    at.round,
+                    at.node_rank,
+                    first_rank=at.rank_offset,
+                    pids=group.pids,
+                    world_size=at.world_size,
+                    nodes=at.nodes,
+                    store_addr=at.master_addr,
+                    store_port=at.master_port,
+                    store_pid=group.store_pid,
+                )
+            )
         self._not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
@@ -297,7 +320,7 @@ class Supervisor:
             self._listener.worker_succeeded(group.assignment, rank)
         if group.state is WorkerGroupState.DONE:
             at = group.assignment
-            self._note(ev.WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
+            self._note(WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
             self._listener.workers_done(at)
         elif group.state is WorkerGroupState.KILLING:
             self._arm(group, SURVIVES_KILL_S)
@@ -337,7 +360,7 @@ class Supervisor:
             now = asyncio.get_running_loop().time()
             if self._dying is not None and self._dying.go_on(pids, now):
                 if self._dying.looks == 1:
-                    self._note(told.outlives_kill(pids))
+                    self._note(KillOutlived(tuple(pids), SURVIVES_KILL_S, DEVICES_SURVIVE_KILL_S))
                 self._arm(group, SURVIVES_KILL_S)
                 return
             failure = self._records.of_stuck(group.assignment, pids)
@@ -358,7 +381,7 @@ class Supervisor:
         left = 0 if workers else len(self._leftovers(group))
         if workers or left:
             is_option = limit_s == self._shutdown_timeout_s
-            self._note(ev.WorkersKilled(at.round, at.node_rank, workers, limit_s, is_option, left))
+            self._note(WorkersKilled(at.round, at.node_rank, workers, limit_s, is_option, left))
 
     def _tell_gone(self, group: WorkerGroup) -> None:
         self._is_over = True
@@ -382,7 +405,7 @@ class Supervisor:
             return True
         at, recorders = group.assignment, self._recorders
         self._note(
-            ev.CollectivesRecorded(
+            CollectivesRecorded(
                 at.round, at.node_rank, recorders.written, recorders.late, recorders.files
             )
         )
@@ -408,7 +431,7 @@ class Supervisor:
         if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
             at = group.assignment
             self._timed_out[pid] = scope = scope[:_SCOPE_MAX_CHARS]
-            self._note(ev.TimerExpired(at.round, at.node_rank, pid, scope))
+            self._note(TimerExpired(at.round, at.node_rank, pid, scope))
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -428,7 +451,7 @@ class Supervisor:
     def _failed(self, group: WorkerGroup, failure: Failure) -> None:
         if not failure.after_stop:
             at = group.assignment
-            self._note(ev.WorkerFailed(at.round, at.node_rank, failure))
+            self._note(WorkerFailed(at.round, at.node_rank, failure))
         self._listener.worker_failed(group.assignment, failure)
         if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
             # The whole group stops anyway: the workers here need not wait for the order.

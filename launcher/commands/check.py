@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 from ... import defaults, exit_codes
-from ... import events as ev
 from ...checks.plan import plan
 from ...checks.records import Level, Metrics, Order, Phase, Record
 from ...checks.report import report_to_json
@@ -17,11 +16,13 @@ from ...checks.results import Answered, Results, Rules
 from ...checks.verdict import NodeVerdict, Standing, Verdicts, verdict
 from ...checks.worker_config import NOT_CARRIED_OUT
 from ...errors import UsageError
+from ...events.checks import CheckSignalled, ChecksProgressed
+from ...events.event import Remark, Severity
+from ...events.workers import PreloadChanged
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
 from ..agent.preload import other_interpreter, refuse_missing_modules
-from ..agent.told import preload as preload_event
 from ..agent.worker_command import check_interpreter, virtual_devices, worker_python
 from ..cli.floor_flags import refuse_floors
 from ..logs.log_dir import check_log_dir
@@ -51,9 +52,9 @@ def run_check(options: CheckOptions) -> int:
     check_interpreter(os.environ)
     display = Display()
     for text in options.remarks:
-        display.event(ev.Remark(text))
+        display.event(Remark(text))
     if options.preload and (remark := other_interpreter(os.environ)):
-        display.event(ev.Remark(remark, ev.Severity.WARNING))
+        display.event(Remark(remark, Severity.WARNING))
         options = replace(options, preload=())
     refuse_missing_modules(options.preload)
     plan_of_crew = _crew_plan(options)
@@ -75,7 +76,7 @@ def run_check(options: CheckOptions) -> int:
         # A full disk must not turn the exit status of a faulty node into that of wrong usage.
         if status == exit_codes.SUCCESS:
             raise lost
-        display.event(ev.Remark(lost.sentence, ev.Severity.ERROR))
+        display.event(Remark(lost.sentence, Severity.ERROR))
     return status
 
 
@@ -131,7 +132,7 @@ async def _check(
     """Return the verdict, or the number of the signal that ended the check."""
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        display.event(preload_event(event, options.preload, is_of_checks=True))
+        display.event(PreloadChanged(event.state, options.preload, event.text, is_of_checks=True))
 
     crew = CheckCrew(spawner, crew_plan, fork_server_changed)
     climb = _Climb(options, crew, crew_plan.node, display)
@@ -141,7 +142,7 @@ async def _check(
     def stop(number: int) -> None:
         if not received:
             received.append(number)
-            display.event(ev.NodeSignalled(signal_name(number), workers=0, is_check=True))
+            display.event(CheckSignalled(signal_name(number)))
             task.cancel()
 
     loop = asyncio.get_running_loop()
@@ -185,7 +186,7 @@ class _Climb:
         while (step := plan(results)) is not None:
             again = any(answered.step.phase is step.phase for answered in results.steps)
             self._doing = step.phase.value + (", once more" if again else "")
-            self._display.event(ev.ChecksProgressed(self._doing, is_alone=True))
+            self._display.event(ChecksProgressed(self._doing, is_alone=True))
             record = await self._record(len(results.steps), step.phase)
             answered = Answered(step, {self._node: record})
             results = replace(results, steps=(*results.steps, answered))

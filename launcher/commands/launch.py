@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NoProcessError
-from ...events import Remark, Severity
+from ...events.event import Remark, Severity
 from ...rendezvous.trust.source import read_trust
 from ...values import replace
 from ..agent.parts import NodeParts

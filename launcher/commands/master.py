@@ -7,9 +7,11 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from ... import events as ev
 from ... import exit_codes
 from ...errors import RefusedError, UsageError
+from ...events.event import Remark, Severity
+from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
+from ...events.node import JobEnded
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
@@ -52,7 +54,7 @@ class _LoneMaster:
         """Serve until the job is over or a signal comes; return the exit status."""
         display = self._display
         for remark in self._options.remarks:
-            display.event(ev.Remark(remark))
+            display.event(Remark(remark))
         server, succession = await self._listen()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -65,7 +67,7 @@ class _LoneMaster:
             if not isinstance(first, Verdict):
                 return first
             verdict = first
-            display.event(ev.JobEnded(verdict))
+            display.event(JobEnded(verdict))
             return verdict.exit_code
         finally:
             if succession is not None:
@@ -83,7 +85,7 @@ class _LoneMaster:
         if not endpoints:
             silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
             server = MasterServer(self._new_master(settings), VERSION, silence, self._trust)
-            note(ev.MasterListening(str(endpoint), await server.start(endpoint)))
+            note(MasterListening(str(endpoint), await server.start(endpoint)))
             tell_if_open(endpoint, self._trust, note)
             return server, None
         listed = await listed_host(
@@ -96,7 +98,7 @@ class _LoneMaster:
             )
         succession, server = listed
         own = endpoints[succession.own]
-        note(ev.MasterListening(str(own), own.port))
+        note(MasterListening(str(own), own.port))
         succession.over.add_done_callback(self._over)
         succession.refused.add_done_callback(
             lambda refused: self._outcome.put_nowait(RefusedError(refused.result()))
@@ -106,7 +108,7 @@ class _LoneMaster:
     def _new_master(self, settings: GroupSettings, office: Office = ALONE) -> Master:
         self._master = master = Master(
             settings,
-            lambda note: self._display.event(ev.MasterNoted(note, is_apart=True)),
+            lambda event: self._display.event(event, Severity.INFO),
             examiner=new_examiner(),
             office=office,
             ended=self._outcome.put_nowait,
@@ -115,11 +117,11 @@ class _LoneMaster:
 
     def _over(self, over: "asyncio.Future[int]") -> None:
         """Another host has led the job to its end."""
-        self._display.event(ev.JobOver(over.result()))
+        self._display.event(EndedElsewhere(over.result()))
         self._outcome.put_nowait(over.result())
 
     def _signalled(self, number: int) -> None:
         master = self._master
         has_nodes = master is not None and any(n.link is not None for n in master.group.roster)
-        self._display.event(ev.MasterSignalled(signal_name(number), has_nodes))
+        self._display.event(MasterSignalled(signal_name(number), has_nodes))
         self._outcome.put_nowait(exit_codes.SIGNAL_BASE + number)

@@ -76,7 +76,7 @@ def _led(status: dict[str, Any]) -> str:
 
 def _heading(status: dict[str, Any]) -> list[str]:
     """Return what is above the table: the job, its last stop, and the hosts that may lead."""
-    from ..reporting.event_lines import nodes_wanted
+    from ...events.node import nodes_wanted
     from ..reporting.live_status import duration
 
     wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])

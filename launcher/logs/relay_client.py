@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...errors import NoProcessError
-from ...events import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
+from ...events.workers import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ...values import dataclass
 from ..machine.shortage import no_process
 from .log_file import Stream, open_log

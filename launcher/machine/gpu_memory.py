@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from ... import events as ev
 from ...checks.devices import nvml
+from ...events.workers import GpuMemoryHeld
 from ...tasks import show_bug
 
 Used = Mapping[str, int]
@@ -65,7 +65,7 @@ class GpuMemory:
 
     def __init__(
         self,
-        note: Callable[[ev.Remark], None],
+        note: Callable[[GpuMemoryHeld], None],
         *,
         has_driver: Callable[[], bool] = nvml.has_library,
         ask: Callable[[], Awaitable[Used]] = ask_used,
@@ -73,7 +73,7 @@ class GpuMemory:
         """Create it; nothing is asked yet.
 
         Args:
-            note: takes remarks for the user.
+            note: takes events.
             has_driver: returns whether there may be GPUs.
             ask: returns what is in use; raises ``NvmlFailedError``.
         """
@@ -134,6 +134,4 @@ class GpuMemory:
             if loop.time() - progress_at > _NO_PROGRESS_S or loop.time() - begun > _LIMIT_S:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
-        words = ", ".join(f"{uuid} {size / 1e9:.1f} GB" for uuid, size in held.items())
-        text = f"the workers are gone, but more memory of GPUs is in use than before them: {words}"
-        self._note(ev.Remark(text, ev.Severity.WARNING))
+        self._note(GpuMemoryHeld(held))

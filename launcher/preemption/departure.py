@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ... import events as ev
+from ...events.event import Event
+from ...events.node import DrainOrdered, NodeGoneSoon
 from ...rendezvous.protocol.drain_messages import Drain, Drained, Notice
 from ...tasks import show_bug
 from ..options import LaunchOptions
@@ -32,7 +33,7 @@ class Departure:
         options: LaunchOptions,
         send: Callable[[Notice | Drained], None],
         post: Callable[[GoneSoon | TimeToLeave], None],
-        tell: Callable[[ev.Event], None],
+        tell: Callable[[Event], None],
     ) -> None:
         """Begin with none.
 
@@ -98,7 +99,7 @@ class Departure:
         limit_s = gone.seconds - min(self._shutdown_timeout_s, gone.seconds / 2)
         self._until = now + limit_s
         if not self.reason:
-            self._tell(ev.NodeGoneSoon(gone.reason, gone.seconds, limit_s))
+            self._tell(NodeGoneSoon(gone.reason, gone.seconds, limit_s))
         self.reason = self.reason or gone.reason
         self._cancel()
         loop = asyncio.get_running_loop()
@@ -113,7 +114,7 @@ class Departure:
     def order(self, order: Drain) -> None:
         """Have the workers leave one state: nodes will be gone."""
         if self._order is None and not self.reason:
-            self._tell(ev.DrainOrdered(order.reason, order.seconds))
+            self._tell(DrainOrdered(order.reason, order.seconds))
         self._order = order
         self._page.tell(order.seconds, is_whole=order.is_whole)
         self._drained()

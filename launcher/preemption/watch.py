@@ -5,7 +5,8 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 
-from ... import events as ev
+from ...events.event import Event
+from ...events.node import NoticeUnknown
 from .clouds import aws, azure, google
 from .gone_soon import GoneSoon
 from .metadata import MetadataError, Service
@@ -33,7 +34,7 @@ async def watch(
     source: str,
     environ: Mapping[str, str],
     found: Callable[[GoneSoon], None],
-    tell: Callable[[ev.Event], None],
+    tell: Callable[[Event], None],
     dmi: str = _DMI,
 ) -> None:
     """Wait for a notice, for as long as it takes; what goes wrong is told once.
@@ -49,7 +50,7 @@ async def watch(
     if source == "auto":
         cloud = cloud_of(dmi)
         if not cloud:
-            tell(ev.NoticeUnknown(source, f"{dmi} names none of {', '.join(CLOUDS)}"))
+            tell(NoticeUnknown(source, f"{dmi} names none of {', '.join(CLOUDS)}"))
             return
     if cloud.startswith("file:"):
         seconds = await _file(cloud.removeprefix("file:"))
@@ -97,7 +98,7 @@ def _service(where: str, name: str = "") -> Service:
 
 
 async def _persistently(
-    ask: Callable[[], Awaitable[float]], source: str, tell: Callable[[ev.Event], None]
+    ask: Callable[[], Awaitable[float]], source: str, tell: Callable[[Event], None]
 ) -> float:
     failures = 0
     while True:
@@ -105,7 +106,7 @@ async def _persistently(
             return await ask()
         except MetadataError as error:
             if not failures:
-                tell(ev.NoticeUnknown(source, str(error)))
+                tell(NoticeUnknown(source, str(error)))
         await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
         failures += 1
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from ... import exit_codes
 from ...errors import NodeUnfitError, UsageError
-from ...events import ChecksEnded, NodeJudged, NodePassedWithRemark, Remark, Severity
+from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithRemark
+from ...events.event import Remark, Severity
 from ...rendezvous.protocol.check_messages import CheckVerdict
 from ..options import LadderOptions
 from ..reporting.display import Display

@@ -1,1 +1,1 @@
-"""What a person reads: event lines, the live line, the failure report, answers."""
+"""What a person reads: the console, the live line, the failure report, answers."""

@@ -6,24 +6,16 @@ write that saves and restores the cursor. Output of workers is not garbled, and 
 terminal.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable
 from typing import Final
 
-from ...events import Event
+from ...events.event import Event, Severity
 from ...printable import printable, printable_lines
-from . import event_lines
 from .line_writer import LineWriter
 
-_LEVELS: Final = {
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "CRITICAL": logging.CRITICAL,
-}
+_LEVELS: Final = {**Severity.__members__, "CRITICAL": 50}
 _STDERR: Final = 2
 _MIN_ROWS: Final = 6
 _MIN_COLUMNS: Final = 20
@@ -48,7 +40,7 @@ class Display:
             live: whether to keep a live line while this process is in the foreground; None: on
                 a terminal.
         """
-        self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), logging.INFO)
+        self._level = _LEVELS.get(os.environ.get("LOGLEVEL", "INFO").upper(), Severity.INFO)
         understands = os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in ("", "dumb")
         self.colour = understands and not os.environ.get("NO_COLOR")
         """Whether colours may be used."""
@@ -67,18 +59,22 @@ class Display:
         """Columns of the terminal now; 80 if unknown."""
         return _size()[1] or 80
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Event, severity: Severity | None = None) -> None:
         """Write one line for one event, if the level (``LOGLEVEL``) allows it.
 
         Where there is no reader (Ctrl-S on a terminal, a pager on a pipe), the line is kept for
         later: what stops the output must not stop the job.
+
+        Args:
+            event: what happened.
+            severity: how much it matters here; None: as much as the event says.
         """
-        level = event_lines.level(event)
-        if level < self._level:
+        severity = event.severity if severity is None else severity
+        if severity < self._level:
             return
-        line = f"{time.strftime('%H:%M:%S')} ft-run {printable(event_lines.line(event))}"
-        if self.colour and level >= logging.WARNING:
-            line = f"\x1b[{31 if level >= logging.ERROR else 33}m{line}\x1b[0m"
+        line = f"{time.strftime('%H:%M:%S')} ft-run {printable(str(event))}"
+        if self.colour and severity >= Severity.WARNING:
+            line = f"\x1b[{31 if severity >= Severity.ERROR else 33}m{line}\x1b[0m"
         self._writer.put(line + "\n")
 
     def line(self, text: str) -> None:

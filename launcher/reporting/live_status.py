@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Iterable
 
+from ...events.node import nodes_wanted
 from ...rendezvous.protocol.messages import Assignment, Waiting
 from ...rendezvous.protocol.steps import RankSteps
 from ..options import LaunchOptions
-from .event_lines import nodes_wanted
 from .steps import is_late, rate
 
 

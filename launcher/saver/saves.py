@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
-from ... import events as ev
+from ...events.checkpoints import BreakpointUnsaved, CheckpointFailed, CheckpointWritten
+from ...events.event import Event
 from ...training import snapshot_page as page
 from .client import SaverClient
 from .order import Order, Share, Written
@@ -64,7 +65,7 @@ def _rank_of(entry: page.Entry) -> int:
 class Saves:
     """Has the saver of this node write, one checkpoint at a time; ``conclude`` at the end."""
 
-    def __init__(self, tell: Callable[[ev.Event], None]) -> None:
+    def __init__(self, tell: Callable[[Event], None]) -> None:
         """Write nothing yet.
 
         Args:
@@ -143,7 +144,7 @@ class Saves:
             written = written or Written(self._why_not)
             files.close()
             if written.words:
-                self._tell(ev.CheckpointFailed(step, written.words, self._newest))
+                self._tell(CheckpointFailed(step, written.words, self._newest))
             elif snapshot.is_first:
                 self.note(step)
                 self._tell(_written(step, written))
@@ -178,7 +179,7 @@ class Saves:
         )
         written = await _within(writing, deadline) or Written(_UNFINISHED)
         if written.words:
-            self._tell(ev.BreakpointUnsaved(step, written.words))
+            self._tell(BreakpointUnsaved(step, written.words))
         elif written.bytes:
             self._tell(_written(step, written, is_last=True))
 
@@ -202,8 +203,8 @@ def _order(snapshot: NodeShares, *, is_last: bool = False) -> Order:
     )
 
 
-def _written(step: int, written: Written, *, is_last: bool = False) -> ev.CheckpointWritten:
-    return ev.CheckpointWritten(step, written.path, written.bytes, written.seconds, is_last)
+def _written(step: int, written: Written, *, is_last: bool = False) -> CheckpointWritten:
+    return CheckpointWritten(step, written.path, written.bytes, written.seconds, is_last)
 
 
 async def _within(action: "asyncio.Future[T]", deadline: float) -> "T | None":

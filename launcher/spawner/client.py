@@ -1,7 +1,6 @@
 """The agent's side of the spawner: forks it, has it start workers, and reads of their exits."""
 
 import asyncio
-import enum
 import os
 import signal
 import socket
@@ -10,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import NoProcessError
+from ...events.workers import PreloadState
 from ...values import dataclass, field
 from ..machine.shortage import is_shortage, no_process
 from ..processes.ipc import Incoming, send
@@ -90,22 +90,11 @@ class SpawnerGone:
     """The spawner died; the kernel has killed the workers with it."""
 
 
-class ForkServerState(enum.Enum):
-    """What became of the fork server that workers are forked from."""
-
-    LOADING = "loading"
-    READY = "ready"
-    STALE = "stale"
-    """Files of its modules have changed: a fresh one is made."""
-    FAILED = "failed"
-    """It cannot be started: workers start the ordinary way."""
-
-
 @dataclass(frozen=True, slots=True)
 class ForkServerEvent:
     """The fork server has changed."""
 
-    state: ForkServerState
+    state: PreloadState
     pid: int
     """0: there is no fork server at the moment."""
     text: str = ""
@@ -332,7 +321,7 @@ class SpawnerClient:
             event = _parse(message)
             if isinstance(event, ForkServerEvent):
                 self._fork_server_pid = event.pid
-                self.preloading = event.state in (ForkServerState.LOADING, ForkServerState.STALE)
+                self.preloading = event.state in (PreloadState.LOADING, PreloadState.STALE)
             self._on_event(event)
 
 
@@ -349,5 +338,5 @@ def _parse(event: dict[str, object]) -> SpawnerEvent:
         case {"event": "fenced", "late_s": float(late_s)}:
             return Fenced(late_s)
         case {"event": "fork-server", "state": str(state), "pid": int(pid), "text": str(text)}:
-            return ForkServerEvent(ForkServerState(state), pid, text)
+            return ForkServerEvent(PreloadState(state), pid, text)
     raise AssertionError(f"unknown event of the spawner: {event}")

@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from ... import defaults, exit_codes
+from ...events.master import ChecksBegun, ChecksConcluded, ChecksGivenUp, NodeFailedChecks
 from ...values import dataclass, field
 from ..policy.postmortem import Postmortem
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
-from ..protocol import notes
 from ..protocol.check_messages import (
     CheckOrder,
     CheckProgress,
@@ -179,7 +179,7 @@ class Checks:
         # With the default, the examination knows whether it may use all of it: with GPUs.
         most_s = self._spec.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
         self._current = _Current(examination, frozenset(names), now + most_s)
-        self._out.note(notes.ChecksBegun(len(names) - len(vouched), len(names)))
+        self._out.note(ChecksBegun(len(names) - len(vouched), len(names)))
 
     def reset(self) -> None:
         """Another job begins: what was found was found for the one before."""
@@ -191,7 +191,7 @@ class Checks:
     def give_up(self) -> None:
         """See ``Gate``."""
         if self._current is not None:
-            self._out.note(notes.ChecksGivenUp())
+            self._out.note(ChecksGivenUp())
             self._current = None
 
     def advance(self, now: float) -> Findings | None:
@@ -295,7 +295,7 @@ class Checks:
         self._examined = current.nodes
         # Each once, however often it is found again in a job of weeks.
         self._bad_links = tuple(dict.fromkeys((*self._bad_links, *conclusion.bad_links)))
-        self._out.note(notes.ChecksConcluded(conclusion.sentence))
+        self._out.note(ChecksConcluded(conclusion.sentence))
         went = self._tell_findings(current, conclusion)
         costs_nodes = bool(went or conclusion.bad_links)
         return Findings(conclusion.sentence, self._spec.only, costs_nodes)
@@ -321,7 +321,7 @@ class Checks:
                 self._doubted.discard(name)
                 continue
             went += 1
-            self._out.note(notes.NodeFailedChecks(name, finding.sentence))
+            self._out.note(NodeFailedChecks(name, finding.sentence))
             if finding.exit_code == exit_codes.NODE_EXCLUDED:
                 self._state.aftermath.ledger.exclude(
                     name, f"it failed the checks: {finding.sentence}"

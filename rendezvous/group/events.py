@@ -3,11 +3,11 @@
 import math
 
 from ... import defaults
+from ...events.master import MasterEvent
 from ...values import dataclass
 from ..protocol.failure import Failure
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage, Verdict
-from ..protocol.notes import MasterNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +92,10 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Something to tell on the master's console."""
-
-    note: MasterNote
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over and every node that is there has heard the verdict."""
 
     verdict: Verdict
 
 
-Command = Send | Close | Note | Finish
+Command = Send | Close | MasterEvent | Finish

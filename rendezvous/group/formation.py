@@ -1,6 +1,6 @@
 """When the next round is formed and of which nodes, and the checks before it. Pure."""
 
-from ..protocol import notes
+from ...events.master import RoundFormed
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Outcome, Start
 from ..protocol.offer import Resumption
@@ -88,7 +88,7 @@ class Formation:
         ended = self._rounds.begin(now)
         reason = ended.reason or "all nodes are there"
         self._out.note(
-            notes.RoundFormed(
+            RoundFormed(
                 self._state.round,
                 size,
                 world.world_size,

@@ -14,8 +14,14 @@ told when it is gone.
 
 import math
 
+from ...events.master import (
+    AllSilent,
+    JobForgotten,
+    NodeDisconnected,
+    NodeGivesNotice,
+    NodesHeardAgain,
+)
 from ..policy.drain import Draining
-from ..protocol import notes
 from ..protocol.check_messages import CheckResult
 from ..protocol.drain_messages import Drain, Drained, MayLeave, Notice
 from ..protocol.lease_messages import NO_ROUND
@@ -150,7 +156,7 @@ class Group:
         self.state.now = now
         if isinstance(event, Received):
             if self._silence.spoke():
-                self._out.note(notes.NodesHeardAgain())
+                self._out.note(NodesHeardAgain())
                 # A word on a stream that never broke says that there is nothing to come back from.
                 if isinstance(event.message, Attend):
                     self.roster.await_return(now + self.settings.takeover_grace_s)
@@ -232,7 +238,7 @@ class Group:
             self.state.phase is GroupPhase.GATHERING and not self.state.aftermath.ledger.excluded
         )
         if self.state.job is not None and is_waiting and not has_begun and not len(self.roster):
-            self._out.note(notes.JobForgotten())
+            self._out.note(JobForgotten())
             self._rounds.agree(None)
             self._lobby.close()
 
@@ -274,7 +280,7 @@ class Group:
                 self._rounds.leave(node, reason)
             case Notice(reason, seconds):
                 if self._draining.notice(node.spec.node_id, reason, now + seconds):
-                    self._out.note(notes.NodeGivesNotice(node.spec.node_id, reason, seconds))
+                    self._out.note(NodeGivesNotice(node.spec.node_id, reason, seconds))
             case Drained(round_number, step):
                 if round_number == self.state.round == node.round:
                     world = (self.state.round, self.state.formed_by)
@@ -299,7 +305,7 @@ class Group:
         self._rounds.postmortem.suspect(node.spec.node_id)
         self._joining.contest.postpone(node.spec, now)
         if self._rounds.ending is None:
-            self._out.note(notes.NodeDisconnected(node.spec.node_id))
+            self._out.note(NodeDisconnected(node.spec.node_id))
             if self.roster.detached == len(self.roster) and self._spans_hosts():
                 self._silence.all_broke(now)
                 self._note_cut_off()
@@ -334,7 +340,7 @@ class Group:
                 self._note_cut_off()
 
     def _note_cut_off(self) -> None:
-        self._out.note(notes.AllSilent(self.settings.master_timeout_s))
+        self._out.note(AllSilent(self.settings.master_timeout_s))
 
     def _spans_hosts(self) -> bool:
         """Whether nodes of several hosts are in the round, workers of which may be alive."""

@@ -4,8 +4,15 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from ...events.master import (
+    NodeJoined,
+    NodeReconnected,
+    NodeRefused,
+    NodeRenamed,
+    OptionsReplaced,
+    TakeoverBegun,
+)
 from ...values import replace
-from ..protocol import notes
 from ..protocol.messages import (
     Attend,
     Challenge,
@@ -145,7 +152,7 @@ class Joining:
         """Refuse all that are here: a node that was in a round of the job has other options."""
         given, where = self._state.job, attend.node.host
         assert given is not None
-        self._out.note(notes.OptionsReplaced(attend.node.node_id))
+        self._out.note(OptionsReplaced(attend.node.node_id))
 
         def reason(side: Side) -> str:
             return (
@@ -177,7 +184,7 @@ class Joining:
         # Two nodes claim the identity of one that is displaced: only the address tells them apart.
         address = f" at {node.address}" if is_displaced or not node.node_id else ""
         which = f"node {node.node_id}" if node.node_id else "a node"
-        self._out.note(notes.NodeRefused(which + address, for_user, sentence))
+        self._out.note(NodeRefused(which + address, for_user, sentence))
         self._out.send_on(link, Refused(sentence, is_displaced))
         self._out.close(link)
 
@@ -215,7 +222,7 @@ class Joining:
         spec = newcomer.attend.node
         given = next_identity(spec.node_id, self._is_taken)
         self._given.add(spec.incarnation, given)
-        self._out.note(notes.NodeRenamed(given, spec.host))
+        self._out.note(NodeRenamed(given, spec.host))
         self._attend(newcomer.link, self._rename(newcomer.link, newcomer.attend, given), now)
 
     def _is_taken(self, node_id: str) -> bool:
@@ -257,7 +264,7 @@ class Joining:
         former = self._state.former_ranks.pop(spec.node_id, None)
         node.rank = former if rank is None else rank
         self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
-        self._out.note(notes.NodeJoined(spec.node_id, spec.address))
+        self._out.note(NodeJoined(spec.node_id, spec.address))
         if self._lobby.since is None and not self._state.formed_before:
             self._lobby.open(now)
         self._lobby.arrived(now)
@@ -308,7 +315,7 @@ class Joining:
             )
             self._state.phase = GroupPhase.TAKING_OVER
             self._rounds.gate.give_up()
-            self._out.note(notes.TakeoverBegun(claim.round))
+            self._out.note(TakeoverBegun(claim.round))
         own = tuple(node.own(failure, claim) for failure in claim.failures)
         self._rounds.takeover.claim(node.spec.node_id, replace(claim, failures=own))
 
@@ -322,7 +329,7 @@ class Joining:
         if self._rounds.ending is not None:
             self._out.add([self._rounds.ending.tell(link, node.spec.node_id)])
             return
-        self._out.note(notes.NodeReconnected(node.spec.node_id))
+        self._out.note(NodeReconnected(node.spec.node_id))
         if node.leaving:
             self.rival_leaves(node)
         else:

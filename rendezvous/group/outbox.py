@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from ...events.master import MasterEvent
 from ..protocol.messages import MasterMessage
-from ..protocol.notes import MasterNote
-from .events import Close, Command, Note, Send
+from .events import Close, Command, Send
 from .roster import Node
 
 
@@ -28,9 +28,9 @@ class Outbox:
         if link is not None:
             self._commands.append(Close(link))
 
-    def note(self, note: MasterNote) -> None:
+    def note(self, event: MasterEvent) -> None:
         """Tell it on the master's console."""
-        self._commands.append(Note(note))
+        self._commands.append(event)
 
     def add(self, commands: Iterable[Command]) -> None:
         """Add commands that another part has put together."""

@@ -7,10 +7,10 @@ How nodes come is decided in ``joining``, when and of which nodes a round is for
 import math
 from collections.abc import Callable
 
+from ...events.master import NodeExcluded, NodeLeaves, NodeLost, RoundTakenOver, VerdictGiven
 from ...values import replace
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
-from ..protocol import notes
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
 from ..protocol.messages import Claim, ClaimState, Excluded, JobSpec, Outcome, Progress, Stop
 from ..protocol.offer import Offer, Saving
@@ -136,7 +136,7 @@ class Rounds:
     def leave(self, node: Node, reason: str) -> None:
         """A node asks to go away: it may, as soon as its workers are dead."""
         if not node.leaving:
-            self._out.note(notes.NodeLeaves(node.spec.node_id, reason))
+            self._out.note(NodeLeaves(node.spec.node_id, reason))
         node.leaving = reason
         if self.takeover is not None:
             self.takeover.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
@@ -156,7 +156,7 @@ class Rounds:
     def lose(self, node: Node, why: str) -> None:
         """A node does not come back, or another took its place: its workers count as dead."""
         if self.ending is None:
-            self._out.note(notes.NodeLost(node.spec.node_id, why))
+            self._out.note(NodeLost(node.spec.node_id, why))
         was_running = node.phase is NodePhase.RUNNING
         was_in_round = was_running or node.phase is NodePhase.STOPPING
         self._gone(node)
@@ -220,7 +220,7 @@ class Rounds:
         self._lobby.not_before = now + answer.delay_s
         self._lobby.open(self._lobby.not_before)
         if answer.excluded is not None:
-            self._out.note(notes.NodeExcluded(answer.excluded))
+            self._out.note(NodeExcluded(answer.excluded))
         self.expel_excluded()
         if answer.outcome is not None:
             self.finish(answer.outcome, now)
@@ -256,7 +256,7 @@ class Rounds:
         self._keep_ranks(taken.ranks)
         self._lobby.close()
         self._out.note(
-            notes.RoundTakenOver(
+            RoundTakenOver(
                 state.round, len(members), state.world_nodes, state.restarts, taken.finding.value
             )
         )
@@ -392,7 +392,7 @@ class Rounds:
         self._state.phase = GroupPhase.FINISHED
         self.rescale_at = None
         self._lobby.close()
-        self._out.note(notes.VerdictGiven(verdict.sentence))
+        self._out.note(VerdictGiven(verdict.sentence))
         there = [(node.link, node) for node in self._roster if node.link is not None]
         self._out.add([ending.tell(link, node.spec.node_id) for link, node in there])
 

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
+from ...events.master import MasterEvent, NodeRefused
 from ...values import replace
 from ..group.events import (
     Close,
@@ -17,7 +18,6 @@ from ..group.events import (
     Event,
     Finish,
     GroupSettings,
-    Note,
     Received,
     Send,
     Tick,
@@ -31,7 +31,6 @@ from ..protocol.messages import (
     NodeMessage,
     Verdict,
 )
-from ..protocol.notes import MasterNote, NodeRefused
 from ..protocol.stacks import StackReport, Suspicion
 from ..protocol.steps import StepsOrder, StepsReport
 from .hang_inquiry import HangInquiry
@@ -70,7 +69,7 @@ class Master:
     def __init__(
         self,
         settings: GroupSettings,
-        note: Callable[[MasterNote], None],
+        note: Callable[[MasterEvent], None],
         clock: Callable[[], float] = time.monotonic,
         examiner: Examiner | None = None,
         office: Office = ALONE,
@@ -240,10 +239,10 @@ class Master:
                 if deliver is not None:
                     deliver(None)
                     self._loop.call_soon(self._handle, Detached(link))
-            case Note(NodeRefused() as refusal):
-                self.refused(refusal)
-            case Note(note):
-                self._note(note)
+            case NodeRefused():
+                self.refused(command)
+            case MasterEvent():
+                self._note(command)
             case Finish(verdict):
                 if not self._finished.done():
                     self._finished.set_result(verdict)

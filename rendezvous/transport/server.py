@@ -15,13 +15,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ...errors import PortInUseError, UsageError
+from ...events.master import NodeRefused
 from ...protos import rendezvous_pb2 as pb
 from ...tasks import show_bug
 from ..policy.hang import group_stacks
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
-from ..protocol.notes import NodeRefused
 from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
 from .codec import WireError, decode_node, encode_lease, encode_master, encode_stack, encode_steps

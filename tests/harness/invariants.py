@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ft_run import exit_codes
+from ft_run.events.master import NodeJoined
 from ft_run.rendezvous.group.events import (
     Command,
     Detached,
@@ -18,7 +19,6 @@ from ft_run.rendezvous.group.events import (
     Finish,
     GroupSettings,
     Hung,
-    Note,
     Received,
     Send,
     Tick,
@@ -47,7 +47,6 @@ from ft_run.rendezvous.protocol.messages import (
     Stopped,
     Verdict,
 )
-from ft_run.rendezvous.protocol.notes import NodeJoined
 from ft_run.tests.harness.policy_invariants import PolicyWatch, is_over
 from ft_run.tests.harness.progress_invariants import ProgressWatch
 from ft_run.tests.harness.simulated_agent import Agent
@@ -765,7 +764,7 @@ def _claim_in(event: Event) -> Claim | None:
 
 def _joined_node(command: Command) -> str:
     match command:
-        case Note(NodeJoined(node_id)):
+        case NodeJoined(node_id):
             return node_id
     return ""
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ft_run.launcher.reporting.event_lines import note_line
+from ft_run.events.master import MasterEvent
 from ft_run.rendezvous.group.events import (
     Close,
     Command,
@@ -12,7 +12,6 @@ from ft_run.rendezvous.group.events import (
     Event,
     Finish,
     GroupSettings,
-    Note,
     Received,
     Send,
     Tick,
@@ -135,8 +134,8 @@ class Scene:
                         asked.append(link)
                 case Close(link):
                     self.closed.append(self._names[link])
-                case Note(note):
-                    self.notes.append(note_line(note))
+                case MasterEvent():
+                    self.notes.append(str(command).removeprefix("master: "))
                 case Finish(verdict):
                     self.finished.append(verdict)
         if isinstance(

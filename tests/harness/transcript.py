@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ft_run import exit_codes
-from ft_run.launcher.reporting.event_lines import note_line
+from ft_run.events.master import MasterEvent
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
@@ -18,7 +18,6 @@ from ft_run.rendezvous.group.events import (
     Finish,
     GroupSettings,
     Hung,
-    Note,
     Received,
     Send,
     Tick,
@@ -252,8 +251,8 @@ class Transcript:
                     stream.end_down()
                     stream.end_up()
                     self._lines.append(f"{stream.agent.spec.incarnation} <- (end of stream)")
-                case Note(note):
-                    self._lines.append(f"master: {note_line(note)}")
+                case MasterEvent():
+                    self._lines.append(str(command))
                 case Finish():
                     self._lines.append("master: ends")
 

@@ -44,7 +44,7 @@ SEPARATE = ("launcher.processes.store_process",)
 def modules() -> dict[str, Path]:
     """Return the files of the package by module name, less ``ft_run``."""
     found = {}
-    for top in ("launcher", "checks", "rendezvous", "protos", "training"):
+    for top in ("launcher", "checks", "rendezvous", "events", "protos", "training"):
         for path in (ROOT / top).rglob("*.py"):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found[name.removesuffix(".__init__")] = path

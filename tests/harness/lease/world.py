@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ft_run.events.master import MasterEvent, NodeLost, RoundFormed, RoundTakenOver
 from ft_run.rendezvous.group.events import (
     Close,
     Detached,
     Event,
     GroupSettings,
-    Note,
     Received,
     Send,
     Tick,
@@ -32,7 +32,7 @@ from ft_run.rendezvous.lease.elector import Elector
 from ft_run.rendezvous.lease.fence import Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
-from ft_run.rendezvous.protocol import bounds, notes
+from ft_run.rendezvous.protocol import bounds
 from ft_run.rendezvous.protocol.lease_messages import NO_HOST, LeaseAnswer, LeaseAsk, LeaseStep
 from ft_run.rendezvous.protocol.messages import Attend, Challenge, JobSpec, NodeSpec, Start, Stop
 from ft_run.tests.harness.invariants import InvariantError
@@ -608,8 +608,8 @@ class World:
         before = group.newest
         commands = group.handle(event, leader.clock())
         for command in commands:
-            if isinstance(command, Note):
-                self._noted(leader, command.note)
+            if isinstance(command, MasterEvent):
+                self._noted(leader, command)
             elif isinstance(command, Send | Close):
                 leader.held.append(command)
         self._say_what_is_held(leader)
@@ -633,14 +633,14 @@ class World:
                     self._pump(closed)
                     self._handle(leader, Detached(command.link))
 
-    def _noted(self, leader: Process, note: Any) -> None:
-        if isinstance(note, notes.RoundFormed):
+    def _noted(self, leader: Process, note: MasterEvent) -> None:
+        if isinstance(note, RoundFormed):
             self.tell(f"{leader.name} forms round {note.round} of {note.nodes} nodes")
-        elif isinstance(note, notes.RoundTakenOver):
+        elif isinstance(note, RoundTakenOver):
             self.tell(f"{leader.name} takes round {note.round} over: {note.finding}")
             if note.finding == TakeoverState.COMPLETE.value:
                 self._check_others(leader, note.round)
-        elif isinstance(note, notes.NodeLost):
+        elif isinstance(note, NodeLost):
             self.tell(f"{leader.name} gives {note.node_id} up")
 
     # --- what must hold ----------------------------------------------------------------------

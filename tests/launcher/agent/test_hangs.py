@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from ft_run import events as ev
+from ft_run.events.event import Event
+from ft_run.events.workers import HangDismissed, StacksKept
 from ft_run.launcher.agent.hangs import Hangs
 from ft_run.launcher.agent.worker_group import WorkerGroup, WorkerGroupState
 from ft_run.launcher.processes.worker_watch import WorkerWatch
@@ -26,7 +27,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.watches = (WorkerWatch(), WorkerWatch())
         self.sent: list[Any] = []
-        self.told: list[ev.Event] = []
+        self.told: list[Event] = []
         self.hangs = Hangs(SPEC, "h", self.sent.append, self.told.append)
         self.running = [AskedWorker(4 + i, 1, watch) for i, watch in enumerate(self.watches)]
         self.state = WorkerGroupState.RUNNING
@@ -109,7 +110,7 @@ def test_what_the_master_answers_is_told_and_the_time_starts_again(node: Node) -
         node.hangs.answered(NoHang(2, "it moves"))
         node.hangs._look()
         assert len(node.sent) == 1
-        assert node.told == [ev.HangDismissed(2, 1, "it moves")]
+        assert node.told == [HangDismissed(2, 1, "it moves")]
         node.hangs.repeat()  # nothing is late any more
         assert len(node.sent) == 1
         node.hangs.close()
@@ -137,7 +138,7 @@ def test_the_stacks_of_a_hang_are_kept(node: Node, tmp_path: Path) -> None:
     node.hangs.keep(Stop(2, "rank 4 hangs", is_hung=True, stacks="rank 4\n  a.py:1"), node.group)
     path = tmp_path / "hang.txt"
     assert path.read_text() == "rank 4 hangs\n\nrank 4\n  a.py:1\n"
-    assert node.told == [ev.StacksKept(2, 1, str(path))]
+    assert node.told == [StacksKept(2, 1, str(path))]
 
 
 def test_a_full_disk_does_not_matter(node: Node) -> None:

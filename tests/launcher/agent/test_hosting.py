@@ -1,7 +1,6 @@
 """Tests of where the master lives."""
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -12,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 from ft_run.errors import UsageError
-from ft_run.events import Event, HostLeads, MasterNoted, WireOpen
+from ft_run.events.event import Event, Severity
+from ft_run.events.master import HostLeads, JobForgotten, WireOpen
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.ending import JobOver, unheard
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
-from ft_run.launcher.reporting.event_lines import level
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -31,7 +30,6 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.notes import JobForgotten
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.link import (
@@ -386,8 +384,8 @@ def test_what_the_master_has_to_say_is_for_debugging() -> None:
         await here.start()
         assert here.master is not None
         here.master._note(JobForgotten())
-        assert notes == [MasterNoted(JobForgotten(), is_apart=False)]
-        assert level(notes[0]) == logging.DEBUG
+        assert notes == [JobForgotten()]
+        assert notes[0].severity is Severity.DEBUG
         await here.stop(wait=False)
 
     run(test)

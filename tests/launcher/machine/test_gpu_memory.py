@@ -38,7 +38,7 @@ def waited_s(driver: Driver, *, has_driver: bool = True) -> tuple[float, list[st
     told: list[str] = []
     done: list[float] = []
     memory = GpuMemory(
-        lambda remark: told.append(remark.sentence), has_driver=lambda: has_driver, ask=driver.ask
+        lambda event: told.append(str(event)), has_driver=lambda: has_driver, ask=driver.ask
     )
 
     async def begin() -> None:

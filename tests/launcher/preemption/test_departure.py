@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ft_run import events as ev
+from ft_run.events.event import Event
+from ft_run.events.node import NodeGoneSoon
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.preemption.departure import Departure, TimeToLeave
 from ft_run.launcher.preemption.gone_soon import GoneSoon
@@ -74,7 +75,7 @@ class Node:
     def __init__(self, shutdown_timeout_s: float = 10.0, *, saves: bool = True) -> None:
         self.sent: list[Notice | Drained] = []
         self.posted: asyncio.Queue[GoneSoon | TimeToLeave] = asyncio.Queue()
-        self.told: list[ev.Event] = []
+        self.told: list[Event] = []
         options = LaunchOptions(
             "",
             RendezvousOptions(job_id="job"),
@@ -225,7 +226,7 @@ def test_the_ranks_have_half_of_the_time_at_least() -> None:
         assert isinstance(notice, Notice)
         assert notice.reason == "SIGTERM"
         assert 4 < notice.seconds <= 5
-        assert node.told == [ev.NodeGoneSoon("SIGTERM", 10.0, 5.0)]
+        assert node.told == [NodeGoneSoon("SIGTERM", 10.0, 5.0)]
         assert 5 < node.departure.patience_s() <= 10
 
     run(test)
@@ -234,7 +235,7 @@ def test_the_ranks_have_half_of_the_time_at_least() -> None:
 def test_what_workers_need_to_end_is_left_to_them() -> None:
     async def test(node: Node) -> None:
         node.departure.notice(GoneSoon("notice of aws", 120.0))
-        assert node.told == [ev.NodeGoneSoon("notice of aws", 120.0, 110.0)]
+        assert node.told == [NodeGoneSoon("notice of aws", 120.0, 110.0)]
         node.departure.notice(GoneSoon("SIGTERM", 10.0))  # sooner than what is known
         node.departure.repeat()
         assert len(node.sent) == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from ft_run import events as ev
+from ft_run.events.node import NoticeUnknown
 from ft_run.launcher.preemption import clouds
 from ft_run.launcher.preemption.gone_soon import GoneSoon
 from ft_run.launcher.preemption.metadata import BODY_MAX, MetadataError, Service
@@ -281,7 +281,7 @@ def test_errors_are_told_once_and_a_notice_after_them_is_heard() -> None:
             await watch("gcp", {"GCE_METADATA_HOST": where}, said.append, said.append)
         assert len(asked) == 3
         first, last = said
-        assert isinstance(first, ev.NoticeUnknown)
+        assert isinstance(first, NoticeUnknown)
         assert last == GoneSoon("notice of gcp", 30.0)
 
     run(test)
@@ -336,5 +336,5 @@ def test_no_cloud_is_told_and_the_node_runs_on(tmp_path: Path) -> None:
     said: list[object] = []
     asyncio.run(watch("auto", {}, said.append, said.append, str(tmp_path)))
     (told,) = said
-    assert isinstance(told, ev.NoticeUnknown)
+    assert isinstance(told, NoticeUnknown)
     assert "gcp, aws, azure" in told.reason

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from ft_run.events import ChecksProgressed, Remark, Severity
+from ft_run.events.checks import ChecksProgressed
+from ft_run.events.event import Remark, Severity
 from ft_run.launcher.reporting.display import Display
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run import events as ev
+from ft_run.events.checkpoints import BreakpointUnsaved, CheckpointFailed, CheckpointWritten
+from ft_run.events.event import Event
 from ft_run.launcher.processes.tree import descendants, is_zombie
 from ft_run.launcher.saver.saves import HeldShare, NodeShares, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
@@ -42,7 +43,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.told: list[ev.Event] = []
+        self.told: list[Event] = []
         self.ended: list[bool] = []
         self.saves = Saves(self.told.append)
         self._fd = os.memfd_create("test")
@@ -126,7 +127,7 @@ def test_one_after_the_other(node: Node) -> None:
         assert node.saves.pid == pid
         assert node.ended == [True, True]
         assert node.complete() == ["step-00000001", "step-00000003"]
-        assert [type(event) for event in node.told] == [ev.CheckpointWritten] * 2
+        assert [type(event) for event in node.told] == [CheckpointWritten] * 2
         assert pid is not None
         assert int(stat(pid)[16]) == min(19, os.nice(0) + 10)  # no process has more
         assert "torch" not in maps(pid)
@@ -162,7 +163,7 @@ def test_a_saver_that_is_killed_again_is_given_up(node: Node) -> None:
         os.kill(node.saves.pid, signal.SIGKILL)
         await node.until_ended()
         assert node.ended == [False]
-        assert node.told == [ev.CheckpointFailed(1, "the saver was killed, twice")]
+        assert node.told == [CheckpointFailed(1, "the saver was killed, twice")]
         assert node.complete() == []
         node.control("fail 0")
         assert node.begin(2, node.url)  # the next one has another
@@ -187,7 +188,7 @@ def test_the_other_nodes_know_of_a_saver_that_is_killed_again(node: Node) -> Non
         assert node.saves.begin(node.part(1, 0), node.note)
         await node.until_ended()
         words = "the saver was killed, twice"
-        assert node.told == other.told == [ev.CheckpointFailed(1, words)]
+        assert node.told == other.told == [CheckpointFailed(1, words)]
         assert other.saves.begin(other.part(2, 1), other.note)
         assert node.saves.begin(node.part(2, 0), node.note)
         await node.until_ended(2)
@@ -209,7 +210,7 @@ def test_the_node_of_rank_0_tells_of_what_several_have_written(node: Node) -> No
         await other.until_ended()
         assert (node.ended, other.ended) == ([True], [True])
         assert node.complete() == ["step-00000001"]
-        assert [type(event) for event in node.told] == [ev.CheckpointWritten]
+        assert [type(event) for event in node.told] == [CheckpointWritten]
         assert other.told == []
         # The next order comes after the marks of this one are gone.
         ends = [
@@ -225,7 +226,7 @@ def test_the_node_of_rank_0_tells_of_what_several_have_written(node: Node) -> No
         await asyncio.gather(*ends)
         assert node.complete() == ["step-00000001", "step-00000002"]
         last = node.told[-1]
-        assert isinstance(last, ev.CheckpointWritten)
+        assert isinstance(last, CheckpointWritten)
         assert last.is_last
         assert other.told == []
         for one in both:
@@ -244,8 +245,8 @@ def test_the_end_waits_half_its_time_for_a_node_that_may_be_lost(node: Node) -> 
         LocalStorage(kept).mark(2, "a", "1", words)
         await node.saves.conclude(3, node.part(2, 0))
         unfinished = "it took longer than --shutdown-timeout leaves for it"
-        assert node.told[0] == ev.CheckpointFailed(1, unfinished)
-        assert [type(event) for event in node.told[1:]] == [ev.CheckpointWritten]
+        assert node.told[0] == CheckpointFailed(1, unfinished)
+        assert [type(event) for event in node.told[1:]] == [CheckpointWritten]
         assert node.complete() == ["step-00000002"]
         assert node.ended == [False]
         node.saves.close()
@@ -272,7 +273,7 @@ def test_where_a_node_is_lost_its_part_is_not_waited_for(
         await node.until_ended(3)
         assert node.ended == [True, False, True]
         words = "a node was lost, and its part did not come"
-        assert node.told[1] == ev.CheckpointFailed(2, words, newest=1)
+        assert node.told[1] == CheckpointFailed(2, words, newest=1)
         assert node.complete() == ["step-00000001", "step-00000003"]
         node.saves.close()
 
@@ -310,7 +311,7 @@ def test_a_storage_that_comes_and_goes(node: Node) -> None:
         assert node.complete() == ["step-00000001"]
         path = f"{node.root}/odd/kept/step-00000002/__0_0.distcp"
         words = f"[Errno 5] the storage is gone: '{path}'"
-        assert node.told[1:] == [ev.CheckpointFailed(2, words, newest=1)]
+        assert node.told[1:] == [CheckpointFailed(2, words, newest=1)]
         assert (node.root / "odd/kept/control").read_text() == "fail 95"  # it is tried five times
         node.control("fail 0")
         assert node.begin(3, node.url)
@@ -328,7 +329,7 @@ def test_what_is_not_allowed_is_not_tried_again(node: Node) -> None:
         assert node.begin(1, node.url)
         await node.until_ended()
         (event,) = node.told
-        assert isinstance(event, ev.CheckpointFailed)
+        assert isinstance(event, CheckpointFailed)
         assert event.reason.startswith("[Errno 13] Permission denied")
         assert (node.root / "odd/kept/control").read_text() == "read-only 1"
         node.saves.close()
@@ -345,7 +346,7 @@ def test_a_storage_that_fsspec_does_not_know(node: Node) -> None:
             "pip install 'ft-run[storage]' and the package of that file system, or the path of a "
             "folder."
         )
-        assert node.told == [ev.CheckpointFailed(1, words)]
+        assert node.told == [CheckpointFailed(1, words)]
         node.saves.close()
 
     run(test)
@@ -358,7 +359,7 @@ def test_the_end_waits_for_a_checkpoint_and_then_saves_the_newest(node: Node) ->
         assert node.ended == [True]
         assert node.complete() == ["step-00000001", "step-00000002"]
         last = node.told[-1]
-        assert isinstance(last, ev.CheckpointWritten)
+        assert isinstance(last, CheckpointWritten)
         assert (last.step, last.is_last) == (2, True)
         count = len(node.told)
         await node.saves.conclude(60, node.snapshot(1))
@@ -378,7 +379,7 @@ def test_the_end_does_not_wait_for_ever(node: Node) -> None:
         pid = await node.until_writing()
         await node.saves.conclude(0.2, node.snapshot(2))
         words = "it took longer than --shutdown-timeout leaves for it"
-        assert node.told == [ev.CheckpointFailed(1, words), ev.BreakpointUnsaved(2, words)]
+        assert node.told == [CheckpointFailed(1, words), BreakpointUnsaved(2, words)]
         assert node.ended == [False]
         node.saves.close()
         await until(lambda: is_zombie(pid) or pid not in descendants(os.getpid()))

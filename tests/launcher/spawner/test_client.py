@@ -118,9 +118,10 @@ def test_workers_live_no_longer_than_the_fence_says(case: str, said: str) -> Non
 
 BLANKS = """
 import asyncio, os, signal, sys, time
+from ft_run.events.workers import PreloadState
 from ft_run.launcher.processes.tree import children
 from ft_run.launcher.spawner.client import (
-    Empty, Exited, ForkServerState, Spawned, SpawnerClient, WorkerCommand,
+    Empty, Exited, Spawned, SpawnerClient, WorkerCommand,
 )
 
 script = sys.argv[2]
@@ -155,7 +156,7 @@ async def killed():
 
 async def main():
     client.listen(heard.put_nowait)
-    while (await heard.get()).state is not ForkServerState.READY:
+    while (await heard.get()).state is not PreloadState.READY:
         pass
     await spawned(0)
     if sys.argv[1] == "at_once":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from ft_run.events.master import MasterEvent, NodeLost
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -21,7 +22,6 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.protocol.notes import MasterNote, NodeLost
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackOrder, StackReport
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
@@ -118,7 +118,7 @@ def test_time_passes_without_messages() -> None:
 
 def test_a_closed_link_is_a_lost_node_when_its_grace_is_over() -> None:
     async def test() -> None:
-        notes: asyncio.Queue[MasterNote] = asyncio.Queue()
+        notes: asyncio.Queue[MasterEvent] = asyncio.Queue()
         master = Master(GroupSettings(node_grace_s=0.01), notes.put_nowait)
         nodes = [Node(master, attend(0)), Node(master, attend(1))]
         for node in nodes:

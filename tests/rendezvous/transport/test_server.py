@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from ft_run.errors import PortInUseError
+from ft_run.events.master import MasterEvent, NodeRefused
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.protocol.endpoint import Endpoint
@@ -22,7 +23,6 @@ from ft_run.rendezvous.protocol.messages import (
     Refused,
     Waiting,
 )
-from ft_run.rendezvous.protocol.notes import MasterNote, NodeRefused
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport import server
 from ft_run.rendezvous.transport.channel_options import (
@@ -53,7 +53,7 @@ class Scene:
     """A master with a server, what it told, and streams of strangers to it."""
 
     def __init__(self, silent: SilentStreams | None = None) -> None:
-        self.notes: list[MasterNote] = []
+        self.notes: list[MasterEvent] = []
         self.master = Master(GroupSettings(), self.notes.append)
         self.server = MasterServer(self.master, "1", 5.0)
         if silent is not None:

@@ -1,11 +1,10 @@
-"""What is told of what a node hears: when a wait is news, and whose delay it is."""
+"""What is worth an event: when a wait is news and whose delay it is; the connection."""
 
 from dataclasses import replace
 
 import pytest
-from ft_run.launcher.agent.told import LinkNews, is_news, waits
+from ft_run.launcher.agent.news import LinkNews, is_news, waits
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
-from ft_run.launcher.reporting.event_lines import line
 from ft_run.rendezvous.protocol.messages import Claim, ClaimState, PolicySpec, Waiting
 from ft_run.rendezvous.transport.link import LinkDown
 from ft_run.tests.harness.scene import claim_of, worker_failure
@@ -48,7 +47,7 @@ def test_a_delay_is_that_of_a_flag_only_where_it_was_given(
 ) -> None:
     options = LaunchOptions("train.py", RendezvousOptions(job_id="job"), policy=policy)
     event = waits(replace(FIRST, backoff_s=4.0), options)
-    assert line(event) == f"the next round is formed in 4 s ({why})"
+    assert str(event) == f"the next round is formed in 4 s ({why})"
 
 
 class Away:
@@ -57,7 +56,7 @@ class Away:
     def __init__(self) -> None:
         self.now = 0.0
         self.lines: list[str] = []
-        self._news = LinkNews(lambda event: self.lines.append(line(event)), "m:1", lambda: self.now)
+        self._news = LinkNews(lambda event: self.lines.append(str(event)), "m:1", lambda: self.now)
         self._news.up(again=False)
 
     def attempt(self, at: float, claim: Claim | None, *hosts: str) -> None:

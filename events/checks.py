@@ -1,0 +1,58 @@
+"""Events of the checks on this node."""
+
+from ..values import dataclass
+from .event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksProgressed(Event):
+    """Progress of the checks; ``is_alone``: those of ``ft-run check`` on one node."""
+
+    progress: str
+    is_alone: bool = False
+
+    severity = Severity.DEBUG
+
+    def __str__(self) -> str:
+        return f"{'check' if self.is_alone else 'checks'}: {self.progress}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSignalled(Event):
+    """A signal ends ``ft-run check``."""
+
+    signal: str
+
+    severity = Severity.WARNING
+    line = "check: received {signal}: ending"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJudged(Event):
+    """A result of the checks for one node that is worth a line."""
+
+    node: str
+    standing: str
+    reasons: str
+
+    severity = Severity.WARNING
+    line = "checks: {node} {standing}: {reasons}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePassedWithRemark(Event):
+    """The checks let this node in, but found something."""
+
+    sentence: str
+
+    severity = Severity.WARNING
+    line = "checks: this node passed, but {sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksEnded(Event):
+    """The result of all checks."""
+
+    conclusion: str
+
+    line = "checks: {conclusion}"

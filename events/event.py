@@ -1,0 +1,68 @@
+"""What all events have: a text and a severity."""
+
+import enum
+from typing import Any, ClassVar
+
+from ..values import dataclass
+
+
+class Severity(enum.IntEnum):
+    """How much an event matters; the numbers are those of ``logging``."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Event:
+    """Something that happened. A subclass is a dataclass with ``line``, or with ``__str__``."""
+
+    __slots__ = ()
+
+    line: ClassVar[str] = ""
+    """The text, as a template of ``str.format`` over the fields and properties."""
+
+    def __str__(self) -> str:
+        """Return the text; control characters in the fields stay as they are."""
+        return self.line.format_map(_Attributes(self))
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        return Severity.INFO
+
+
+class _Attributes:
+    """The attributes of an event, as the mapping that a template is filled from."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._event, name)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEvent(Event):
+    """An event of this node in a round."""
+
+    round: int
+    node_rank: int
+
+    @property
+    def at(self) -> str:
+        """How the text begins."""
+        return f"round={self.round} node={self.node_rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark(Event):
+    """A sentence about the options, a file or a log, from where they are read."""
+
+    sentence: str
+    severity: Severity = Severity.INFO
+
+    line = "{sentence}"

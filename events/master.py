@@ -1,0 +1,353 @@
+"""Events of the master: what it notes of the nodes, rounds and checks of its job, and of itself.
+
+A node is named by its identity. Sentences that other parts of the product make (a reason, a
+refusal, a finding of the checks) are passed on as they are.
+"""
+
+from ..values import dataclass
+from .event import Event, Severity
+
+
+class MasterEvent(Event):
+    """What a master notes of its job. A node that hosts the master shows it as a detail."""
+
+    __slots__ = ()
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters to the node that hosts the master."""
+        return Severity.DEBUG
+
+
+# --- nodes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined(MasterEvent):
+    """A node attends for the first time."""
+
+    node_id: str
+    address: str
+
+    line = "master: node {node_id} joined from {address}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReconnected(MasterEvent):
+    """A node whose stream had broken attends again."""
+
+    node_id: str
+
+    line = "master: node {node_id} is connected again"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected(MasterEvent):
+    """The stream of a node has broken; its grace begins."""
+
+    node_id: str
+
+    line = "master: node {node_id} lost its connection"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaves(MasterEvent):
+    """A node was asked to leave the job."""
+
+    node_id: str
+    reason: str
+
+    line = "master: node {node_id} leaves: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGivesNotice(MasterEvent):
+    """A node is being preempted; all ranks leave one state first, within ``limit_s``."""
+
+    node_id: str
+    reason: str
+    limit_s: float
+
+    line = (
+        "master: node {node_id} will be gone soon ({reason}): all ranks leave the state of one step"
+        " within {limit_s:.0f} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost(MasterEvent):
+    """The grace of a node is over, or another process has its identity."""
+
+    node_id: str
+    reason: str
+
+    line = "master: node {node_id} is lost: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExcluded(MasterEvent):
+    """The failure policy has excluded a node."""
+
+    node_id: str
+
+    line = "master: node {node_id} is excluded"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailedChecks(MasterEvent):
+    """The checks send a node away."""
+
+    node_id: str
+    sentence: str
+
+    line = "master: node {node_id} is sent away: {sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefused(MasterEvent):
+    """The master refuses a node; ``node`` names it for people."""
+
+    node: str
+    sentence: str
+    """For the master's console."""
+    reason: str
+    """What the node is told: the same for all that are refused for one reason."""
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        return f"master: {self.node} refused: {self.sentence.removesuffix('.')}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRenamed(MasterEvent):
+    """A node was given an identity, since another host of its name is there."""
+
+    node_id: str
+    host: str
+
+    line = "master: node {node_id} is another host that is called {host}"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsReplaced(MasterEvent):
+    """A node of the running job has come: its options hold, not those of the nodes here."""
+
+    node_id: str
+
+    line = "master: node {node_id} comes from this job: its options hold"
+
+
+@dataclass(frozen=True, slots=True)
+class AllSilent(MasterEvent):
+    """Nothing is heard of any node: the round is kept for a time."""
+
+    kept_s: float
+
+    line = "master: nothing is heard of any node: the round is kept for {kept_s:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class NodesHeardAgain(MasterEvent):
+    """The silence of all nodes is over."""
+
+    line = "master: nodes are heard of again"
+
+
+# --- rounds and checks -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFormed(MasterEvent):
+    """A round begins."""
+
+    round: int
+    nodes: int
+    world_size: int
+    restarts: int
+    max_restarts: int
+    reason: str
+
+    line = (
+        "master: round={round} formed nodes={nodes} world_size={world_size} "
+        "restarts={restarts}/{max_restarts} ({reason})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverBegun(MasterEvent):
+    """Nodes of a round of an earlier master are here; the others are awaited."""
+
+    round: int
+
+    line = "master: round={round} was formed by an earlier master; taking it over"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTakenOver(MasterEvent):
+    """The round of an earlier master is this one's now; ``nodes`` of its ``of_nodes`` are here."""
+
+    round: int
+    nodes: int
+    of_nodes: int
+    restarts: int
+    finding: str
+
+    line = (
+        "master: round={round} taken over nodes={nodes}/{of_nodes} restarts={restarts} ({finding})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictGiven(MasterEvent):
+    """The job is over."""
+
+    sentence: str
+
+    line = "master: verdict: {sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobForgotten(MasterEvent):
+    """No node is left of a job that has not begun."""
+
+    line = "master: no node is left of a job that has not begun"
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksBegun(MasterEvent):
+    """``nodes`` of ``of_nodes`` are checked: the others are known to be good."""
+
+    nodes: int
+    of_nodes: int
+
+    line = "master: checking {nodes} of {of_nodes} nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksGivenUp(MasterEvent):
+    """The checks end without a finding."""
+
+    line = "master: the checks are given up"
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksConcluded(MasterEvent):
+    """What the checks found in all."""
+
+    sentence: str
+
+    line = "master: checks: {sentence}"
+
+
+# --- the master itself -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MasterListening(Event):
+    """A master without an agent is there."""
+
+    endpoint: str
+    port: int
+
+    line = "master: listening at {endpoint} (port {port})"
+
+
+@dataclass(frozen=True, slots=True)
+class WireOpen(Event):
+    """A master listens beyond this host, and there is no token."""
+
+    endpoint: str
+
+    line = (
+        "master: {endpoint} is open to all that reach it, since the job has no token "
+        "(ft-run token, --token-file)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MasterMoved(Event):
+    """The endpoint's port has become free: this agent hosts the master from now on."""
+
+    address: str
+
+    line = "the port of the endpoint is free now: master hosted here, {address}"
+
+
+@dataclass(frozen=True, slots=True)
+class MasterNotHosted(Event):
+    """This agent cannot host the master."""
+
+    reason: str
+
+    severity = Severity.DEBUG
+    line = "cannot host the master: {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class MasterKept(Event):
+    """This node, excluded or asked to leave, ends but for the master that it hosts."""
+
+    is_excluded: bool
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        return Severity.ERROR if self.is_excluded else Severity.INFO
+
+    def __str__(self) -> str:
+        if self.is_excluded:
+            return "this node is excluded; it goes on hosting the master"
+        return "hosting the master until the other nodes run again without this one"
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSignalled(Event):
+    """A signal ends a master without an agent."""
+
+    signal: str
+    has_nodes: bool
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        left = "no node is here"
+        if self.has_nodes:
+            left = "the workers run on and their agents wait for a new master"
+        return f"master: received {self.signal}: ending; {left}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostLeads(Event):
+    """With several endpoints: this host leads from now on, or no longer (term 0)."""
+
+    term: int
+
+    def __str__(self) -> str:
+        leads = f"leads, term {self.term}" if self.term else "no longer leads"
+        return f"master: this host {leads}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointsAreOne(Event):
+    """Several of the listed endpoints, of so many in all, are this one process."""
+
+    endpoints: tuple[str, ...]
+    of: int
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        many = len(self.endpoints) > self.of // 2
+        needed = ", which the job needs, as with one endpoint" if many else ""
+        named = ", ".join(self.endpoints)
+        return f"master: {named} are all this process: they count as one host{needed}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndedElsewhere(Event):
+    """With several endpoints: the host that led has told this master that the job is over."""
+
+    exit_code: int
+
+    line = "master: the job is over, exit status {exit_code}"

@@ -1,0 +1,271 @@
+"""Events of this node: how it joins, waits and leaves, its connection to the master, its end."""
+
+import enum
+
+from ..rendezvous.protocol.messages import Outcome, Verdict, Waiting
+from ..values import dataclass
+from .event import Event, Severity
+
+
+def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
+    """Return ``4`` or ``2:5``, as ``--nnodes`` has it."""
+    return str(min_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
+
+
+def _and_leaves(workers: int) -> str:
+    """Return what a node that leaves does with so many workers."""
+    return f"stopping {workers} worker(s) and leaving the job" if workers else "leaving the job"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStarted(Event):
+    """An agent begins; ``source`` says where the number of workers is from."""
+
+    job_id: str
+    node_id: str
+    workers: int
+    source: str
+    master: str
+
+    line = "job={job_id} node={node_id} nproc_per_node={workers} ({source}), {master}"
+
+
+@dataclass(frozen=True, slots=True)
+class ThisNodeRenamed(Event):
+    """Another host with this one's name was there first: the master gave another identity."""
+
+    proposed: str
+    given: str
+
+    def __str__(self) -> str:
+        host = self.proposed.rpartition("/")[0]
+        return f"another host is called {host} as well: this node is {self.given}"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignAddressAdvertised(Event):
+    """The address given by ``--local-addr`` is none of this host."""
+
+    address: str
+
+    severity = Severity.WARNING
+    line = (
+        "--local-addr: {address} is not an address of this host; workers of other nodes "
+        "will use it all the same (right for a translated address only)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWaits(Event):
+    """A node waits for a round."""
+
+    waiting: Waiting
+    is_backoff_given: bool
+    """The delay is that of ``--restart-backoff``."""
+    has_successors: bool = False
+    """Several hosts may lead: a new leader waits too."""
+
+    def __str__(self) -> str:
+        waiting = self.waiting
+        if waiting.spare:
+            return f"this node is a spare: a round runs without it ({waiting.joined} nodes in all)"
+        if waiting.backoff_s:
+            why = "--restart-backoff" if self.is_backoff_given else "restarts in a row are spaced"
+            if self.has_successors:
+                why = "workers of an earlier leader may be alive, or restarts in a row are spaced"
+            return f"the next round is formed in {waiting.backoff_s:.0f} s ({why})"
+        wanted = nodes_wanted(waiting.min_nodes, waiting.max_nodes)
+        missing = f"; missing: {', '.join(waiting.missing)}" if waiting.missing else ""
+        return (
+            f"waiting for nodes: {waiting.joined} of {wanted} are here{missing} "
+            f"(gives up in {waiting.timeout_s:.0f} s)"
+        )
+
+
+# --- the connection to the master ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MasterConnected(Event):
+    """The master is there; ``is_again``: it had been, before."""
+
+    is_again: bool
+
+    def __str__(self) -> str:
+        return "connected to the master" + (" again" if self.is_again else "")
+
+
+class WorkersAlone(enum.Enum):
+    """What the workers of a node do that has no connection to the master."""
+
+    NONE = ""
+    RUN = "workers keep running; "
+    DONE = "workers finished; "
+    FAILED = "worker failed; the restart waits for the master; "
+    STOPPED = "workers stopped; the next round waits for the master; "
+
+
+@dataclass(frozen=True, slots=True)
+class MasterUnreachable(Event):
+    """The connection to the master is gone, or cannot be made."""
+
+    reason: str
+    endpoint: str
+    workers: WorkersAlone
+    limit_s: float
+    """Seconds until this node gives up."""
+    is_again: bool
+    """It had been connected."""
+    hosts: tuple[str, ...] = ()
+    """Where no listed host is found to lead: what each of them has answered."""
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        why = f" at {self.endpoint} ({self.reason})"
+        if self.hosts:
+            needed = len(self.hosts) // 2 + 1
+            why = f"; {'; '.join(self.hosts)}; {needed} of {len(self.hosts)} elect the leader"
+        tries = "reconnecting" if self.is_again else "trying again"
+        minutes, seconds = divmod(round(self.limit_s), 60)
+        left = [f"{minutes} min"] * bool(minutes) + [f"{seconds} s"] * bool(seconds or not minutes)
+        return (
+            f"no connection to the master{why}: {self.workers.value}{tries}, gives up in "
+            f"{' '.join(left)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAwaitedToLeave(Event):
+    """A node leaves while the master is away, and waits at most this long to tell it."""
+
+    limit_s: float
+
+    line = "the master is away: trying for {limit_s:.0f} s to tell it that this node leaves"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFenced(Event):
+    """No host has led for too long, so the workers of this node are killed."""
+
+    limit_s: float
+
+    severity = Severity.WARNING
+    line = (
+        "no leader for {limit_s:g} s: the workers here are killed, as others may start without"
+        " this node"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FenceLate(Event):
+    """The workers of this node were killed later than a leader elsewhere has waited for."""
+
+    late_s: float
+
+    severity = Severity.WARNING
+    line = (
+        "the workers here were killed up to {late_s:.1f} s too late, as this host is too busy:"
+        " workers without this node may have run meanwhile"
+    )
+
+
+# --- leaving and the end ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSignalled(Event):
+    """A signal asks a node to leave."""
+
+    signal: str
+    workers: int
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        return f"received {self.signal}: {_and_leaves(self.workers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class KilledOnRequest(Event):
+    """A second Ctrl-C: what is left is killed at once."""
+
+    severity = Severity.WARNING
+    line = "a second Ctrl-C: killing what is left"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGoneSoon(Event):
+    """This node is being preempted; the ranks have ``limit_s`` to leave the state of one step."""
+
+    reason: str
+    seconds: float
+    limit_s: float
+
+    severity = Severity.WARNING
+    line = (
+        "this node will be gone in {seconds:.0f} s ({reason}): all ranks leave the state of"
+        " one step first, within {limit_s:.0f} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrdered(Event):
+    """Another node is being preempted."""
+
+    reason: str
+    limit_s: float
+
+    severity = Severity.WARNING
+    line = "{reason}: all ranks leave the state of one step first, within {limit_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeUnknown(Event):
+    """Whether this node is being preempted cannot be asked."""
+
+    source: str
+    reason: str
+
+    severity = Severity.WARNING
+    line = "--preemption-notice {source}: {reason}; the node runs on without notices"
+
+
+@dataclass(frozen=True, slots=True)
+class ThisNodeLeaves(Event):
+    """This node leaves now; ``step`` is that which all ranks have left, -1: none is known."""
+
+    reason: str
+    workers: int
+    step: int
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        left = f"all ranks have left the state of step {self.step}: " if self.step >= 0 else ""
+        return f"{left}{_and_leaves(self.workers)} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class LogsKept(Event):
+    """Where this node's log files are."""
+
+    path: str
+
+    line = "logs of this node: {path}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded(Event):
+    """How the job ended, the same on every node."""
+
+    verdict: Verdict
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        return Severity.INFO if self.verdict.exit_code == 0 else Severity.ERROR
+
+    def __str__(self) -> str:
+        word = "succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "FAILED"
+        return f"job {word}: {self.verdict.sentence}"

@@ -1,0 +1,342 @@
+"""Events of this node's workers: start, failure, stop and restart, the preload, their output."""
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from ..rendezvous.protocol.failure import Failure
+from ..values import dataclass
+from .event import Event, RoundEvent, Severity
+
+_PIDS_SHOWN = 8
+
+
+def _joined(numbers: Sequence[int], between: str = ",") -> str:
+    return between.join(map(str, numbers))
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBegun(RoundEvent):
+    """A round begins after a failure; the same on every node."""
+
+    cause: Failure
+    decision: str
+    """Of the failure policy, in words; empty where the default rule decided."""
+    is_free: bool
+    """The restart is not counted."""
+    restarts_used: int
+    max_restarts: int
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        count = f"{self.restarts_used}/{self.max_restarts}"
+        if self.is_free:
+            count = f"without a count ({count} used)"
+        decision = self.decision or "default rule"
+        return f"{self.at} restart {count}: {self.cause.summary()} ({decision})"
+
+
+@dataclass(frozen=True, slots=True)
+class RegroupBegun(RoundEvent):
+    """A round begins after a change of members."""
+
+    nodes: int
+    reason: str
+
+    line = "{at} regroup with {nodes} node(s): {reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStarted(RoundEvent):
+    """The workers of a round run on this node; ``pids`` in order of local rank."""
+
+    first_rank: int
+    pids: tuple[int, ...]
+    world_size: int
+    nodes: int
+    store_addr: str
+    store_port: int
+    store_pid: int | None
+    """The store process, if there is one on this node."""
+
+    def __str__(self) -> str:
+        last = self.first_rank + len(self.pids) - 1
+        ranks = f"{self.first_rank}-{last}" if len(self.pids) > 1 else str(last)
+        more = ",…" if len(self.pids) > _PIDS_SHOWN else ""
+        return (
+            f"{self.at} started ranks={ranks} of {self.world_size} on {self.nodes} node(s) "
+            f"pids={_joined(self.pids[:_PIDS_SHOWN])}{more} "
+            f"store={self.store_addr}:{self.store_port}"
+            + (f" in process {self.store_pid}" if self.store_pid is not None else "")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersSucceeded(RoundEvent):
+    """All workers of this node exited with 0."""
+
+    workers: int
+    nodes: int
+
+    def __str__(self) -> str:
+        others = "; waiting for the other nodes" if self.nodes > 1 else ""
+        return f"{self.at} all {self.workers} worker(s) of this node finished{others}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed(RoundEvent):
+    """A worker of this node failed, or the store process."""
+
+    failure: Failure
+
+    severity = Severity.ERROR
+
+    def __str__(self) -> str:
+        return f"{self.at} {self.failure.summary()}"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerExpired(RoundEvent):
+    """A process did not take its timer back in time (``torch.distributed.elastic.timer``)."""
+
+    pid: int
+    scope: str
+
+    severity = Severity.WARNING
+    line = "{at} ending process {pid}: its timer {scope!r} expired"
+
+
+# --- hangs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HangDismissed(RoundEvent):
+    """Workers show no progress, but are not taken to hang; the sentence is the master's."""
+
+    sentence: str
+
+    severity = Severity.WARNING
+    line = "{at} {sentence}"
+
+
+@dataclass(frozen=True, slots=True)
+class StacksKept(RoundEvent):
+    """Where all ranks were when the workers hung has been written to a file."""
+
+    path: str
+
+    line = "{at} where all ranks were: {path}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivesRecorded(RoundEvent):
+    """NCCL's flight recorder has written down the last collectives of workers that hang."""
+
+    written: tuple[int, ...]
+    """Ranks that have."""
+    late: tuple[int, ...]
+    """Ranks that have not within their time."""
+    files: str
+    """What the names of the files begin with; the rank follows."""
+
+    def __str__(self) -> str:
+        found = []
+        if self.written:
+            ranks = _joined(self.written)
+            found.append(f"wrote the last collectives of rank(s) {ranks}: {self.files}*")
+        if self.late:
+            found.append(f"rank(s) {_joined(self.late)} did not answer in time")
+        return f"{self.at} NCCL's flight recorder: {'; '.join(found)}"
+
+
+# --- the end of workers ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStopped(RoundEvent):
+    """Workers are told to end; ``is_stale``: killed at once, the others went on without them."""
+
+    workers: int
+    reason: str
+    is_stale: bool
+
+    def __str__(self) -> str:
+        verb, how = ("killing", " at once") if self.is_stale else ("stopping", "")
+        return f"{self.at} {verb} {self.workers} worker(s){how}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersKilled(RoundEvent):
+    """Workers, or what they left running, did not end in their time."""
+
+    workers: int
+    timeout_s: float
+    is_option: bool
+    """That time is ``--shutdown-timeout``, not a shorter one."""
+    leftovers: int
+    """Processes that workers left running, where all workers have ended."""
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        limit = f"{'--shutdown-timeout ' if self.is_option else ''}{self.timeout_s:g} s"
+        what = f"{self.workers} worker(s)"
+        if self.leftovers:
+            what = f"{self.leftovers} process(es) that the workers left running"
+        return f"{self.at} {what} still alive after {limit}: sending SIGKILL"
+
+
+@dataclass(frozen=True, slots=True)
+class KillOutlived(Event):
+    """SIGKILL has not ended processes yet."""
+
+    pids: tuple[int, ...]
+    after_s: float
+    with_gpus_s: float
+    """How long it may take where there are GPUs."""
+
+    def __str__(self) -> str:
+        return (
+            f"process {_joined(self.pids, ', ')} has not ended {self.after_s:g} s after SIGKILL: "
+            "the kernel may be releasing its memory, which may take "
+            f"{self.with_gpus_s:g} s where there are GPUs, and longer while it makes progress"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeftoversEnded(Event):
+    """Processes that workers left running are ended."""
+
+    pids: tuple[int, ...]
+
+    def __str__(self) -> str:
+        pids = _joined(self.pids[:_PIDS_SHOWN], ", ")
+        return f"ending {len(self.pids)} process(es) that the workers left running (pid {pids})"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemoryHeld(Event):
+    """The workers are gone, and memory of GPUs is not free; in bytes, by the UUID of the GPU."""
+
+    held: Mapping[str, int]
+
+    severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        held = ", ".join(f"{uuid} {size / 1e9:.1f} GB" for uuid, size in self.held.items())
+        return f"the workers are gone, but more memory of GPUs is in use than before them: {held}"
+
+
+# --- the preload -----------------------------------------------------------------------------
+
+
+class PreloadState(enum.Enum):
+    """What became of the fork server that imports the modules of ``--preload``."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STALE = "stale"
+    """Files of its modules have changed: a fresh one is made."""
+    FAILED = "failed"
+    """It cannot be started: workers start the ordinary way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadChanged(Event):
+    """The modules of ``--preload`` are being imported, or are, or cannot be."""
+
+    state: PreloadState
+    modules: tuple[str, ...]
+    text: str
+    """How long it took, which file has changed, or why it failed."""
+    is_of_checks: bool = False
+    """It is for the check workers."""
+    is_repeated: bool = False
+    """The same is told of the workers that train."""
+
+    @property
+    def severity(self) -> Severity:
+        """How much it matters."""
+        if self.is_repeated or self.state is PreloadState.LOADING:
+            return Severity.DEBUG
+        return Severity.WARNING if self.state is PreloadState.FAILED else Severity.INFO
+
+    def __str__(self) -> str:
+        named = ", ".join(self.modules)
+        match self.state:
+            case PreloadState.LOADING:
+                return f"preload: importing {named}"
+            case PreloadState.READY:
+                return f"preload: imported {named} in {self.text}"
+            case PreloadState.STALE:
+                return f"preload: {self.text} has changed on disk; importing again"
+            case PreloadState.FAILED:
+                which = "check workers" if self.is_of_checks else "workers"
+                return f"preload: {self.text}; {which} start the ordinary way"
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadAwaited(RoundEvent):
+    """Workers of a round begin when modules have been imported."""
+
+    line = "{at} waits for the preload"
+
+
+# --- output ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogFileEnded(Event):
+    """A worker's log file cannot be written any more; the worker runs on."""
+
+    path: str
+    reason: str
+
+    severity = Severity.WARNING
+    line = "The log file {path} ends here, the workers run on: {reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLost(Event):
+    """The relay of the workers' output was killed."""
+
+    pid: int
+    streams: int
+    """How many were open; their workers get a broken pipe."""
+
+    severity = Severity.WARNING
+    line = (
+        "The relay of the workers' output (pid {pid}) is gone with {streams} streams open; workers "
+        "that write to them get a broken pipe."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RelayReplaced(Event):
+    """Another relay carries the output of the workers that are started from now on."""
+
+    pid: int
+
+    severity = Severity.WARNING
+    line = "Another relay carries the workers' output now (pid {pid})."
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFull(Event):
+    """The relay has no file descriptor for a stream."""
+
+    severity = Severity.WARNING
+    line = "The relay has no file descriptor left: raise the limit (ulimit -n)."
+
+
+@dataclass(frozen=True, slots=True)
+class OutputUnshown(Event):
+    """Nothing read the console: this much of the workers' output is not shown."""
+
+    bytes: int
+
+    severity = Severity.WARNING
+    line = "{bytes} bytes of the workers' output are not shown: nothing read them."

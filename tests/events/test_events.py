@@ -1,0 +1,255 @@
+"""Events: every one has a text and a severity."""
+
+import importlib
+import pkgutil
+import string
+from collections.abc import Iterator
+
+import ft_run.events
+import pytest
+from ft_run.events.checkpoints import CheckpointWritten
+from ft_run.events.checks import ChecksEnded
+from ft_run.events.event import Event, Remark, RoundEvent, Severity
+from ft_run.events.master import (
+    EndpointsAreOne,
+    MasterListening,
+    MasterSignalled,
+    NodeDisconnected,
+    NodeLost,
+    NodeRefused,
+)
+from ft_run.events.node import (
+    DrainOrdered,
+    JobEnded,
+    MasterConnected,
+    MasterUnreachable,
+    NodeGoneSoon,
+    NodeSignalled,
+    NodeStarted,
+    NodeWaits,
+    NoticeUnknown,
+    ThisNodeLeaves,
+    ThisNodeRenamed,
+    WorkersAlone,
+)
+from ft_run.events.workers import (
+    CollectivesRecorded,
+    OutputUnshown,
+    PreloadChanged,
+    PreloadState,
+    RestartBegun,
+    WorkerFailed,
+    WorkersStarted,
+    WorkersStopped,
+)
+from ft_run.rendezvous.protocol.failure import Failure, node_lost
+from ft_run.rendezvous.protocol.messages import Outcome, Verdict, Waiting
+from ft_run.values import is_value
+
+LOST: Failure = node_lost(1, "h1", "default", "its connection was closed")
+CASES: list[tuple[Event, int, str]] = [
+    (Remark("a key is ignored"), Severity.INFO, "a key is ignored"),
+    (Remark("x", Severity.ERROR), Severity.ERROR, "x"),
+    (
+        ThisNodeRenamed("vm/0", "vm/1"),
+        Severity.INFO,
+        "another host is called vm as well: this node is vm/1",
+    ),
+    (
+        NodeStarted("j", "vm/0", 2, "given as a number", "standalone"),
+        Severity.INFO,
+        "job=j node=vm/0 nproc_per_node=2 (given as a number), standalone",
+    ),
+    (MasterListening("h:1", 2), Severity.INFO, "master: listening at h:1 (port 2)"),
+    (
+        NodeDisconnected("vm/1"),
+        Severity.DEBUG,
+        "master: node vm/1 lost its connection",
+    ),
+    (
+        NodeRefused("node vm/1 at 10.0.0.1", "no.", "no."),
+        Severity.WARNING,
+        "master: node vm/1 at 10.0.0.1 refused: no",
+    ),
+    (
+        MasterSignalled("SIGTERM", has_nodes=False),
+        Severity.WARNING,
+        "master: received SIGTERM: ending; no node is here",
+    ),
+    (MasterConnected(is_again=True), Severity.INFO, "connected to the master again"),
+    (
+        MasterUnreachable("timeout", "m:1", WorkersAlone.RUN, 600.0, is_again=True),
+        Severity.WARNING,
+        "no connection to the master at m:1 (timeout): workers keep running; reconnecting, "
+        "gives up in 10 min",
+    ),
+    (
+        MasterUnreachable("timeout", "m:1", WorkersAlone.FAILED, 578.2, is_again=True),
+        Severity.WARNING,
+        "no connection to the master at m:1 (timeout): worker failed; the restart waits for the "
+        "master; reconnecting, gives up in 9 min 38 s",
+    ),
+    (
+        MasterUnreachable(
+            "timeout",
+            "a, b, c",
+            WorkersAlone.NONE,
+            55.0,
+            False,
+            ("a:1: no leader yet", "b:1: no answer", "c:1: no answer"),
+        ),
+        Severity.WARNING,
+        "no connection to the master; a:1: no leader yet; b:1: no answer; c:1: no answer; 2 of 3 "
+        "elect the leader: trying again, gives up in 55 s",
+    ),
+    (
+        EndpointsAreOne(("a:1", "b:1"), 3),
+        Severity.WARNING,
+        "master: a:1, b:1 are all this process: they count as one host, which the job needs, as "
+        "with one endpoint",
+    ),
+    (
+        EndpointsAreOne(("a:1", "b:1"), 5),
+        Severity.WARNING,
+        "master: a:1, b:1 are all this process: they count as one host",
+    ),
+    (
+        NodeWaits(Waiting(1, 2, 3, ("host-7",), 600.0, False), False),
+        Severity.INFO,
+        "waiting for nodes: 1 of 2:3 are here; missing: host-7 (gives up in 600 s)",
+    ),
+    (NodeSignalled("SIGTERM", 0), Severity.WARNING, "received SIGTERM: leaving the job"),
+    (
+        CollectivesRecorded(1, 0, (0, 2), (1,), "/tmp/trace_"),
+        Severity.INFO,
+        "round=1 node=0 NCCL's flight recorder: wrote the last collectives of rank(s) 0,2: "
+        "/tmp/trace_*; rank(s) 1 did not answer in time",
+    ),
+    (
+        CollectivesRecorded(1, 0, (), (0, 1), "/tmp/trace_"),
+        Severity.INFO,
+        "round=1 node=0 NCCL's flight recorder: rank(s) 0,1 did not answer in time",
+    ),
+    (
+        NodeSignalled("SIGINT", 2),
+        Severity.WARNING,
+        "received SIGINT: stopping 2 worker(s) and leaving the job",
+    ),
+    (
+        NodeGoneSoon("SIGTERM", 30.0, 15.0),
+        Severity.WARNING,
+        "this node will be gone in 30 s (SIGTERM): all ranks leave the state of one step first, "
+        "within 15 s",
+    ),
+    (
+        DrainOrdered("node vm/1 will be gone soon (SIGTERM)", 15.0),
+        Severity.WARNING,
+        "node vm/1 will be gone soon (SIGTERM): all ranks leave the state of one step first, "
+        "within 15 s",
+    ),
+    (
+        ThisNodeLeaves("notice of gcp", 2, 7),
+        Severity.WARNING,
+        "all ranks have left the state of step 7: stopping 2 worker(s) and leaving the job "
+        "(notice of gcp)",
+    ),
+    (
+        ThisNodeLeaves("SIGTERM", 0, -1),
+        Severity.WARNING,
+        "leaving the job (SIGTERM)",
+    ),
+    (
+        NoticeUnknown("gcp", "no answer from 169.254.169.254 within 5 s"),
+        Severity.WARNING,
+        "--preemption-notice gcp: no answer from 169.254.169.254 within 5 s; the node runs on "
+        "without notices",
+    ),
+    (
+        WorkersStarted(1, 2, 8, (5, 6), 16, 2, "h", 9, None),
+        Severity.INFO,
+        "round=1 node=2 started ranks=8-9 of 16 on 2 node(s) pids=5,6 store=h:9",
+    ),
+    (
+        WorkerFailed(1, 2, LOST),
+        Severity.ERROR,
+        "round=1 node=2 node 1 (h1) was lost: its connection was closed",
+    ),
+    (
+        WorkersStopped(1, 2, 4, "why", is_stale=False),
+        Severity.INFO,
+        "round=1 node=2 stopping 4 worker(s): why",
+    ),
+    (
+        WorkersStopped(1, 2, 4, "why", is_stale=True),
+        Severity.INFO,
+        "round=1 node=2 killing 4 worker(s) at once: why",
+    ),
+    (
+        RestartBegun(1, 2, LOST, "", False, 1, 3),
+        Severity.WARNING,
+        "round=1 node=2 restart 1/3: node 1 (h1) was lost: its connection was closed "
+        "(default rule)",
+    ),
+    (
+        RestartBegun(1, 2, LOST, "oom=restart-free", True, 0, 3),
+        Severity.WARNING,
+        "round=1 node=2 restart without a count (0/3 used): node 1 (h1) was lost: its connection "
+        "was closed (oom=restart-free)",
+    ),
+    (
+        PreloadChanged(PreloadState.FAILED, ("torch",), "no torch", is_of_checks=True),
+        Severity.WARNING,
+        "preload: no torch; check workers start the ordinary way",
+    ),
+    (
+        PreloadChanged(PreloadState.FAILED, ("torch",), "no torch", True, True),
+        Severity.DEBUG,
+        "preload: no torch; check workers start the ordinary way",
+    ),
+    (
+        OutputUnshown(12),
+        Severity.WARNING,
+        "12 bytes of the workers' output are not shown: nothing read them.",
+    ),
+    (
+        JobEnded(Verdict(Outcome.SUCCEEDED, 0, "done", 0, 1, None, (), 0)),
+        Severity.INFO,
+        "job succeeded: done",
+    ),
+    (
+        JobEnded(Verdict(Outcome.WORKERS_FAILED, 1, "lost", 0, 1, LOST, (LOST,), 1)),
+        Severity.ERROR,
+        "job FAILED: lost",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "severity", "text"), CASES, ids=lambda it: type(it).__name__)
+def test_the_text_and_the_severity_of_an_event(event: Event, severity: Severity, text: str) -> None:
+    assert str(event) == text
+    assert event.severity is severity
+
+
+def classes() -> Iterator[type[Event]]:
+    for _, name, _ in pkgutil.iter_modules(ft_run.events.__path__):
+        for kind in vars(importlib.import_module(f"ft_run.events.{name}")).values():
+            if is_value(kind) and issubclass(kind, Event) and kind is not RoundEvent:
+                yield kind
+
+
+def test_every_event_has_a_text() -> None:
+    found = set(classes())
+    assert {NodeLost, JobEnded, WorkerFailed, ChecksEnded, CheckpointWritten, Remark} <= found
+    for kind in found:
+        assert bool(kind.line) != (kind.__str__ is not Event.__str__), kind
+        for _, name, _, _ in string.Formatter().parse(kind.line):
+            assert name is None or hasattr(kind, name), f"{kind.__name__} has no {name}"
+
+
+def test_every_event_has_a_name_of_its_own() -> None:
+    names = sorted(kind.__name__ for kind in set(classes()))
+    assert names == sorted(set(names))
+
+
+def test_what_fields_hold_is_no_template() -> None:
+    assert str(NodeLost("{reason}", "{0} %s")) == "master: node {reason} is lost: {0} %s"
