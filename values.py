@@ -90,7 +90,8 @@ def _dataclass(*, slots: bool, frozen: bool = False) -> Callable[[type[T]], type
             "__qualname__": plain.__qualname__,
         }
         about |= {"__dataclass_fields__": _FIELDS, "_dataclass_parts": inherited | parts}
-        return cast(type[T], type(plain.__name__, (base,), {**methods, **own, **about}))
+        members = {**methods, **own, **about}
+        return type.__new__(type(plain), plain.__name__, (base,), members)
 
     return decorate
 
@@ -251,9 +252,23 @@ _FROZEN: dict[str, Any] = {
 }
 _CHANGING: dict[str, Any] = {"__hash__": None}
 
+
+class _Values(type):
+    """The metaclass of a family of frozen dataclasses, none of which needs the decorator."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+        plain: Any = super().__new__(cls, name, bases, body)
+        return _dataclass(frozen=True, slots=True)(plain)
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field
     from dataclasses import replace as replace
+    from typing import dataclass_transform
+
+    @dataclass_transform(frozen_default=True)
+    class Values(type):
+        """As ``_Values``."""
 else:
-    dataclass, field, replace = _dataclass, _field, _replace
+    dataclass, field, replace, Values = _dataclass, _field, _replace, _Values

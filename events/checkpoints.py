@@ -1,10 +1,8 @@
 """Events of the checkpoints that this node writes."""
 
-from ..values import dataclass
 from .event import Event, Severity
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
     """A checkpoint is complete."""
 
@@ -20,7 +18,6 @@ class CheckpointWritten(Event):
         return f"The checkpoint of step {self.step} is complete: {self.path} ({took})."
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointFailed(Event):
     """A checkpoint that a worker asked for was not written."""
 
@@ -36,7 +33,6 @@ class CheckpointFailed(Event):
         return f"The checkpoint of step {self.step} was not written: {self.reason}{has}."
 
 
-@dataclass(frozen=True, slots=True)
 class BreakpointUnsaved(Event):
     """The newest snapshot was not written before the job ended, or this node left."""
 

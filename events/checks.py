@@ -1,10 +1,8 @@
 """Events of the checks on this node."""
 
-from ..values import dataclass
 from .event import Event, Severity
 
 
-@dataclass(frozen=True, slots=True)
 class ChecksProgressed(Event):
     """Progress of the checks; ``is_alone``: those of ``ft-run check`` on one node."""
 
@@ -17,7 +15,6 @@ class ChecksProgressed(Event):
         return f"{'check' if self.is_alone else 'checks'}: {self.progress}"
 
 
-@dataclass(frozen=True, slots=True)
 class CheckSignalled(Event):
     """A signal ends ``ft-run check``."""
 
@@ -27,7 +24,6 @@ class CheckSignalled(Event):
     line = "check: received {signal}: ending"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeJudged(Event):
     """A result of the checks for one node that is worth a line."""
 
@@ -39,7 +35,6 @@ class NodeJudged(Event):
     line = "checks: {node} {standing}: {reasons}"
 
 
-@dataclass(frozen=True, slots=True)
 class NodePassedWithRemark(Event):
     """The checks let this node in, but found something."""
 
@@ -49,7 +44,6 @@ class NodePassedWithRemark(Event):
     line = "checks: this node passed, but {sentence}"
 
 
-@dataclass(frozen=True, slots=True)
 class ChecksEnded(Event):
     """The result of all checks."""
 

@@ -1,9 +1,9 @@
 """What all events have: a text and a severity."""
 
 import enum
-from typing import Any, ClassVar
+from typing import Any
 
-from ..values import dataclass
+from ..values import Values
 
 
 class Severity(enum.IntEnum):
@@ -15,12 +15,10 @@ class Severity(enum.IntEnum):
     ERROR = 40
 
 
-class Event:
-    """Something that happened. A subclass is a dataclass with ``line``, or with ``__str__``."""
+class Event(metaclass=Values):
+    """Something that happened. A subclass has fields, and ``line`` or ``__str__``."""
 
-    __slots__ = ()
-
-    line: ClassVar[str] = ""
+    line = ""
     """The text, as a template of ``str.format`` over the fields and properties."""
 
     def __str__(self) -> str:
@@ -45,7 +43,6 @@ class _Attributes:
         return getattr(self._event, name)
 
 
-@dataclass(frozen=True, slots=True)
 class RoundEvent(Event):
     """An event of this node in a round."""
 
@@ -58,7 +55,6 @@ class RoundEvent(Event):
         return f"round={self.round} node={self.node_rank}"
 
 
-@dataclass(frozen=True, slots=True)
 class Remark(Event):
     """A sentence about the options, a file or a log, from where they are read."""
 

@@ -4,25 +4,18 @@ A node is named by its identity. Sentences that other parts of the product make 
 refusal, a finding of the checks) are passed on as they are.
 """
 
-from ..values import dataclass
 from .event import Event, Severity
 
 
 class MasterEvent(Event):
     """What a master notes of its job. A node that hosts the master shows it as a detail."""
 
-    __slots__ = ()
-
-    @property
-    def severity(self) -> Severity:
-        """How much it matters to the node that hosts the master."""
-        return Severity.DEBUG
+    severity = Severity.DEBUG
 
 
 # --- nodes -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class NodeJoined(MasterEvent):
     """A node attends for the first time."""
 
@@ -32,7 +25,6 @@ class NodeJoined(MasterEvent):
     line = "master: node {node_id} joined from {address}"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeReconnected(MasterEvent):
     """A node whose stream had broken attends again."""
 
@@ -41,7 +33,6 @@ class NodeReconnected(MasterEvent):
     line = "master: node {node_id} is connected again"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeDisconnected(MasterEvent):
     """The stream of a node has broken; its grace begins."""
 
@@ -50,7 +41,6 @@ class NodeDisconnected(MasterEvent):
     line = "master: node {node_id} lost its connection"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeLeaves(MasterEvent):
     """A node was asked to leave the job."""
 
@@ -60,7 +50,6 @@ class NodeLeaves(MasterEvent):
     line = "master: node {node_id} leaves: {reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeGivesNotice(MasterEvent):
     """A node is being preempted; all ranks leave one state first, within ``limit_s``."""
 
@@ -74,7 +63,6 @@ class NodeGivesNotice(MasterEvent):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class NodeLost(MasterEvent):
     """The grace of a node is over, or another process has its identity."""
 
@@ -84,7 +72,6 @@ class NodeLost(MasterEvent):
     line = "master: node {node_id} is lost: {reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeExcluded(MasterEvent):
     """The failure policy has excluded a node."""
 
@@ -93,7 +80,6 @@ class NodeExcluded(MasterEvent):
     line = "master: node {node_id} is excluded"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeFailedChecks(MasterEvent):
     """The checks send a node away."""
 
@@ -103,7 +89,6 @@ class NodeFailedChecks(MasterEvent):
     line = "master: node {node_id} is sent away: {sentence}"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeRefused(MasterEvent):
     """The master refuses a node; ``node`` names it for people."""
 
@@ -119,7 +104,6 @@ class NodeRefused(MasterEvent):
         return f"master: {self.node} refused: {self.sentence.removesuffix('.')}"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeRenamed(MasterEvent):
     """A node was given an identity, since another host of its name is there."""
 
@@ -129,7 +113,6 @@ class NodeRenamed(MasterEvent):
     line = "master: node {node_id} is another host that is called {host}"
 
 
-@dataclass(frozen=True, slots=True)
 class OptionsReplaced(MasterEvent):
     """A node of the running job has come: its options hold, not those of the nodes here."""
 
@@ -138,7 +121,6 @@ class OptionsReplaced(MasterEvent):
     line = "master: node {node_id} comes from this job: its options hold"
 
 
-@dataclass(frozen=True, slots=True)
 class AllSilent(MasterEvent):
     """Nothing is heard of any node: the round is kept for a time."""
 
@@ -147,7 +129,6 @@ class AllSilent(MasterEvent):
     line = "master: nothing is heard of any node: the round is kept for {kept_s:g} s"
 
 
-@dataclass(frozen=True, slots=True)
 class NodesHeardAgain(MasterEvent):
     """The silence of all nodes is over."""
 
@@ -157,7 +138,6 @@ class NodesHeardAgain(MasterEvent):
 # --- rounds and checks -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class RoundFormed(MasterEvent):
     """A round begins."""
 
@@ -174,7 +154,6 @@ class RoundFormed(MasterEvent):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class TakeoverBegun(MasterEvent):
     """Nodes of a round of an earlier master are here; the others are awaited."""
 
@@ -183,7 +162,6 @@ class TakeoverBegun(MasterEvent):
     line = "master: round={round} was formed by an earlier master; taking it over"
 
 
-@dataclass(frozen=True, slots=True)
 class RoundTakenOver(MasterEvent):
     """The round of an earlier master is this one's now; ``nodes`` of its ``of_nodes`` are here."""
 
@@ -198,7 +176,6 @@ class RoundTakenOver(MasterEvent):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class VerdictGiven(MasterEvent):
     """The job is over."""
 
@@ -207,14 +184,12 @@ class VerdictGiven(MasterEvent):
     line = "master: verdict: {sentence}"
 
 
-@dataclass(frozen=True, slots=True)
 class JobForgotten(MasterEvent):
     """No node is left of a job that has not begun."""
 
     line = "master: no node is left of a job that has not begun"
 
 
-@dataclass(frozen=True, slots=True)
 class ChecksBegun(MasterEvent):
     """``nodes`` of ``of_nodes`` are checked: the others are known to be good."""
 
@@ -224,14 +199,12 @@ class ChecksBegun(MasterEvent):
     line = "master: checking {nodes} of {of_nodes} nodes"
 
 
-@dataclass(frozen=True, slots=True)
 class ChecksGivenUp(MasterEvent):
     """The checks end without a finding."""
 
     line = "master: the checks are given up"
 
 
-@dataclass(frozen=True, slots=True)
 class ChecksConcluded(MasterEvent):
     """What the checks found in all."""
 
@@ -243,7 +216,6 @@ class ChecksConcluded(MasterEvent):
 # --- the master itself -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class MasterListening(Event):
     """A master without an agent is there."""
 
@@ -253,7 +225,6 @@ class MasterListening(Event):
     line = "master: listening at {endpoint} (port {port})"
 
 
-@dataclass(frozen=True, slots=True)
 class WireOpen(Event):
     """A master listens beyond this host, and there is no token."""
 
@@ -265,7 +236,6 @@ class WireOpen(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class MasterMoved(Event):
     """The endpoint's port has become free: this agent hosts the master from now on."""
 
@@ -274,7 +244,6 @@ class MasterMoved(Event):
     line = "the port of the endpoint is free now: master hosted here, {address}"
 
 
-@dataclass(frozen=True, slots=True)
 class MasterNotHosted(Event):
     """This agent cannot host the master."""
 
@@ -284,7 +253,6 @@ class MasterNotHosted(Event):
     line = "cannot host the master: {reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class MasterKept(Event):
     """This node, excluded or asked to leave, ends but for the master that it hosts."""
 
@@ -301,7 +269,6 @@ class MasterKept(Event):
         return "hosting the master until the other nodes run again without this one"
 
 
-@dataclass(frozen=True, slots=True)
 class MasterSignalled(Event):
     """A signal ends a master without an agent."""
 
@@ -317,7 +284,6 @@ class MasterSignalled(Event):
         return f"master: received {self.signal}: ending; {left}"
 
 
-@dataclass(frozen=True, slots=True)
 class HostLeads(Event):
     """With several endpoints: this host leads from now on, or no longer (term 0)."""
 
@@ -328,7 +294,6 @@ class HostLeads(Event):
         return f"master: this host {leads}"
 
 
-@dataclass(frozen=True, slots=True)
 class EndpointsAreOne(Event):
     """Several of the listed endpoints, of so many in all, are this one process."""
 
@@ -344,7 +309,6 @@ class EndpointsAreOne(Event):
         return f"master: {named} are all this process: they count as one host{needed}"
 
 
-@dataclass(frozen=True, slots=True)
 class EndedElsewhere(Event):
     """With several endpoints: the host that led has told this master that the job is over."""
 

@@ -3,7 +3,6 @@
 import enum
 
 from ..rendezvous.protocol.messages import Outcome, Verdict, Waiting
-from ..values import dataclass
 from .event import Event, Severity
 
 
@@ -17,7 +16,6 @@ def _and_leaves(workers: int) -> str:
     return f"stopping {workers} worker(s) and leaving the job" if workers else "leaving the job"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeStarted(Event):
     """An agent begins; ``source`` says where the number of workers is from."""
 
@@ -30,7 +28,6 @@ class NodeStarted(Event):
     line = "job={job_id} node={node_id} nproc_per_node={workers} ({source}), {master}"
 
 
-@dataclass(frozen=True, slots=True)
 class ThisNodeRenamed(Event):
     """Another host with this one's name was there first: the master gave another identity."""
 
@@ -42,7 +39,6 @@ class ThisNodeRenamed(Event):
         return f"another host is called {host} as well: this node is {self.given}"
 
 
-@dataclass(frozen=True, slots=True)
 class ForeignAddressAdvertised(Event):
     """The address given by ``--local-addr`` is none of this host."""
 
@@ -55,7 +51,6 @@ class ForeignAddressAdvertised(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class NodeWaits(Event):
     """A node waits for a round."""
 
@@ -85,7 +80,6 @@ class NodeWaits(Event):
 # --- the connection to the master ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class MasterConnected(Event):
     """The master is there; ``is_again``: it had been, before."""
 
@@ -96,16 +90,15 @@ class MasterConnected(Event):
 
 
 class WorkersAlone(enum.Enum):
-    """What the workers of a node do that has no connection to the master."""
+    """What the workers of a node do that has no connection to the master; see ``ClaimState``."""
 
     NONE = ""
-    RUN = "workers keep running; "
+    RUNNING = "workers keep running; "
     DONE = "workers finished; "
     FAILED = "worker failed; the restart waits for the master; "
     STOPPED = "workers stopped; the next round waits for the master; "
 
 
-@dataclass(frozen=True, slots=True)
 class MasterUnreachable(Event):
     """The connection to the master is gone, or cannot be made."""
 
@@ -135,7 +128,6 @@ class MasterUnreachable(Event):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class MasterAwaitedToLeave(Event):
     """A node leaves while the master is away, and waits at most this long to tell it."""
 
@@ -144,7 +136,6 @@ class MasterAwaitedToLeave(Event):
     line = "the master is away: trying for {limit_s:.0f} s to tell it that this node leaves"
 
 
-@dataclass(frozen=True, slots=True)
 class WorkersFenced(Event):
     """No host has led for too long, so the workers of this node are killed."""
 
@@ -157,7 +148,6 @@ class WorkersFenced(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class FenceLate(Event):
     """The workers of this node were killed later than a leader elsewhere has waited for."""
 
@@ -173,7 +163,6 @@ class FenceLate(Event):
 # --- leaving and the end ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class NodeSignalled(Event):
     """A signal asks a node to leave."""
 
@@ -186,7 +175,6 @@ class NodeSignalled(Event):
         return f"received {self.signal}: {_and_leaves(self.workers)}"
 
 
-@dataclass(frozen=True, slots=True)
 class KilledOnRequest(Event):
     """A second Ctrl-C: what is left is killed at once."""
 
@@ -194,7 +182,6 @@ class KilledOnRequest(Event):
     line = "a second Ctrl-C: killing what is left"
 
 
-@dataclass(frozen=True, slots=True)
 class NodeGoneSoon(Event):
     """This node is being preempted; the ranks have ``limit_s`` to leave the state of one step."""
 
@@ -209,7 +196,6 @@ class NodeGoneSoon(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class DrainOrdered(Event):
     """Another node is being preempted."""
 
@@ -220,7 +206,6 @@ class DrainOrdered(Event):
     line = "{reason}: all ranks leave the state of one step first, within {limit_s:.0f} s"
 
 
-@dataclass(frozen=True, slots=True)
 class NoticeUnknown(Event):
     """Whether this node is being preempted cannot be asked."""
 
@@ -231,7 +216,6 @@ class NoticeUnknown(Event):
     line = "--preemption-notice {source}: {reason}; the node runs on without notices"
 
 
-@dataclass(frozen=True, slots=True)
 class ThisNodeLeaves(Event):
     """This node leaves now; ``step`` is that which all ranks have left, -1: none is known."""
 
@@ -246,7 +230,6 @@ class ThisNodeLeaves(Event):
         return f"{left}{_and_leaves(self.workers)} ({self.reason})"
 
 
-@dataclass(frozen=True, slots=True)
 class LogsKept(Event):
     """Where this node's log files are."""
 
@@ -255,7 +238,6 @@ class LogsKept(Event):
     line = "logs of this node: {path}"
 
 
-@dataclass(frozen=True, slots=True)
 class JobEnded(Event):
     """How the job ended, the same on every node."""
 

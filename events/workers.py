@@ -4,7 +4,6 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from ..rendezvous.protocol.failure import Failure
-from ..values import dataclass
 from .event import Event, RoundEvent, Severity
 
 _PIDS_SHOWN = 8
@@ -17,7 +16,6 @@ def _joined(numbers: Sequence[int], between: str = ",") -> str:
 # --- rounds ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class RestartBegun(RoundEvent):
     """A round begins after a failure; the same on every node."""
 
@@ -39,7 +37,6 @@ class RestartBegun(RoundEvent):
         return f"{self.at} restart {count}: {self.cause.summary()} ({decision})"
 
 
-@dataclass(frozen=True, slots=True)
 class RegroupBegun(RoundEvent):
     """A round begins after a change of members."""
 
@@ -49,7 +46,6 @@ class RegroupBegun(RoundEvent):
     line = "{at} regroup with {nodes} node(s): {reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class WorkersStarted(RoundEvent):
     """The workers of a round run on this node; ``pids`` in order of local rank."""
 
@@ -74,7 +70,6 @@ class WorkersStarted(RoundEvent):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class WorkersSucceeded(RoundEvent):
     """All workers of this node exited with 0."""
 
@@ -86,7 +81,6 @@ class WorkersSucceeded(RoundEvent):
         return f"{self.at} all {self.workers} worker(s) of this node finished{others}"
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerFailed(RoundEvent):
     """A worker of this node failed, or the store process."""
 
@@ -98,7 +92,6 @@ class WorkerFailed(RoundEvent):
         return f"{self.at} {self.failure.summary()}"
 
 
-@dataclass(frozen=True, slots=True)
 class TimerExpired(RoundEvent):
     """A process did not take its timer back in time (``torch.distributed.elastic.timer``)."""
 
@@ -112,7 +105,6 @@ class TimerExpired(RoundEvent):
 # --- hangs -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class HangDismissed(RoundEvent):
     """Workers show no progress, but are not taken to hang; the sentence is the master's."""
 
@@ -122,7 +114,6 @@ class HangDismissed(RoundEvent):
     line = "{at} {sentence}"
 
 
-@dataclass(frozen=True, slots=True)
 class StacksKept(RoundEvent):
     """Where all ranks were when the workers hung has been written to a file."""
 
@@ -131,7 +122,6 @@ class StacksKept(RoundEvent):
     line = "{at} where all ranks were: {path}"
 
 
-@dataclass(frozen=True, slots=True)
 class CollectivesRecorded(RoundEvent):
     """NCCL's flight recorder has written down the last collectives of workers that hang."""
 
@@ -155,7 +145,6 @@ class CollectivesRecorded(RoundEvent):
 # --- the end of workers ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class WorkersStopped(RoundEvent):
     """Workers are told to end; ``is_stale``: killed at once, the others went on without them."""
 
@@ -168,7 +157,6 @@ class WorkersStopped(RoundEvent):
         return f"{self.at} {verb} {self.workers} worker(s){how}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
 class WorkersKilled(RoundEvent):
     """Workers, or what they left running, did not end in their time."""
 
@@ -189,7 +177,6 @@ class WorkersKilled(RoundEvent):
         return f"{self.at} {what} still alive after {limit}: sending SIGKILL"
 
 
-@dataclass(frozen=True, slots=True)
 class KillOutlived(Event):
     """SIGKILL has not ended processes yet."""
 
@@ -206,7 +193,6 @@ class KillOutlived(Event):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class LeftoversEnded(Event):
     """Processes that workers left running are ended."""
 
@@ -217,7 +203,6 @@ class LeftoversEnded(Event):
         return f"ending {len(self.pids)} process(es) that the workers left running (pid {pids})"
 
 
-@dataclass(frozen=True, slots=True)
 class GpuMemoryHeld(Event):
     """The workers are gone, and memory of GPUs is not free; in bytes, by the UUID of the GPU."""
 
@@ -244,7 +229,6 @@ class PreloadState(enum.Enum):
     """It cannot be started: workers start the ordinary way."""
 
 
-@dataclass(frozen=True, slots=True)
 class PreloadChanged(Event):
     """The modules of ``--preload`` are being imported, or are, or cannot be."""
 
@@ -254,13 +238,11 @@ class PreloadChanged(Event):
     """How long it took, which file has changed, or why it failed."""
     is_of_checks: bool = False
     """It is for the check workers."""
-    is_repeated: bool = False
-    """The same is told of the workers that train."""
 
     @property
     def severity(self) -> Severity:
         """How much it matters."""
-        if self.is_repeated or self.state is PreloadState.LOADING:
+        if self.state is PreloadState.LOADING:
             return Severity.DEBUG
         return Severity.WARNING if self.state is PreloadState.FAILED else Severity.INFO
 
@@ -278,7 +260,6 @@ class PreloadChanged(Event):
                 return f"preload: {self.text}; {which} start the ordinary way"
 
 
-@dataclass(frozen=True, slots=True)
 class PreloadAwaited(RoundEvent):
     """Workers of a round begin when modules have been imported."""
 
@@ -288,7 +269,6 @@ class PreloadAwaited(RoundEvent):
 # --- output ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class LogFileEnded(Event):
     """A worker's log file cannot be written any more; the worker runs on."""
 
@@ -299,7 +279,6 @@ class LogFileEnded(Event):
     line = "The log file {path} ends here, the workers run on: {reason}."
 
 
-@dataclass(frozen=True, slots=True)
 class RelayLost(Event):
     """The relay of the workers' output was killed."""
 
@@ -314,7 +293,6 @@ class RelayLost(Event):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class RelayReplaced(Event):
     """Another relay carries the output of the workers that are started from now on."""
 
@@ -324,7 +302,6 @@ class RelayReplaced(Event):
     line = "Another relay carries the workers' output now (pid {pid})."
 
 
-@dataclass(frozen=True, slots=True)
 class RelayFull(Event):
     """The relay has no file descriptor for a stream."""
 
@@ -332,7 +309,6 @@ class RelayFull(Event):
     line = "The relay has no file descriptor left: raise the limit (ulimit -n)."
 
 
-@dataclass(frozen=True, slots=True)
 class OutputUnshown(Event):
     """Nothing read the console: this much of the workers' output is not shown."""
 

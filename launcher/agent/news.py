@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...events.event import Event
 from ...events.node import MasterConnected, MasterUnreachable, NodeWaits, WorkersAlone
 from ...events.workers import RegroupBegun, RestartBegun
-from ...rendezvous.protocol.messages import Assignment, Claim, ClaimState, Waiting
+from ...rendezvous.protocol.messages import Assignment, Claim, Waiting
 from ...rendezvous.transport.link import LinkDown
 from ...values import replace
 from ..options import LaunchOptions
@@ -105,11 +105,4 @@ def _alone(claim: Claim | None) -> WorkersAlone:
         return WorkersAlone.NONE
     if claim.failures:
         return WorkersAlone.FAILED
-    return _WORKERS_ALONE[claim.state]
-
-
-_WORKERS_ALONE = {
-    ClaimState.RUNNING: WorkersAlone.RUN,
-    ClaimState.DONE: WorkersAlone.DONE,
-    ClaimState.STOPPED: WorkersAlone.STOPPED,
-}
+    return WorkersAlone[claim.state.name]

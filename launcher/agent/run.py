@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NodeExcludedError
-from ...events.event import Event, Remark
+from ...events.event import Event, Remark, Severity
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
 from ...events.workers import PreloadChanged
@@ -107,10 +107,8 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
 
     def fork_server_changed(event: ForkServerEvent) -> None:
         # A preload that fails also fails for the workers that train: this is reported once.
-        is_repeated = not options.only_checks
-        parts.display.event(
-            PreloadChanged(event.state, options.preload, event.text, True, is_repeated)
-        )
+        changed = PreloadChanged(event.state, options.preload, event.text, is_of_checks=True)
+        parts.display.event(changed, None if options.only_checks else Severity.DEBUG)
 
     return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), fork_server_changed)
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...errors import NoProcessError
+from ...events.event import Event
 from ...events.workers import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ...values import dataclass
 from ..machine.shortage import no_process
@@ -29,9 +30,6 @@ _SEND_TIMEOUT_S: Final = 5.0
 """The relay always reads at once; one that does not for so long is stuck in the kernel."""
 
 
-RelayEvent = LogFileEnded | OutputUnshown | RelayFull | RelayLost | RelayReplaced
-
-
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """A stream that the relay reads: its number, and the descriptor for the worker."""
@@ -43,7 +41,7 @@ class OpenStream:
 class RelayClient:
     """The relay as the agent sees it. Not thread-safe."""
 
-    def __init__(self, tell: Callable[[RelayEvent], None]) -> None:
+    def __init__(self, tell: Callable[[Event], None]) -> None:
         """Start a relay, with this process's standard output and error as its console.
 
         Args:

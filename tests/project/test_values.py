@@ -136,6 +136,45 @@ def test_matching_by_position() -> None:
             assert (name, number) == ("a", 2.0)
 
 
+def test_fields_are_inherited_as_in_the_standard_library() -> None:
+    @values.dataclass(frozen=True, slots=True)
+    class OurChild(Ours):
+        more: int = 0
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class TheirChild(Theirs):
+        more: int = 0
+
+    args = ("a", 2.0, [1], "r", 3)
+    assert repr(OurChild(*args)).split("(")[1] == repr(TheirChild(*args)).split("(")[1]
+    assert OurChild("a", more=1) == OurChild("a", more=1, remark="r") != OurChild("a")
+    assert values.replace(OurChild(*args), name="b").more == 3
+    ours, theirs = dataclasses.fields(OurChild), dataclasses.fields(TheirChild)
+    assert [one.name for one in ours] == [one.name for one in theirs] == [*values.names(OurChild)]
+    with pytest.raises(AttributeError):
+        object.__setattr__(OurChild(*args), "other", 1)
+
+
+def test_a_family_needs_no_decorator() -> None:
+    class Family(metaclass=values.Values):
+        @property
+        def words(self) -> str:
+            return "none"
+
+    class Member(Family):
+        number: int
+        words = "of one"
+
+    assert repr(Member(1)).endswith(".Member(number=1)")
+    assert (Family().words, Member(1).words) == ("none", "of one")
+    assert values.is_value(Member)
+    assert Member(1) == Member(1) != Member(2)
+    one: Any = Member(1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.other = 1
+    assert not hasattr(one, "__dict__")
+
+
 def test_a_class_that_needs_more_is_refused() -> None:
     class Base:
         pass

@@ -22,10 +22,11 @@ from pathlib import Path
 
 import pytest
 from ft_run.errors import NoProcessError
+from ft_run.events.event import Event
 from ft_run.events.workers import LogFileEnded, OutputUnshown, RelayFull, RelayLost, RelayReplaced
 from ft_run.launcher.logs import relay_client
 from ft_run.launcher.logs.log_file import Stream
-from ft_run.launcher.logs.relay_client import OpenStream, RelayClient, RelayEvent
+from ft_run.launcher.logs.relay_client import OpenStream, RelayClient
 from ft_run.launcher.logs.relay_stream import (
     LINE_MAX_BYTES,
     LineBuffer,
@@ -70,7 +71,7 @@ class Consoles:
     """Starts relays with consoles of the test's choice; leaves nothing behind."""
 
     def __init__(self) -> None:
-        self.warnings: list[RelayEvent] = []
+        self.warnings: list[Event] = []
         self.clients: list[RelayClient] = []
 
     def start(self, stdout: int, stderr: int | None = None) -> RelayClient:
