@@ -12,7 +12,9 @@ from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerL
 from ...events.checks import ChecksProgressed
 from ...events.node import FenceLate, ThisNodeRenamed, WorkersFenced
 from ...events.workers import PreloadChanged, WorkersStopped
+from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
+from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
 from ...rendezvous.protocol.drain_messages import Drain, MayLeave
 from ...rendezvous.protocol.failure import signal_name
@@ -35,8 +37,6 @@ from ...rendezvous.protocol.messages import (
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
-from ...rendezvous.transport.fencing import FenceTick, Fencing
-from ...rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...values import replace
 from ..machine.network import PortReservation
 from ..preemption.departure import Departure, TimeToLeave

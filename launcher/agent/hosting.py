@@ -11,11 +11,7 @@ from ...events.master import EndpointsAreOne, HostLeads, MasterMoved, MasterNotH
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.lease.times import LeaseTimes
-from ...rendezvous.protocol.check_messages import CheckSpec
-from ...rendezvous.protocol.endpoint import Endpoint
-from ...rendezvous.protocol.messages import Refused, Verdict
-from ...rendezvous.protocol.timeouts import Timeouts
-from ...rendezvous.transport.link import (
+from ...rendezvous.master.link import (
     LinkDown,
     LinkEvent,
     LinkLost,
@@ -23,7 +19,11 @@ from ...rendezvous.transport.link import (
     LocalLink,
     MasterLink,
 )
-from ...rendezvous.transport.master import ALONE, Master, Office
+from ...rendezvous.master.master import ALONE, Master, Office
+from ...rendezvous.protocol.check_messages import CheckSpec
+from ...rendezvous.protocol.endpoint import Endpoint
+from ...rendezvous.protocol.messages import Refused, Verdict
+from ...rendezvous.protocol.timeouts import Timeouts
 from ...values import replace
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
@@ -127,7 +127,7 @@ class Hosting:
             endpoint,
             agent.attend,
             self._watched(agent.post) if self._port_is_taken else agent.post,
-            silence_s=self._silence_s,
+            silence_s=self._options.timeouts.silence_s,
             # Also if the holder of the port does not answer: it may be a master that is frozen.
             connect_timeout_s=self._options.timeouts.connect_timeout_s,
             master_timeout_s=self._options.timeouts.master_timeout_s,
@@ -170,18 +170,11 @@ class Hosting:
         elif master is not None:
             master.close()
 
-    @property
-    def _silence_s(self) -> float:
-        from ...rendezvous.transport.channel_options import silence_s
-
-        timeouts = self._options.timeouts
-        return silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
-
     async def _serve(self, address: Endpoint) -> None:
         from ...rendezvous.transport.server import MasterServer
 
         master = self._new_master(self._settings())
-        server = MasterServer(master, VERSION, self._silence_s, self._trust)
+        server = MasterServer(master, VERSION, self._options.timeouts.silence_s, self._trust)
         try:
             await server.start(address)
         except PortInUseError:
@@ -264,12 +257,10 @@ async def listed_host(
     Raises:
         UsageError: it cannot be listened at.
     """
-    from ...rendezvous.transport.channel_options import silence_s
     from ...rendezvous.transport.server import MasterServer
     from ...rendezvous.transport.succession import Succession
 
-    silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
-    times = LeaseTimes(timeouts.lease_s, timeouts.fence_s, silence)
+    times = LeaseTimes(timeouts.lease_s, timeouts.fence_s, timeouts.silence_s)
     for place, endpoint in enumerate(endpoints):
         address = listen_address(endpoint)
         if address is None:
@@ -284,7 +275,7 @@ async def listed_host(
             lambda same: note(EndpointsAreOne(tuple(map(str, same)), len(endpoints))),
             trust,
         )
-        server = MasterServer(None, VERSION, silence, trust, succession)
+        server = MasterServer(None, VERSION, times.silence_s, trust, succession)
         try:
             await server.start(address)
         except PortInUseError:  # of another process of this host, which votes there

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from ...events.event import Event
 from ...events.node import MasterConnected, MasterUnreachable, NodeWaits, WorkersAlone
 from ...events.workers import RegroupBegun, RestartBegun
+from ...rendezvous.master.link import LinkDown
 from ...rendezvous.protocol.messages import Assignment, Claim, Waiting
-from ...rendezvous.transport.link import LinkDown
 from ...values import replace
 from ..options import LaunchOptions
 from ..reporting.live_status import restarts_used

@@ -13,9 +13,9 @@ from ...events.event import Remark, Severity
 from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
 from ...events.node import JobEnded
 from ...rendezvous.group.events import GroupSettings
+from ...rendezvous.master.master import ALONE, Master, Office
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import Verdict
-from ...rendezvous.transport.master import ALONE, Master, Office
 from ...rendezvous.trust.source import read_trust
 from .. import startup
 from ..agent.hosting import group_settings, listed_host, new_examiner, tell_if_open
@@ -76,15 +76,14 @@ class _LoneMaster:
             display.close()
 
     async def _listen(self) -> "tuple[MasterServer, Succession | None]":
-        from ...rendezvous.transport.channel_options import silence_s
         from ...rendezvous.transport.server import MasterServer
 
         endpoint, endpoints = self._options.endpoint, self._options.endpoints
         timeouts, note = self._options.timeouts, self._display.event
         settings = group_settings(timeouts, self._options.rescale_delay_s)
         if not endpoints:
-            silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
-            server = MasterServer(self._new_master(settings), VERSION, silence, self._trust)
+            master = self._new_master(settings)
+            server = MasterServer(master, VERSION, timeouts.silence_s, self._trust)
             note(MasterListening(str(endpoint), await server.start(endpoint)))
             tell_if_open(endpoint, self._trust, note)
             return server, None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import exit_codes
 from ...printable import printable
-from ...rendezvous.policy.hang import stack_lines
+from ...rendezvous.diagnosis.hang import stack_lines
 from ...rendezvous.protocol.stacks import RankStack
 from ..cli.master_flags import StacksOptions
 from ..reporting.standard_output import standard_output

@@ -1,4 +1,4 @@
 """Where the workers of this node are: their stacks, taken without disturbing them.
 
-Nothing here judges: ``rendezvous.policy.hang`` does.
+Nothing here judges: ``rendezvous.diagnosis.hang`` does.
 """

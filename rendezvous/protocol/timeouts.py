@@ -7,6 +7,9 @@ from ...values import dataclass
 from .endpoint import Endpoint
 from .lease_messages import SuccessionSpec
 
+_ON_THE_WAY = 0.02
+"""Share of the silence that is left for what follows it: to ask the others, and to tell them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -22,6 +25,17 @@ class Timeouts:
     """With several endpoints: of the one that leads."""
     fence_s: float = defaults.FENCE_S
     """With several endpoints: how long workers outlive their leader; infinity: no limit."""
+
+    @property
+    def silence_s(self) -> float:
+        """After which silence a connection is given up.
+
+        The grace comes after it, and a silent node is to be lost within ``node_timeout_s``. A
+        grace of half of that or more does not fit: then the silence takes the one half, and the
+        node is lost later.
+        """
+        left = max(self.node_timeout_s - self.node_grace_s, self.node_timeout_s / 2)
+        return left * (1 - _ON_THE_WAY)
 
     def succession(self, endpoints: Sequence[Endpoint]) -> SuccessionSpec | None:
         """Return what all hosts and nodes of a list must agree on; None where there is none."""

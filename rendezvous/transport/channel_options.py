@@ -42,21 +42,6 @@ _SERVER_PINGS_AFTER = 0.5
 clients keep the server from sending any: an idle master then needs a quarter less CPU time."""
 
 
-_ON_THE_WAY = 0.02
-"""Share of the silence that is left for what follows it: to ask the others, and to tell them."""
-
-
-def silence_s(node_timeout_s: float, node_grace_s: float) -> float:
-    """Return after which silence a connection is given up, in seconds.
-
-    The grace comes after it, and a silent node is to be lost within ``node_timeout_s``. A grace of
-    half of that or more does not fit: then the silence takes the one half, and the node is lost
-    later.
-    """
-    left = max(node_timeout_s - node_grace_s, node_timeout_s / 2)
-    return left * (1 - _ON_THE_WAY)
-
-
 def _keepalive(silence_s: float, after: float) -> Options:
     """Return what notices a peer's silence within ``silence_s`` seconds.
 

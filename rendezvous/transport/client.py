@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from ... import defaults
 from ..group.admission import succession_differences
 from ..lease.search import Search
+from ..master.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
@@ -30,7 +31,6 @@ from .channel_options import (
     client_options,
 )
 from .codec import WireError, decode_master, decode_succession, encode_node
-from .link import LinkDown, LinkEvent, LinkLost, LinkUp
 from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0

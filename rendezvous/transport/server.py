@@ -18,7 +18,8 @@ from ...errors import PortInUseError, UsageError
 from ...events.master import NodeRefused
 from ...protos import rendezvous_pb2 as pb
 from ...tasks import show_bug
-from ..policy.hang import group_stacks
+from ..diagnosis.hang import group_stacks
+from ..master.master import Master
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
@@ -26,7 +27,6 @@ from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
 from .codec import WireError, decode_node, encode_lease, encode_master, encode_stack, encode_steps
 from .health import NO_SENSE, Health
-from .master import Master
 from .silent_streams import SilentStreams
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from ..group.admission import succession_differences
 from ..group.events import GroupSettings
 from ..lease.elector import Elector
 from ..lease.times import LeaseTimes
+from ..master.master import Master, Office
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAsk, LeaseStep, SuccessionSpec
@@ -36,7 +37,6 @@ from .codec import (
     decode_succession,
     encode_lease,
 )
-from .master import Master, Office
 from .probe import why_unreachable
 
 _LAST_WORDS_S = 0.5

@@ -25,14 +25,14 @@ from ft_run.launcher.preflight.show import show_finding
 from ft_run.launcher.reporting.display import Display
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
+from ft_run.rendezvous.master.link import LinkEvent
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.check_messages import CheckSpec, CheckVerdict
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import PROTOCOL_VERSION, Attend, JobSpec, NodeSpec
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import MAX_MESSAGE_BYTES
 from ft_run.rendezvous.transport.client import GrpcLink
-from ft_run.rendezvous.transport.link import LinkEvent
-from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 
 METRICS = {

@@ -12,6 +12,8 @@ import grpc
 import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.master.link import LinkEvent
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -22,8 +24,6 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import SERVICE
 from ft_run.rendezvous.transport.client import GrpcLink
-from ft_run.rendezvous.transport.link import LinkEvent
-from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 from ft_run.launcher.agent.agent import Agent
+from ft_run.rendezvous.lease.fencing import FenceTick
+from ft_run.rendezvous.master.link import LinkDown, LinkUp
 from ft_run.rendezvous.protocol.messages import Assignment, Start, Stop
-from ft_run.rendezvous.transport.fencing import FenceTick
-from ft_run.rendezvous.transport.link import LinkDown, LinkUp
 from ft_run.tests.launcher.preflight.test_session import Node, node  # noqa: F401 - a fixture
 
 

@@ -17,6 +17,14 @@ from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.ending import JobOver, unheard
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
+from ft_run.rendezvous.master.link import (
+    LinkDown,
+    LinkEvent,
+    LinkLost,
+    LinkUp,
+    LocalLink,
+    MasterLink,
+)
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -32,14 +40,6 @@ from ft_run.rendezvous.protocol.messages import (
 )
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.transport.channel_options import SERVICE
-from ft_run.rendezvous.transport.link import (
-    LinkDown,
-    LinkEvent,
-    LinkLost,
-    LinkUp,
-    LocalLink,
-    MasterLink,
-)
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.trust.wire import open_channel

@@ -24,6 +24,7 @@ from ft_run.launcher.options import LadderOptions, LaunchOptions, RendezvousOpti
 from ft_run.launcher.preflight.session import CheckSession
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import SpawnerClient
+from ft_run.rendezvous.master.link import LinkDown, LinkUp, MasterLink
 from ft_run.rendezvous.protocol.check_messages import (
     CheckOrder,
     CheckProgress,
@@ -39,7 +40,6 @@ from ft_run.rendezvous.protocol.messages import (
     Verdict,
     Waiting,
 )
-from ft_run.rendezvous.transport.link import LinkDown, LinkUp, MasterLink
 
 PASSED = CheckVerdict(0, "", "2 of 2 nodes pass", "")
 OVER = Verdict(Outcome.SUCCEEDED, 0, "the checks are over: 2 of 2 nodes pass", 0, 0, None, (), 0)

@@ -3,7 +3,8 @@
 import pytest
 from ft_run import defaults
 from ft_run.rendezvous.protocol.messages import Waiting
-from ft_run.rendezvous.transport.channel_options import client_options, server_options, silence_s
+from ft_run.rendezvous.protocol.timeouts import Timeouts
+from ft_run.rendezvous.transport.channel_options import client_options, server_options
 from ft_run.tests.harness.closed_wire import Node, Recorder, door, run
 
 _PING = 6
@@ -11,13 +12,15 @@ _PREFACE = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
 
 def test_silence_and_grace_are_within_the_node_timeout() -> None:
-    silence = silence_s(defaults.NODE_TIMEOUT_S, defaults.NODE_GRACE_S)
+    silence = Timeouts().silence_s
     assert 3.9 <= silence < defaults.NODE_TIMEOUT_S - defaults.NODE_GRACE_S
 
 
 @pytest.mark.parametrize(("timeout", "grace"), [(5.0, 600.0), (1.0, 1.0), (2.0, 1.5)])
 def test_a_long_grace_leaves_half_of_the_node_timeout(timeout: float, grace: float) -> None:
-    assert silence_s(timeout, grace) == pytest.approx(timeout / 2, rel=0.05)
+    assert Timeouts(node_timeout_s=timeout, node_grace_s=grace).silence_s == pytest.approx(
+        timeout / 2, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("of_side", [client_options, server_options])

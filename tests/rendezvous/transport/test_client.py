@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -28,8 +30,6 @@ from ft_run.rendezvous.transport import client
 from ft_run.rendezvous.transport.channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, TERM_KEY
 from ft_run.rendezvous.transport.client import GrpcLink, in_words, is_foreign
 from ft_run.rendezvous.transport.codec import encode_master
-from ft_run.rendezvous.transport.link import LinkDown, LinkEvent, LinkLost, LinkUp
-from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust import wire
 from ft_run.tests.harness import ports

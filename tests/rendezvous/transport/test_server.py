@@ -13,6 +13,7 @@ from ft_run.errors import PortInUseError
 from ft_run.events.master import MasterEvent, NodeRefused
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -31,7 +32,6 @@ from ft_run.rendezvous.transport.channel_options import (
     STREAMS_PER_CONNECTION,
 )
 from ft_run.rendezvous.transport.codec import decode_master, encode_node
-from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.transport.silent_streams import SilentStreams
 

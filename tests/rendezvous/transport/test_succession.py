@@ -12,6 +12,8 @@ from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.group.group import GroupPhase
 from ft_run.rendezvous.lease.times import LeaseTimes
+from ft_run.rendezvous.master.link import LinkEvent, LinkUp
+from ft_run.rendezvous.master.master import Master, Office
 from ft_run.rendezvous.protocol.bounded import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep, SuccessionSpec
@@ -38,8 +40,6 @@ from ft_run.rendezvous.transport.channel_options import (
 )
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
-from ft_run.rendezvous.transport.link import LinkEvent, LinkUp
-from ft_run.rendezvous.transport.master import Master, Office
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.transport.succession import Succession
 from ft_run.rendezvous.trust.credentials import TokenTrust

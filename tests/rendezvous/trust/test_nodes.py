@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.master.link import LinkDown, LinkUp
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     Refused,
     Waiting,
 )
-from ft_run.rendezvous.transport.link import LinkDown, LinkUp
-from ft_run.rendezvous.transport.master import Master
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.certificates import WIRE_NAME, papers
 from ft_run.rendezvous.trust.credentials import TokenTrust

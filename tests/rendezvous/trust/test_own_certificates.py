@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 from ft_run.errors import UsageError
+from ft_run.rendezvous.master.link import LinkDown
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import Waiting
 from ft_run.rendezvous.transport.channel_options import SERVICE
-from ft_run.rendezvous.transport.link import LinkDown
 from ft_run.rendezvous.trust import certificates
 from ft_run.rendezvous.trust.certificates import (
     WIRE_NAME,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import grpc
 import pytest
+from ft_run.rendezvous.master.link import LinkDown
 from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.transport import channel_options, server
-from ft_run.rendezvous.transport.link import LinkDown
 from ft_run.rendezvous.trust.certificates import (
     Papers,
     papers,

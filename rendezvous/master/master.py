@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from ...events.master import MasterEvent, NodeRefused
 from ...values import replace
+from ..diagnosis.hang_inquiry import HangInquiry
+from ..diagnosis.stack_calls import StackCalls, Whereabouts
 from ..group.events import (
     Close,
     Command,
@@ -33,8 +35,6 @@ from ..protocol.messages import (
 )
 from ..protocol.stacks import StackReport, Suspicion
 from ..protocol.steps import StepsOrder, StepsReport
-from .hang_inquiry import HangInquiry
-from .stack_calls import StackCalls, Whereabouts
 
 Deliver = Callable[[MasterMessage | None], None]
 """Takes the messages for one stream, in order; None: end the stream after them."""

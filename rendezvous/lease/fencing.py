@@ -5,9 +5,8 @@ import math
 import time
 from collections.abc import Callable
 
-from ..lease.fence import Fence
 from ..protocol.timeouts import Timeouts
-from .channel_options import silence_s
+from .fence import Fence
 
 _TICK_S = 1.0
 
@@ -35,9 +34,8 @@ class Fencing:
             keep: tells another process until when workers may live, should this one be held up.
             may_change: several hosts may lead.
         """
-        silence = silence_s(timeouts.node_timeout_s, timeouts.node_grace_s)
         self.limit_s = timeouts.fence_s if may_change else math.inf
-        self._fence = Fence(self.limit_s, silence, _now())
+        self._fence = Fence(self.limit_s, timeouts.silence_s, _now())
         self._post, self._keep = post, keep
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.stacks.dump import main_thread
-from ft_run.rendezvous.policy.hang import (
+from ft_run.rendezvous.diagnosis.hang import (
     HangKind,
     group_stacks,
     has_moved,

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...tasks import show_bug
 from ..group.events import Hung
 from ..group.group import Group, GroupPhase
-from ..policy.suspicion import Finding, compare, failure_of, stacks_text
 from ..protocol.messages import MasterMessage
 from ..protocol.stacks import NoHang, RankStack, Suspicion
 from .stack_calls import Whereabouts
+from .suspicion import Finding, compare, failure_of, stacks_text
 
 LOOK_AGAIN_S = 2.0
 LOOKS = 6

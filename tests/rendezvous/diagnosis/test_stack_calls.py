@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from ft_run.rendezvous.diagnosis.stack_calls import StackCalls, Whereabouts
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackReport
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
-from ft_run.rendezvous.transport.stack_calls import StackCalls, Whereabouts
 
 LONG_S = 100.0
 """For answers that come."""

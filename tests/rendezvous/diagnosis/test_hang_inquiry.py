@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ft_run.rendezvous.diagnosis.hang_inquiry import LOOKS, HangInquiry
+from ft_run.rendezvous.diagnosis.stack_calls import Whereabouts
 from ft_run.rendezvous.group.events import Hung
 from ft_run.rendezvous.protocol.messages import HangSpec, MasterMessage
 from ft_run.rendezvous.protocol.stacks import Frame, NoHang, RankStack, RankState, Suspicion
-from ft_run.rendezvous.transport.hang_inquiry import LOOKS, HangInquiry
-from ft_run.rendezvous.transport.stack_calls import Whereabouts
 from ft_run.tests.harness.scene import Scene, running
 
 HANG = HangSpec(60.0, 1800.0)

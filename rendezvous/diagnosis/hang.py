@@ -10,7 +10,7 @@ The stacks are those of ranks of which none moves. They are judged in this order
 A rank *waits for others* where its stack says so: a frame of ``torch.distributed`` or of a wrapper
 that communicates (DDP, FSDP), the engine of the backward pass, inside which gradients are reduced,
 or a line of the user's own that waits for work that was begun before (``work.wait()``, ``.item()``
-on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/policy/dumps`` has the recordings.
+on a GPU). Seen with gloo under torch 2.13; ``tests/rendezvous/diagnosis/dumps`` has the recordings.
 """
 
 import enum

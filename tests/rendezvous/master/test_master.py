@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from ft_run.events.master import MasterEvent, NodeLost
 from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.master.link import LinkEvent, LocalLink
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
     Attend,
@@ -25,8 +27,6 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackOrder, StackReport
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
-from ft_run.rendezvous.transport.link import LinkEvent, LocalLink
-from ft_run.rendezvous.transport.master import Master
 
 PATIENT = GroupSettings(join_timeout_s=3600.0, node_grace_s=3600.0)
 TIMEOUT_S = 60.0

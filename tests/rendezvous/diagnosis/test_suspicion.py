@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from ft_run.rendezvous.policy.hang import HangKind
-from ft_run.rendezvous.policy.suspicion import compare, failure_of, stacks_text
+from ft_run.rendezvous.diagnosis.hang import HangKind
+from ft_run.rendezvous.diagnosis.suspicion import compare, failure_of, stacks_text
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.rendezvous.protocol.stacks import Frame, RankStack, RankState
 

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
+from ft_run.rendezvous.lease import fencing
+from ft_run.rendezvous.lease.fencing import Fencing
 from ft_run.rendezvous.protocol.timeouts import Timeouts
-from ft_run.rendezvous.transport import fencing
-from ft_run.rendezvous.transport.fencing import Fencing
 
 
 def test_a_process_that_was_held_up_says_at_once_that_workers_may_live_again(
