@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ...tasks import show_bug
 from ..group.events import Hung
-from ..group.group import Group, GroupPhase
+from ..group.group import Group
+from ..group.phases import GroupPhase
 from ..protocol.messages import MasterMessage
 from ..protocol.stacks import NoHang, RankStack, Suspicion
 from .stack_calls import Whereabouts

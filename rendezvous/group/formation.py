@@ -7,10 +7,11 @@ from ..protocol.offer import Resumption
 from .gate import Findings
 from .lobby import Lobby
 from .outbox import Outbox
+from .phases import Checking, Gathering
 from .resumption import Line, resumption
 from .roster import Node, NodePhase
 from .rounds import Rounds
-from .state import GroupPhase, JobState
+from .state import JobState
 from .world import Candidate, World, form, largest_size, order
 
 _ROUNDS_AHEAD_MAX = 10_000
@@ -81,7 +82,6 @@ class Formation:
         world = form(self._state.round, members)
         resumed = resumption(world, [member.offer.snapshots for member in members], line)
         self._state.world_nodes = size
-        self._state.phase = GroupPhase.RUNNING
         self._state.formed_before = True
         self._state.former_ranks = {}
         self._lobby.close()
@@ -156,7 +156,7 @@ class Formation:
     # --- checks before a round ---------------------------------------------------------------
 
     def _begin_checks(self, now: float) -> None:
-        self._state.phase = GroupPhase.CHECKING
+        self._state.phase = Checking()
         self._lobby.close()
         self._lobby.forget_newcomers()
         self._rounds.gate.begin(now)
@@ -167,7 +167,7 @@ class Formation:
         found = self._rounds.gate.advance(now)
         if found is None:
             return
-        self._state.phase = GroupPhase.GATHERING
+        self._state.phase = Gathering()
         size = self._state.usable(len(self._fit()))
         if found.ends_job:
             self._rounds.finish(Outcome.SUCCEEDED, now, f"the checks are over: {found.sentence}")

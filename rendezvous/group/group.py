@@ -40,16 +40,18 @@ from ..protocol.messages import (
     Verdict,
 )
 from .checks import Checks
+from .ending import Ending
 from .events import Command, Detached, Event, GroupSettings, Hung, Received
 from .examination import Examiner
 from .formation import Formation
 from .joining import Joining
 from .lobby import Lobby
 from .outbox import Outbox
+from .phases import NAMES, Checking, Gathering, GroupPhase, Running, Stopping
 from .roster import Node, NodePhase
 from .rounds import IN_ROUND, Rounds
 from .silence import Judgement, Silence
-from .state import GroupPhase, JobState
+from .state import JobState
 from .takeover import Takeover
 
 __all__ = ["Group", "GroupPhase"]
@@ -94,7 +96,7 @@ class Group:
     @property
     def phase(self) -> GroupPhase:
         """What the group as a whole is doing."""
-        return self.state.phase
+        return NAMES[type(self.state.phase)]
 
     @property
     def round(self) -> int:
@@ -137,7 +139,7 @@ class Group:
     @property
     def verdict(self) -> Verdict | None:
         """How the job ended; None while it has not."""
-        return self._rounds.ending.verdict if self._rounds.ending is not None else None
+        return self.state.phase.verdict if isinstance(self.state.phase, Ending) else None
 
     @property
     def last_stop(self) -> str:
@@ -171,7 +173,7 @@ class Group:
             for newcomer in won:
                 self._joining.displace(newcomer, now)
             self._advance(now)
-        if self.state.phase is not GroupPhase.CHECKING:
+        if not isinstance(self.state.phase, Checking):
             self._lobby.tell_newcomers(now)
         self._forget_job()
         return self._out.take()
@@ -188,23 +190,30 @@ class Group:
     def deadline(self) -> float | None:
         """Return when the next ``Tick`` is wanted; None for never."""
         losses = self._silence.delayed(self.roster.next_loss())
-        times = [losses, self._joining.contest.deadline(), self._rounds.rescale_at]
-        if self._rounds.ending is not None:
-            if self._rounds.ending.is_over:
-                return None
-            times.append(self._rounds.ending.until)
-        elif self.state.phase is GroupPhase.GATHERING and self.state.job is not None:
-            times += [self._lobby.join_deadline(), self._lobby.announce_at]
-            if self.state.now < self._lobby.opens_at:
-                times.append(self._lobby.opens_at)
-            # While a node is detached, its return or its loss comes before the last call.
-            if not self.state.formed_before and self.roster.ready_attached() == len(self.roster):
-                times.append(self._last_call())
-        elif self.state.phase is GroupPhase.CHECKING:
-            times.append(self._rounds.gate.deadline())
-        elif self._rounds.takeover is not None:
-            times.append(self._rounds.takeover.until)
+        times = [losses, self._joining.contest.deadline()]
+        match self.state.phase:
+            case Ending() as ending:
+                if ending.is_over:
+                    return None
+                times.append(ending.until)
+            case Gathering() if self.state.job is not None:
+                times += self._gathering_deadlines()
+            case Checking():
+                times.append(self._rounds.gate.deadline())
+            case Takeover() as takeover:
+                times.append(takeover.until)
+            case Running() as running if running.rescale_at < math.inf:
+                times.append(running.rescale_at)
         return min((time for time in times if time is not None), default=None)
+
+    def _gathering_deadlines(self) -> list[float | None]:
+        times = [self._lobby.join_deadline(), self._lobby.announce_at]
+        if self.state.now < self._lobby.opens_at:
+            times.append(self._lobby.opens_at)
+        # While a node is detached, its return or its loss comes before the last call.
+        if not self.state.formed_before and self.roster.ready_attached() == len(self.roster):
+            times.append(self._last_call())
+        return times
 
     @property
     def is_settled(self) -> bool:
@@ -213,11 +222,13 @@ class Group:
         Then a round runs, or there are too few nodes for one, or the job is over and all that are
         there have heard of it.
         """
-        if self._rounds.ending is not None:
-            return self._rounds.ending.is_over
-        if self.state.phase is GroupPhase.GATHERING:
-            return self.state.job is None or len(self.roster) < self.state.job.min_nodes
-        return self.state.phase is GroupPhase.RUNNING
+        match self.state.phase:
+            case Ending() as ending:
+                return ending.is_over
+            case Gathering():
+                return self.state.job is None or len(self.roster) < self.state.job.min_nodes
+            case phase:
+                return isinstance(phase, Running)
 
     def _last_call(self) -> float | None:
         """Return when a world may be formed of those that are there; None for too few.
@@ -231,12 +242,9 @@ class Group:
 
         Its options and its patience are those of the node that comes first, not of one that left.
         """
-        has_begun = (
-            self.state.formed_before or self._rounds.takeover is not None or self.state.highest >= 0
-        )
-        is_waiting = (
-            self.state.phase is GroupPhase.GATHERING and not self.state.aftermath.ledger.excluded
-        )
+        has_begun = self.state.formed_before or self.state.highest >= 0
+        is_gathering = isinstance(self.state.phase, Gathering)
+        is_waiting = is_gathering and not self.state.aftermath.ledger.excluded
         if self.state.job is not None and is_waiting and not has_begun and not len(self.roster):
             self._out.note(JobForgotten())
             self._rounds.agree(None)
@@ -247,8 +255,8 @@ class Group:
         name = node.spec.node_id
         if node.rank is not None:
             self.state.former_ranks[name] = node.rank
-        if self._rounds.takeover is not None:
-            self._rounds.takeover.node_removed(name)
+        if isinstance(self.state.phase, Takeover):
+            self.state.phase.node_removed(name)
         self.roster.remove(node)
         self._rounds.gate.forget(name)
         self._draining.forget(name)
@@ -257,17 +265,19 @@ class Group:
     # --- events ------------------------------------------------------------------------------
 
     def _received(self, link: int, message: NodeMessage, now: float) -> None:
-        node = self.roster.by_link(link)
+        node, phase = self.roster.by_link(link), self.state.phase
         if isinstance(message, Attend):
             if node is None and not self._joining.contest.waits(link):
                 self._joining.attend(link, message, now)
             return
         if isinstance(message, Heard):
-            if self._rounds.ending is not None:
-                self._rounds.ending.heard(link)
+            if isinstance(phase, Ending):
+                phase.heard(link)
             return
-        if node is None or self.state.phase is GroupPhase.FINISHED:
+        if node is None or isinstance(phase, Ending):
             return  # a stream that was replaced or refused; nothing changes a verdict
+        if isinstance(phase, Takeover) and phase.take(node, message):
+            return
         match message:
             case Failed(round_number, failure):
                 self._rounds.failed(node, round_number, failure)
@@ -292,7 +302,8 @@ class Group:
 
     def _link_gone(self, link: int, now: float) -> None:
         self._joining.contest.withdraw(link)
-        had_heard = self._rounds.ending is not None and self._rounds.ending.gone(link)
+        phase = self.state.phase
+        had_heard = isinstance(phase, Ending) and phase.gone(link)
         node = self.roster.by_link(link)
         if node is None:
             return
@@ -304,7 +315,7 @@ class Group:
         self._silence.broke()
         self._rounds.postmortem.suspect(node.spec.node_id)
         self._joining.contest.postpone(node.spec, now)
-        if self._rounds.ending is None:
+        if not isinstance(phase, Ending):
             self._out.note(NodeDisconnected(node.spec.node_id))
             if self.roster.detached == len(self.roster) and self._spans_hosts():
                 self._silence.all_broke(now)
@@ -316,8 +327,8 @@ class Group:
             self._grace_is_over(now)
         for newcomer in self._joining.contest.won(now):
             self._joining.displace(newcomer, now)
-        if self._rounds.rescale_at is not None and self._rounds.rescale_at <= now:
-            self._rounds.rescale()
+        if isinstance(self.state.phase, Running) and self.state.phase.rescale_at <= now:
+            self._rounds.rescale(self.state.phase)
         announce_at = self._lobby.announce_at
         if announce_at is not None and announce_at <= now:
             self._lobby.announce(now)
@@ -325,7 +336,7 @@ class Group:
     def _grace_is_over(self, now: float) -> None:
         """Give up the nodes that are overdue, unless nothing is heard of any."""
         judgement = Judgement.LOST
-        if self._rounds.ending is None and self._spans_hosts():
+        if not isinstance(self.state.phase, Ending) and self._spans_hosts():
             there = [node for node in self.roster if node.link is not None]
             judgement = self._silence.judge(now, are_others_there=bool(there))
         match judgement:
@@ -348,26 +359,25 @@ class Group:
         return len(hosts) > 1
 
     def _advance(self, now: float) -> None:
-        if self._rounds.takeover is not None:
-            self._try_take_over(self._rounds.takeover, now)
-        is_live = self.state.phase in (GroupPhase.RUNNING, GroupPhase.STOPPING)
-        all_done = self.state.phase is GroupPhase.RUNNING and not self.roster.count(
-            NodePhase.RUNNING
-        )
-        if all_done or (is_live and self._rounds.rank0_is_done):
-            self._rounds.finish(Outcome.SUCCEEDED, now)
-        if self.state.phase is GroupPhase.STOPPING and not self.roster.count(NodePhase.STOPPING):
-            self._rounds.end_round(now)
-        if self._draining and self.state.phase is GroupPhase.RUNNING:
-            self._drain(now)
-        if self.state.phase is GroupPhase.CHECKING:
+        """Go from phase to phase as far as things stand; each may lead to one further down."""
+        if isinstance(phase := self.state.phase, Takeover):
+            self._try_take_over(phase, now)
+        if isinstance(phase := self.state.phase, Running | Stopping):
+            all_done = isinstance(phase, Running) and not self.roster.count(NodePhase.RUNNING)
+            if all_done or phase.rank0_is_done:
+                self._rounds.finish(Outcome.SUCCEEDED, now, rank0_alone=phase.rank0_is_done)
+            elif isinstance(phase, Stopping) and not self.roster.count(NodePhase.STOPPING):
+                self._rounds.end_round(phase, now)
+            elif self._draining and isinstance(phase, Running):
+                self._drain(now)
+        if isinstance(self.state.phase, Checking):
             self._formation.advance_checks(now)
-        if self.state.phase is GroupPhase.GATHERING:
+        if isinstance(self.state.phase, Gathering):
             self._formation.try_form(now)
-        if self._rounds.ending is not None:
+        if isinstance(phase := self.state.phase, Ending):
             newcomers = self._joining.contest.dissolve()
-            self._out.add([self._rounds.ending.tell(newcomer.link) for newcomer in newcomers])
-            self._out.add(self._rounds.ending.advance(self.roster.detached, now))
+            self._out.add([phase.tell(newcomer.link) for newcomer in newcomers])
+            self._out.add(phase.advance(self.roster.detached, now))
 
     def _drain(self, now: float) -> None:
         """Nodes will be gone: have all ranks leave one state, then let these nodes leave."""

@@ -26,13 +26,15 @@ from ..protocol.messages import (
     Stop,
 )
 from .admission import OWN_SIDE, Side, difference, identity_taken, refusal
+from .ending import Ending
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
 from .lobby import Lobby
 from .outbox import Outbox
+from .phases import Gathering
 from .roster import Incarnations, Node, NodePhase
 from .rounds import IN_ROUND, Rounds
-from .state import GroupPhase, JobState
+from .state import JobState
 from .takeover import Takeover, is_spare, over
 
 _NO_PAST = Past()
@@ -79,41 +81,43 @@ class Joining:
         self._attend(link, attend, now)
 
     def _attend(self, link: int, attend: Attend, now: float) -> None:
+        if not self._may_attend(link, attend, now):
+            return
+        spec, ending = attend.node, self._state.phase
+        node = self._roster.get(spec.node_id)
+        if node is not None and node.spec.incarnation == spec.incarnation:
+            self._reattach(node, link, attend, now)
+        elif isinstance(ending, Ending):
+            self._out.add([ending.tell(link)])
+        elif rival := node or self._roster.by_wanted_rank(spec.wanted_rank):
+            self.contest.open(link, attend, rival.spec, now)
+            if rival.leaving:
+                self.rival_leaves(rival)
+            elif rival.link is not None:
+                self._challenge(rival, now)
+        else:
+            self._admit(link, attend, None, now)
+
+    def _may_attend(self, link: int, attend: Attend, now: float) -> bool:
+        """Return whether a node belongs to this job and may be in it; if not, tell it."""
         sentence = self._refusal(attend)
         if sentence is not None and self._is_of_a_running_job(attend):
             self._yield_to(attend, now)
             sentence = None
-        if self._rounds.ending is not None and (sentence is not None or self._is_new(attend)):
+        has_ended = isinstance(self._state.phase, Ending)
+        if has_ended and (sentence is not None or self._is_new(attend)):
             # For the job after this one, on the same endpoint, while a node of this one is slow to
             # hear of its end: the stream ends with this master, and the node finds the next one.
             # With the same id it cannot be told from a late spare, which then waits in vain: that
             # is better than a job that is said to have succeeded and was never run.
-            return
+            return False
         if sentence is not None:
             self._refuse(link, attend.node, partial(self._refusal, attend))
-            return
+            return False
         if self._state.job is None:
             self._rounds.agree(attend.job)
-        if self._rounds.gate.tell_again(link, attend.node):
-            return
-        if self._rounds.turn_away(link, attend.node.node_id):
-            return
-        node = self._roster.get(attend.node.node_id)
-        if node is not None and node.spec.incarnation == attend.node.incarnation:
-            self._reattach(node, link, attend, now)
-            return
-        if self._rounds.ending is not None:
-            self._out.add([self._rounds.ending.tell(link)])
-            return
-        rival = node or self._roster.by_wanted_rank(attend.node.wanted_rank)
-        if rival is None:
-            self._admit(link, attend, None, now)
-            return
-        self.contest.open(link, attend, rival.spec, now)
-        if rival.leaving:
-            self.rival_leaves(rival)
-        elif rival.link is not None:
-            self._challenge(rival, now)
+        must_go = self._rounds.gate.tell_again(link, attend.node)
+        return not (must_go or self._rounds.turn_away(link, attend.node.node_id))
 
     def _is_of_a_running_job(self, attend: Attend) -> bool:
         """Whether a node was in a round of this job, and none that is here was in any.
@@ -121,11 +125,7 @@ class Joining:
         Then its options are the job's: those that are here were started with others, such as node
         0 that came back with a new master in it.
         """
-        is_begun = (
-            self._rounds.takeover is not None
-            or self._state.formed_before
-            or self._rounds.ending is not None
-        )
+        is_begun = self._state.formed_before or isinstance(self._state.phase, Takeover | Ending)
         if self._state.job is None or attend.claim is None or is_begun:
             return False
         is_same = attend.job.job_id == self._state.job.job_id
@@ -161,7 +161,7 @@ class Joining:
             )
 
         self._rounds.agree(attend.job)
-        self._state.phase = GroupPhase.GATHERING
+        self._state.phase = Gathering()
         for node in list(self._roster):
             self._refuse(node.link, node.spec, reason)
             self._gone(node)
@@ -277,7 +277,7 @@ class Joining:
             self._rounds.stop_stale(node, claim.round)
         if attend.leaving:
             self._rounds.leave(node, attend.leaving)
-        elif node.phase is NodePhase.READY and self._state.phase is not GroupPhase.TAKING_OVER:
+        elif node.phase is NodePhase.READY and not isinstance(self._state.phase, Takeover):
             self._rounds.wait(node, now)
 
     def _may_teach(self, node: Node) -> bool:
@@ -308,16 +308,15 @@ class Joining:
             self._rounds.expel_excluded()
 
     def _take_claim(self, node: Node, claim: Claim, now: float) -> None:
-        if self._rounds.takeover is None:
+        takeover = self._state.phase
+        if not isinstance(takeover, Takeover):
             settings = self._state.settings
-            self._rounds.takeover = Takeover(
-                self._roster, now, settings.takeover_grace_s, settings.known
-            )
-            self._state.phase = GroupPhase.TAKING_OVER
+            takeover = Takeover(self._roster, now, settings.takeover_grace_s, settings.known)
+            self._state.phase = takeover
             self._rounds.gate.give_up()
             self._out.note(TakeoverBegun(claim.round))
         own = tuple(node.own(failure, claim) for failure in claim.failures)
-        self._rounds.takeover.claim(node.spec.node_id, replace(claim, failures=own))
+        takeover.claim(node.spec.node_id, replace(claim, failures=own))
 
     # --- the next stream of a node -----------------------------------------------------------
 
@@ -326,8 +325,8 @@ class Joining:
         self._roster.attach(node, link)
         self._rounds.postmortem.acquit(node.spec.node_id)
         node.offer = attend.offer
-        if self._rounds.ending is not None:
-            self._out.add([self._rounds.ending.tell(link, node.spec.node_id)])
+        if isinstance(ending := self._state.phase, Ending):
+            self._out.add([ending.tell(link, node.spec.node_id)])
             return
         self._out.note(NodeReconnected(node.spec.node_id))
         if node.leaving:
@@ -338,7 +337,7 @@ class Joining:
         self._learn(node, claim, now)
         if self._roster.get(node.spec.node_id) is None:
             return
-        if self._rounds.takeover is not None:
+        if isinstance(self._state.phase, Takeover):
             if claim is not None:
                 self._take_claim(node, claim, now)
         elif node.phase is not NodePhase.READY:

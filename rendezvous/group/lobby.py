@@ -4,9 +4,11 @@ from itertools import islice
 
 from ...values import replace
 from ..protocol.messages import Waiting
+from .ending import Ending
 from .outbox import Outbox
+from .phases import Gathering, Running, Stopping
 from .roster import Node, NodePhase
-from .state import GroupPhase, JobState
+from .state import JobState
 
 _MISSING_NAMED = 8
 _ANNOUNCE_EVERY_S = 1.0
@@ -81,12 +83,13 @@ class Lobby:
     def tell_newcomers(self, now: float) -> None:
         """Tell the nodes that have become ready and still wait what they wait for."""
         nodes, self._newcomers = self._newcomers, []
-        if self._state.phase is GroupPhase.FINISHED:
+        if isinstance(self._state.phase, Ending):
             return
         for node in nodes:
             # One that has stopped waits for the others in silence: told to be a spare, it would
             # forget its part in the round, and its failures, of which a later master must hear.
-            is_member = self._state.phase is GroupPhase.STOPPING and self._state.was_member(node)
+            is_stopping = isinstance(self._state.phase, Stopping)
+            is_member = is_stopping and self._state.was_member(node)
             if node.phase is NodePhase.READY and not is_member:
                 waiting = self.waiting(now)
                 if waiting.spare:  # it gives up the memory of its snapshots
@@ -110,9 +113,9 @@ class Lobby:
             max_nodes=job.max_nodes,
             missing=self._missing(),
             timeout_s=max(0.0, deadline - now) if deadline is not None else 0.0,
-            spare=phase in (GroupPhase.RUNNING, GroupPhase.STOPPING),
+            spare=isinstance(phase, Running | Stopping),
         )
-        backoff_s = self.opens_at - now if phase is GroupPhase.GATHERING else 0.0
+        backoff_s = self.opens_at - now if isinstance(phase, Gathering) else 0.0
         return replace(waiting, backoff_s=backoff_s) if backoff_s > 0 else waiting
 
     def not_enough(self) -> str:

@@ -20,9 +20,10 @@ from .events import Hung
 from .gate import Gate, OpenGate
 from .lobby import Lobby
 from .outbox import Outbox
+from .phases import Gathering, Running, Stopping
 from .resumption import Holder, Line, savings
 from .roster import Node, NodePhase
-from .state import GroupPhase, JobState
+from .state import JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
 
 _DELAY_TOLD_S = 1.0
@@ -53,17 +54,9 @@ class Rounds:
         self._lobby, self._checks, self._gone = lobby, checks, gone
         self.gate: Gate = OpenGate()
         """What stands between the ready nodes and a world of this job."""
-        self.takeover: Takeover | None = None
-        self.ending: Ending | None = None
         self.postmortem = Postmortem()
         self.answer = RoundDecision()
         """To the end of the last round."""
-        self.rescale_at: float | None = None
-        self._formed_at: float | None = None
-        """When the round was formed; None when an earlier master did it."""
-        self._ran_s: float | None = None
-        """How long the round ran until it was stopped; None where that is not known."""
-        self.rank0_is_done = False
         self.reason_before = ""
         """Why the round before the present one ended, in words."""
 
@@ -77,35 +70,33 @@ class Rounds:
         """A round begins; return what is known of the end of the one before."""
         ended, self.postmortem = self.postmortem, Postmortem()
         self.reason_before = ended.reason
-        self._formed_at, self.rank0_is_done = now, False
+        self._state.phase = Running(formed_at=now)
         return ended
 
     # --- what nodes report -------------------------------------------------------------------
 
     def failed(self, node: Node, round_number: int, failure: Failure) -> None:
         """A worker of a node has failed."""
-        if self.takeover is not None:
-            self.takeover.update(node.spec.node_id, round_number, failure=failure)
-        elif node.round == round_number == self._state.round and node.phase in IN_ROUND:
+        if node.round == round_number == self._state.round and node.phase in IN_ROUND:
             failure = node.own(failure)
             self.postmortem.remember(failure)
-            if self._state.phase is GroupPhase.RUNNING:
+            if isinstance(self._state.phase, Running):
                 is_certain = evidence(failure) is Evidence.OWN
                 self.stop_round(failure.summary(), counted=True, lets_settle=not is_certain)
 
     def hung(self, event: Hung) -> None:
         """The workers of the round hang."""
-        if event.round == self._state.round and self._state.phase is GroupPhase.RUNNING:
+        if event.round == self._state.round and isinstance(self._state.phase, Running):
             self.postmortem.remember(event.failure)
             self.stop_round(event.failure.summary(), counted=True, hung=event)
 
     def done(self, node: Node, round_number: int) -> None:
         """All workers of a node, or rank 0 where it decides, have succeeded."""
-        if self.takeover is not None:
-            self.takeover.update(node.spec.node_id, round_number, state=ClaimState.DONE)
-        elif node.round == round_number and node.phase in IN_ROUND:
+        phase = self._state.phase
+        is_in_round = node.round == round_number and node.phase in IN_ROUND
+        if is_in_round and isinstance(phase, Running | Stopping):
             # Also when a peer that misses rank 0 has made the round end meanwhile.
-            self.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
+            phase.rank0_is_done |= self._state.policy.rank0_decides and node.rank == 0
             if node.phase is NodePhase.RUNNING:
                 self._roster.move(node, NodePhase.DONE)
 
@@ -113,10 +104,6 @@ class Rounds:
         self, node: Node, round_number: int, offer: Offer, progress: Progress | None, now: float
     ) -> None:
         """No worker of the round is alive on a node."""
-        if self.takeover is not None:
-            node.offer = offer
-            self.takeover.update(node.spec.node_id, round_number, state=ClaimState.STOPPED)
-            return
         if node.round != round_number or node.phase is NodePhase.READY:
             return
         was_stale = node.phase is NodePhase.STALE
@@ -130,7 +117,7 @@ class Rounds:
         node.offer = offer
         if node.leaving:
             self.let_go(node)
-        elif was_stale and self.ending is None:
+        elif was_stale:
             self.wait(node, now)
 
     def leave(self, node: Node, reason: str) -> None:
@@ -138,10 +125,8 @@ class Rounds:
         if not node.leaving:
             self._out.note(NodeLeaves(node.spec.node_id, reason))
         node.leaving = reason
-        if self.takeover is not None:
-            self.takeover.leaves(node.spec.node_id, reason, node.spec.host, node.spec.role)
-            if self.takeover.alive(node.spec.node_id):
-                return  # it confirms when its workers are dead
+        if isinstance(self._state.phase, Takeover) and self._state.phase.leaves(node, reason):
+            return  # it confirms when its workers are dead
         if node.phase is NodePhase.RUNNING:
             departure = preempted(node.rank, node.spec.host, node.spec.role, reason)
             self.stop_round(departure.summary(), counted=False, departure=departure)
@@ -155,7 +140,8 @@ class Rounds:
 
     def lose(self, node: Node, why: str) -> None:
         """A node does not come back, or another took its place: its workers count as dead."""
-        if self.ending is None:
+        has_ended = isinstance(self._state.phase, Ending)
+        if not has_ended:
             self._out.note(NodeLost(node.spec.node_id, why))
         was_running = node.phase is NodePhase.RUNNING
         was_in_round = was_running or node.phase is NodePhase.STOPPING
@@ -166,7 +152,7 @@ class Rounds:
             loss = node_lost(node.rank, node.spec.host, node.spec.role, why)
             self.postmortem.remember(loss, node.spec.node_id)
         self.gate.lost(node.spec.node_id)
-        if was_running and self.ending is None:
+        if was_running and not has_ended:
             self.stop_round(f"node {node.rank} ({node.spec.host}) was lost: {why}", counted=True)
 
     # --- the end of a round ------------------------------------------------------------------
@@ -181,12 +167,12 @@ class Rounds:
         hung: Hung | None = None,
     ) -> None:
         """End the round on every member: the lockstep stop."""
-        assert self._state.phase is GroupPhase.RUNNING
-        self._state.phase = GroupPhase.STOPPING
+        running = self._state.phase
+        assert isinstance(running, Running)
+        ran_s = None if running.formed_at is None else self._state.now - running.formed_at
+        self._state.phase = Stopping(ran_s, running.rank0_is_done)
         self._state.newest = self._state.settings.term, self._state.round + 1
         self.postmortem.begin(reason, counted=counted, preempted=departure)
-        self._ran_s = None if self._formed_at is None else self._state.now - self._formed_at
-        self.rescale_at = None
         stop = Stop(self._state.round, reason, lets_settle)  # one for all: it is encoded once
         if hung is not None:
             stop = replace(stop, is_hung=not hung.is_alone, stacks=hung.stacks)
@@ -200,18 +186,18 @@ class Rounds:
         self._roster.move(node, NodePhase.STALE)
         self._out.send(node, over(round_number, is_stale=True))
 
-    def end_round(self, now: float) -> None:
+    def end_round(self, stopping: Stopping, now: float) -> None:
         """All workers of the round are dead: decide what follows."""
         assert self._state.job is not None
         self.postmortem.conclude()
-        self._state.phase = GroupPhase.GATHERING
+        self._state.phase = Gathering()
         cause = self.postmortem.cause or self.postmortem.preempted
         suspect = self._state.members.get(cause.node_rank) if cause is not None else None
         self.answer = answer = self._state.aftermath.answer(
             self._state.job,
             self.postmortem,
             restarts=self._state.restarts,
-            ran_s=self._ran_s,
+            ran_s=stopping.ran_s,
             suspect=suspect,
             has_stand_in=suspect is not None and self._has_stand_in(suspect),
             nodes=self._state.world_nodes,
@@ -240,8 +226,9 @@ class Rounds:
 
     def take_over(self, taken: TakenOver, now: float) -> None:
         """Go on with the round of an earlier master as if it were our own."""
-        state, self.takeover = self._state, None
-        state.formed_before, state.phase = True, GroupPhase.RUNNING
+        state, rank0_is_done = self._state, taken.rank0_is_done
+        running = Running(None, rank0_is_done=state.policy.rank0_decides and rank0_is_done)
+        state.formed_before, state.phase = True, running
         state.round, state.formed_by = taken.round, taken.formed_by
         state.term = min(taken.term, state.settings.term)  # or a node has made it up
         state.newest = state.term, state.round
@@ -251,8 +238,6 @@ class Rounds:
         # Also those that are not there: the policy may want one of them replaced.
         members = {claim.node_rank: name for name, claim in taken.members.items()}
         state.members = taken.ranks | members
-        self._formed_at = None
-        self.rank0_is_done = state.policy.rank0_decides and taken.rank0_is_done
         self._keep_ranks(taken.ranks)
         self._lobby.close()
         self._out.note(
@@ -266,7 +251,7 @@ class Rounds:
                 self._resume(node, claim)
             elif node is not None and claim.state is not ClaimState.STOPPED:
                 self.stop_stale(node, claim.round)
-        self._judge(taken)
+        self._judge(taken, running)
         for node in self._roster.in_phase(NodePhase.READY):
             self.wait(node, now)
 
@@ -293,9 +278,9 @@ class Rounds:
         if claim.state is ClaimState.DONE:
             self._roster.move(node, NodePhase.DONE)
 
-    def _judge(self, taken: TakenOver) -> None:
+    def _judge(self, taken: TakenOver, running: Running) -> None:
         """Stop the round that was taken over, if it cannot go on."""
-        if self.rank0_is_done:
+        if running.rank0_is_done:
             pass  # the job has succeeded, whatever became of the others
         elif taken.finding is TakeoverState.FAILED:
             if taken.lost is not None:
@@ -340,11 +325,7 @@ class Rounds:
         """Return how many nodes more than now a world could have."""
         state, members = self._state, self._roster.count(NodePhase.RUNNING)
         # Where a node is done, the job is about to end: nothing is begun anew for a newcomer.
-        if (
-            state.phase is not GroupPhase.RUNNING
-            or state.job is None
-            or members < state.world_nodes
-        ):
+        if not isinstance(state.phase, Running) or state.job is None or members < state.world_nodes:
             return 0
         return state.usable(members + self.could_join()) - members
 
@@ -354,13 +335,13 @@ class Rounds:
 
     def plan_rescale(self, now: float) -> None:
         """Let the round end for a larger one in a while, if there are nodes for it."""
-        delay_s = self._state.rescale_delay_s
-        if delay_s < math.inf and self.rescale_at is None and self._growth() > 0:
-            self.rescale_at = now + delay_s
+        delay_s, running = self._state.rescale_delay_s, self._state.phase
+        if isinstance(running, Running) and running.rescale_at == math.inf and self._growth() > 0:
+            running.rescale_at = now + delay_s
 
-    def rescale(self) -> None:
+    def rescale(self, running: Running) -> None:
         """Stop the round for a larger one, if there are still nodes for it."""
-        self.rescale_at = None
+        running.rescale_at = math.inf
         growth = self._growth()
         if growth > 0:
             size = self._state.world_nodes + growth
@@ -370,27 +351,34 @@ class Rounds:
 
     # --- the end of the job ------------------------------------------------------------------
 
-    def finish(self, outcome: Outcome, now: float, sentence: str = "") -> None:
-        """End the job, for a reason in words where it is not that of its last round."""
+    def finish(
+        self, outcome: Outcome, now: float, sentence: str = "", *, rank0_alone: bool = False
+    ) -> None:
+        """End the job.
+
+        Args:
+            outcome: how.
+            now: the time.
+            sentence: why, where that is not the reason of its last round.
+            rank0_alone: the success of rank 0 was enough.
+        """
         assert self._state.job is not None
         sentence = sentence or sentence_of(
             outcome,
             self.postmortem,
             spent=spent(self._state.job, self._state.restarts_in_budget),
             decision=self.answer.words,
-            rank0_alone=self.rank0_is_done,
+            rank0_alone=rank0_alone,
             not_enough=self._lobby.not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
         )
         verdict = verdict_of(
             outcome, sentence, self._state.restarts, self._state.round + 1, self.postmortem
         )
-        self.ending = ending = Ending(
+        self._state.phase = ending = Ending(
             verdict,
             now + self._state.settings.verdict_grace_s,
             self._savings() if outcome is not Outcome.SUCCEEDED else {},
         )
-        self._state.phase = GroupPhase.FINISHED
-        self.rescale_at = None
         self._lobby.close()
         self._out.note(VerdictGiven(verdict.sentence))
         there = [(node.link, node) for node in self._roster if node.link is not None]

@@ -1,26 +1,14 @@
 """What is known of a job, whichever part of the group has found it out. Pure."""
 
-import enum
-
 from ..policy.decision import Aftermath
 from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import JobSpec, PolicySpec
 from .events import GroupSettings
+from .phases import Gathering, Phase
 from .roster import Incarnations, Node, Roster
 from .world import usable_size
 
 _DEFAULT_POLICY = PolicySpec()
-
-
-class GroupPhase(enum.Enum):
-    """What the group as a whole is doing."""
-
-    GATHERING = "waiting for nodes"
-    CHECKING = "checking nodes"
-    TAKING_OVER = "taking over a running round"
-    RUNNING = "running"
-    STOPPING = "stopping a round"
-    FINISHED = "finished"
 
 
 class JobState:
@@ -40,7 +28,7 @@ class JobState:
         self.job: JobSpec | None = None
         """What all nodes have to agree on; None before the first of them."""
         self.roster = Roster()
-        self.phase = GroupPhase.GATHERING
+        self.phase: Phase = Gathering()
         self.aftermath = Aftermath()
         """What the answer to the next failure depends on: budget, blame, exclusions."""
         self.restarts = 0

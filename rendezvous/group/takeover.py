@@ -14,8 +14,8 @@ import enum
 from ... import defaults
 from ...values import dataclass, field, replace
 from ..protocol.failure import Evidence, Failure, evidence, node_lost, preempted
-from ..protocol.messages import Claim, ClaimState, Stop
-from .roster import Roster
+from ..protocol.messages import Claim, ClaimState, Done, Failed, NodeMessage, Stop, Stopped
+from .roster import Node, Roster
 
 
 class TakeoverState(enum.Enum):
@@ -78,6 +78,8 @@ def is_spare(claim: Claim) -> bool:
 class _World:
     """A world with the highest number, and those of its members that are there."""
 
+    formed_by: str
+    """The master that formed it."""
     nodes: int
     members: dict[str, Claim] = field(default_factory=dict)
     has_failed: bool = False
@@ -88,6 +90,11 @@ class _World:
         """How many members are not there."""
         return max(0, self.nodes - len(self.members))
 
+    @property
+    def standing(self) -> tuple[bool, int]:
+        """The world that stands highest is taken over."""
+        return not self.missing, len(self.members)
+
     def absent(self) -> dict[int, str]:
         """Return by node rank which nodes are not there, where the one before is there to tell."""
         return {
@@ -97,7 +104,6 @@ class _World:
         }
 
 
-_NO_WORLD = _World(0)
 _FEW = 8
 
 
@@ -144,18 +150,17 @@ class Takeover:
     def claim(self, node_id: str, claim: Claim) -> None:
         """Take in what a node says of itself on attending."""
         self._forget(node_id)
-        self._claims[node_id] = claim
         if _age(claim) > self._newest:
             self._newest, self._worlds = _age(claim), {}
             for name in self._claims:
                 self._look_at(name)
-        if _age(claim) == self._newest and not is_spare(claim):
-            self._worlds.setdefault(claim.formed_by, _World(claim.nodes))
         self._keep(node_id, claim)
 
     def _world_of(self, claim: Claim) -> _World | None:
-        is_of_the_highest = _age(claim) == self._newest and not is_spare(claim)
-        return self._worlds.get(claim.formed_by) if is_of_the_highest else None
+        """Return the world of a claim; None where there is none, or it is not the newest."""
+        if _age(claim) != self._newest or is_spare(claim):
+            return None
+        return self._worlds.setdefault(claim.formed_by, _World(claim.formed_by, claim.nodes))
 
     def _keep(self, node_id: str, claim: Claim) -> None:
         self._claims[node_id] = claim
@@ -187,27 +192,38 @@ class Takeover:
             for name, number in doomed.items()
         ]
 
-    def update(
-        self,
-        node_id: str,
-        round_number: int,
-        *,
-        state: ClaimState | None = None,
-        failure: Failure | None = None,
-    ) -> None:
-        """Take in what a node reports before the decision."""
-        claim = self._claims.get(node_id)
-        if claim is None or claim.round != round_number or is_spare(claim):
+    def take(self, node: Node, message: NodeMessage) -> bool:
+        """Take in what a node reports of its round before the decision; return whether it does."""
+        match message:
+            case Failed(round_number, failure):
+                self._failed(node, round_number, failure)
+            case Done(round_number):
+                self._reached(node, round_number, ClaimState.DONE)
+            case Stopped(round_number, offer):
+                node.offer = offer
+                self._reached(node, round_number, ClaimState.STOPPED)
+            case _:
+                return False
+        return True
+
+    def _claim_of(self, node: Node, round_number: int) -> Claim | None:
+        """Return what a node claims, if that is to have been in a round."""
+        claim = self._claims.get(node.spec.node_id)
+        is_of_it = claim is not None and claim.round == round_number and not is_spare(claim)
+        return claim if is_of_it else None
+
+    def _failed(self, node: Node, round_number: int, failure: Failure) -> None:
+        claim = self._claim_of(node, round_number)
+        if claim is None or len(claim.failures) >= defaults.FAILURES_IN_VERDICT:
             return
-        failures = claim.failures
-        node = self._roster.get(node_id)
-        if failure is not None and node is not None:
-            failure = node.own(failure, claim)
-            is_news = len(failures) < defaults.FAILURES_IN_VERDICT and failure not in failures
-            failures += (failure,) if is_news else ()
-        if claim.state is ClaimState.STOPPED:
-            state = None  # what is dead stays dead
-        self._keep(node_id, replace(claim, state=state or claim.state, failures=failures))
+        failure = node.own(failure, claim)
+        if failure not in claim.failures:
+            self._keep(node.spec.node_id, replace(claim, failures=(*claim.failures, failure)))
+
+    def _reached(self, node: Node, round_number: int, state: ClaimState) -> None:
+        claim = self._claim_of(node, round_number)
+        if claim is not None and claim.state is not ClaimState.STOPPED:  # what is dead stays dead
+            self._keep(node.spec.node_id, replace(claim, state=state))
 
     def _forget(self, node_id: str) -> None:
         """Drop the claim of a node that is gone, but not the round it taught."""
@@ -219,11 +235,16 @@ class Takeover:
         self._told.discard(node_id)
         self._departures.pop(node_id, None)
 
-    def leaves(self, node_id: str, reason: str, host: str, role: str) -> None:
-        """A node has asked to go away; it stays until its workers are dead."""
-        claim = self._claims.get(node_id)
-        if claim is not None and not is_spare(claim):
-            self._departures[node_id] = preempted(claim.node_rank, host, role, reason)
+    def leaves(self, node: Node, reason: str) -> bool:
+        """A node has asked to go away; return whether it may still have workers, and stays."""
+        spec = node.spec
+        claim = self._claims.get(spec.node_id)
+        if claim is None:
+            return False
+        if not is_spare(claim):
+            departure = preempted(claim.node_rank, spec.host, spec.role, reason)
+            self._departures[spec.node_id] = departure
+        return claim.state is not ClaimState.STOPPED
 
     def node_removed(self, node_id: str) -> None:
         """A node is gone; one that had asked to go is not missed, and has no workers any more."""
@@ -235,11 +256,6 @@ class Takeover:
         self._told.discard(node_id)
         self._keep(node_id, replace(claim, state=ClaimState.STOPPED))
 
-    def alive(self, node_id: str) -> bool:
-        """Return whether a node may still have workers."""
-        claim = self._claims.get(node_id)
-        return claim is not None and claim.state is not ClaimState.STOPPED
-
     # --- the decision ------------------------------------------------------------------------
 
     def decide(self, now: float) -> TakenOver | None:
@@ -248,15 +264,15 @@ class Takeover:
         Args:
             now: the group's time in seconds.
         """
-        world = self._chosen()
+        world = max(self._worlds.values(), key=lambda world: world.standing, default=_World("", 0))
         is_clear = not world.missing or self._are_replaced(world)
         if now < self.until and not (world.members and is_clear):
             return None
-        departure = self._departure(world)
-        finding = self._judge(world, departure)
+        departure, gone = self._departure(world), self._gone(world)
+        finding = self._judge(world, departure, gone)
         lost, reason = None, ""
         if finding is TakeoverState.FAILED:
-            lost = self._not_back(world)
+            lost = self._not_back(world, gone) if gone else None
         elif finding is TakeoverState.REGROUP:
             reason = departure.summary() if departure is not None else self._who_returned(world)
         elif finding in (TakeoverState.BROKEN, TakeoverState.FENCED):
@@ -265,7 +281,7 @@ class Takeover:
             finding=finding,
             round=self.round,
             term=self._newest[0],
-            formed_by=self._formed_by(),
+            formed_by=world.formed_by,
             nodes=len(world.members) + world.missing,
             claims=self._claims,
             members=world.members,
@@ -275,17 +291,6 @@ class Takeover:
             departure=departure if finding is TakeoverState.REGROUP else None,
             reason=reason,
         )
-
-    def _formed_by(self) -> str:
-        """Return the master that formed the world to be taken over; empty if there is none."""
-        return max(self._worlds, key=self._rank_of, default="")
-
-    def _rank_of(self, formed_by: str) -> tuple[bool, int]:
-        world = self._worlds[formed_by]
-        return (not world.missing, len(world.members))
-
-    def _chosen(self) -> _World:
-        return self._worlds.get(self._formed_by(), _NO_WORLD)
 
     def _is_there(self, node_id: str) -> bool:
         return self._roster.get(node_id) is not None
@@ -307,28 +312,28 @@ class Takeover:
         the old master died while it told them. Of members that are not known by name, every node
         that claims nothing else may be one.
         """
-        named = {name for name in world.absent().values() if self._is_there(name)}
-        others = sum(
-            not (is_spare(claim) or name in world.members or name in named) and self._is_there(name)
-            for name, claim in self._claims.items()
-        )
-        claimed = sum(map(self._is_there, self._claims))
-        unclaimed = len(self._roster) - claimed - len(named - self._claims.keys())
-        return max(0, world.missing - len(named) - others - unclaimed)
+        named = set(world.absent().values())
+        spares = {name for name, claim in self._claims.items() if is_spare(claim)}
+        there = {node.spec.node_id for node in self._roster}
+        may_be_members = there - world.members.keys() - (spares - named)
+        return max(0, world.missing - len(may_be_members))
 
-    def _judge(self, world: _World, departure: Failure | None) -> TakeoverState:
-        """Return what the claims amount to."""
+    def _judge(self, world: _World, departure: Failure | None, gone: int) -> TakeoverState:
+        """Return what the claims amount to.
+
+        Args:
+            world: that is taken over.
+            departure: of a member of it, in order.
+            gone: how many of its members do not attend at all.
+        """
         if not world.members:
             return TakeoverState.BROKEN
-        gone = self._gone(world)
         is_short = world.missing or departure is not None
         if is_short and not gone and not _has_own_failure(world):
             # What the others say of their lost connections follows from that.
             return TakeoverState.REGROUP
-        if world.has_failed:
-            return TakeoverState.FAILED
         has_term = self._newest[0] > 0
-        if gone and has_term:
+        if world.has_failed or (gone and has_term):
             # The loss counts, no matter whether the others were fenced before the election.
             return TakeoverState.FAILED
         if any(claim.state is ClaimState.STOPPED for claim in world.members.values()):
@@ -350,11 +355,8 @@ class Takeover:
 
     # --- in words ----------------------------------------------------------------------------
 
-    def _not_back(self, world: _World) -> Failure | None:
+    def _not_back(self, world: _World, gone: int) -> Failure:
         """Return the failure record of members that have not come back, the first by name."""
-        gone = self._gone(world)
-        if not gone:
-            return None
         # A member that was started again has lost its workers, but is there.
         away = {rank: name for rank, name in world.absent().items() if not self._is_there(name)}
         rank = min(away, default=None)

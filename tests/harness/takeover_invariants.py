@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ft_run.rendezvous.group.group import Group
-from ft_run.rendezvous.group.state import GroupPhase
+from ft_run.rendezvous.group.phases import GroupPhase
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, FailureKind, evidence
 from ft_run.rendezvous.protocol.messages import Assignment, Attend, Claim
 

@@ -1,5 +1,6 @@
 """A stream speaks for its own node: no other is blamed, stopped or replaced for what it says."""
 
+from ft_run.rendezvous.group.takeover import Takeover
 from ft_run.rendezvous.protocol.messages import ClaimState, Done, Failed, Leave, PolicySpec, Stopped
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.tests.harness.scene import Scene, claim_of, running, worker_failure
@@ -50,8 +51,8 @@ def test_what_fails_before_the_decision_is_bounded() -> None:
     scene.attend("b", claim=claim_of(4, 1))
     for code in range(1, 100):
         scene.say("b", Failed(4, worker_failure(2, code=code)))
-    takeover = scene.group._rounds.takeover
-    assert takeover is not None
+    takeover = scene.group.state.phase
+    assert isinstance(takeover, Takeover)
     (claim,) = takeover._claims.values()
     assert [failure.exit_code for failure in claim.failures] == [*range(1, 17)]
 

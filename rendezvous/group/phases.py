@@ -1,0 +1,61 @@
+"""What a group as a whole is doing: one value for each phase, with all that the phase knows."""
+
+import enum
+import math
+
+from ...values import dataclass
+from .ending import Ending
+from .takeover import Takeover
+
+
+class GroupPhase(enum.Enum):
+    """The phases by name, for people and for what is outside of the group."""
+
+    GATHERING = "waiting for nodes"
+    CHECKING = "checking nodes"
+    TAKING_OVER = "taking over a running round"
+    RUNNING = "running"
+    STOPPING = "stopping a round"
+    FINISHED = "finished"
+
+
+class Gathering:
+    """No round runs: nodes are waited for."""
+
+
+class Checking:
+    """Nodes are examined before the next round; the gate has the examination."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A round runs."""
+
+    formed_at: float | None
+    """None when an earlier master formed it."""
+    rank0_is_done: bool = False
+    """Rank 0 has succeeded, and decides."""
+    rescale_at: float = math.inf
+    """When it is stopped for a larger world."""
+
+
+@dataclass(slots=True)
+class Stopping:
+    """A round is being stopped."""
+
+    ran_s: float | None
+    """How long it ran until then; None where that is not known."""
+    rank0_is_done: bool = False
+    """As in ``Running``."""
+
+
+Phase = Gathering | Checking | Takeover | Running | Stopping | Ending
+
+NAMES: dict[type, GroupPhase] = {
+    Gathering: GroupPhase.GATHERING,
+    Checking: GroupPhase.CHECKING,
+    Takeover: GroupPhase.TAKING_OVER,
+    Running: GroupPhase.RUNNING,
+    Stopping: GroupPhase.STOPPING,
+    Ending: GroupPhase.FINISHED,
+}
