@@ -53,6 +53,20 @@ class Finding:
 _NOTHING = Finding()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """One rank, as all looks together show it."""
+
+    stack: RankStack
+    """Its last stack; one that is only slow to answer answers some time."""
+    has_moved: bool
+    """It was at another place, or had shown progress, between any two looks."""
+    gets_on: bool
+    """It has shown progress since the first look."""
+    has_stepped: bool
+    """It has done a step since then."""
+
+
 def compare(
     looks: Sequence[Sequence[RankStack]],
     idle_s: Mapping[int, float],
@@ -65,41 +79,47 @@ def compare(
         idle_s: of the ranks that are late, how many seconds ago they got on.
         start_s: how long calls that are known to take long may take.
     """
-    first = {stack.rank: stack for stack in looks[0]}
-    if any({stack.rank for stack in look} != first.keys() for look in looks):
+    numbers = {stack.rank for stack in looks[0]}
+    if any({stack.rank for stack in look} != numbers for look in looks):
         return _NOTHING  # one has ended
-    after, moved = _last_known(looks), _moved(looks)
-    is_same = {stack.rank: first[stack.rank].ticks == stack.ticks for stack in after}
-    moving = [stack for stack in after if not is_same[stack.rank]]
-    are_stepping = any(first[stack.rank].steps != stack.steps for stack in moving)
-    late = [stack for stack in after if stack.rank in idle_s and is_same[stack.rank]]
-    if all(stack.state is RankState.UNKNOWN for stack in late):  # also if there is none
+    ranks = _together(looks)
+    late = [one for one in ranks if one.stack.rank in idle_s and not one.gets_on]
+    if all(one.stack.state is RankState.UNKNOWN for one in late):  # also if there is none
         return _NOTHING
-    idle = min(idle_s[stack.rank] for stack in late)
+    idle = min(idle_s[one.stack.rank] for one in late)
+    may_take_long = idle < start_s
+    if any(one.gets_on for one in ranks):
+        return _beside_others(ranks, late, idle, may_take_long)
+    return _all_alike(ranks, idle, may_take_long)
 
-    def excuse(stack: RankStack) -> str:
-        return _excuse(stack.rank in moved, stack, idle < start_s)
 
-    judged = list(after)
-    if moving:
+def _beside_others(
+    ranks: Sequence[_Rank], late: Sequence[_Rank], idle: float, may_take_long: bool
+) -> Finding:
+    """Judge those that are late while others get on."""
+    if any(one.gets_on and one.has_stepped for one in ranks):
         judged = [
-            stack
-            for stack in late
-            if are_stepping
-            and stack.ticks
-            and wait_of(stack) is None
-            and stack.state is not RankState.UNKNOWN
-            and not excuse(stack)
+            one.stack
+            for one in late
+            if one.stack.ticks
+            and wait_of(one.stack) is None
+            and one.stack.state is not RankState.UNKNOWN
+            and not _excuse(one, may_take_long)
         ]
-    if moving and not judged:
-        return _slow(moving[0], "is moving", idle)
-    if not moving:
-        if len(after) > 1 and all(map(_is_stopped, after)):
-            return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
-        for stack in after:
-            if words := excuse(stack):
-                return _slow(stack, words, idle)
-    return Finding(judge(judged, idle), is_alone=bool(moving))
+        if judged:
+            return Finding(judge(judged, idle), is_alone=True)
+    first = next(one for one in ranks if one.gets_on)
+    return _slow(first.stack, "is moving", idle)
+
+
+def _all_alike(ranks: Sequence[_Rank], idle: float, may_take_long: bool) -> Finding:
+    """Judge all ranks, none of which gets on."""
+    if len(ranks) > 1 and all(_is_stopped(one.stack) for one in ranks):
+        return Finding(words=f"no step for {idle:.0f} s, but all ranks are stopped by a signal")
+    for one in ranks:
+        if words := _excuse(one, may_take_long):
+            return _slow(one.stack, words, idle)
+    return Finding(judge([one.stack for one in ranks], idle))
 
 
 def failure_of(verdict: HangVerdict, stacks: Sequence[RankStack]) -> Failure:
@@ -136,34 +156,33 @@ def _slow(stack: RankStack, what: str, idle_s: float) -> Finding:
     return Finding(words=f"no step for {idle_s:.0f} s, but rank {stack.rank} {what}{where}")
 
 
-def _last_known(looks: Sequence[Sequence[RankStack]]) -> list[RankStack]:
-    """Return the last stack of each rank; one that is only slow to answer answers some time."""
-    last: dict[int, RankStack] = {}
-    for stack in (stack for look in looks for stack in look):
-        if stack.rank not in last or stack.state is not RankState.SILENT:
-            last[stack.rank] = stack
-    return list(last.values())
-
-
-def _moved(looks: Sequence[Sequence[RankStack]]) -> set[int]:
-    """Return the ranks that have moved between any two looks."""
-    seen: dict[int, RankStack] = {}
-    moved = set()
-    for stack in (stack for look in looks for stack in look):
-        if stack.rank in seen and has_moved(seen[stack.rank], stack):
+def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
+    """Return what the looks show of each rank."""
+    first = {stack.rank: stack for stack in looks[0]}
+    last, moved = dict(first), set()
+    for stack in (stack for look in looks[1:] for stack in look):
+        if has_moved(last[stack.rank], stack):
             moved.add(stack.rank)
-        if stack.rank not in seen or stack.state is not RankState.SILENT:
-            seen[stack.rank] = stack
-    return moved
+        if stack.state is not RankState.SILENT:
+            last[stack.rank] = stack
+    return [
+        _Rank(
+            stack,
+            has_moved=rank in moved,
+            gets_on=stack.ticks != first[rank].ticks,
+            has_stepped=stack.steps != first[rank].steps,
+        )
+        for rank, stack in last.items()
+    ]
 
 
-def _excuse(has_moved: bool, after: RankStack, may_take_long: bool) -> str:
+def _excuse(one: _Rank, may_take_long: bool) -> str:
     """Return why a rank is not taken to hang; empty where nothing speaks against it."""
-    if has_moved:
+    if one.has_moved:
         return "is moving"
-    if after.remark == _BY_DEBUGGER or _is_in(after.frames, _DEBUGGERS):
+    if one.stack.remark == _BY_DEBUGGER or _is_in(one.stack.frames, _DEBUGGERS):
         return "is in a debugger"
-    if may_take_long and _is_in(after.frames, _TAKE_LONG):
+    if may_take_long and _is_in(one.stack.frames, _TAKE_LONG):
         return "is in a call that may take long"
     return ""
 

@@ -1,8 +1,9 @@
 """What nodes and the master say to each other, as plain values.
 
-The same names and fields stand in ``protos/rendezvous.proto``; ``wire`` converts. They are
-separate from protobuf so that the rules are pure and a standalone job never loads it. What is
-said of checks is in ``check_messages``.
+``protos/rendezvous.proto`` has the same names and fields, and ``transport.codec`` converts. They
+are separate from protobuf so that the rules are pure and a standalone job never loads it. Messages
+about checks are in ``check_messages``, those about preemption in ``drain_messages``, those about
+stacks and steps in ``stacks`` and ``steps``.
 """
 
 import enum
