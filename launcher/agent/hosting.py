@@ -32,8 +32,8 @@ from .ending import JobOver, unheard
 
 if TYPE_CHECKING:
     from ...checks.results import Known
+    from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.transport.succession import Succession
     from ...rendezvous.trust.wire import Trust
     from .agent import Agent
 
@@ -257,10 +257,13 @@ async def listed_host(
     Raises:
         UsageError: it cannot be listened at.
     """
+    from ...rendezvous.lease.succession import Succession
+    from ...rendezvous.transport.lease_calls import LeaseCalls
     from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.transport.succession import Succession
 
     times = LeaseTimes(timeouts.lease_s, timeouts.fence_s, timeouts.silence_s)
+    spec = timeouts.succession(endpoints)
+    assert spec is not None
     for place, endpoint in enumerate(endpoints):
         address = listen_address(endpoint)
         if address is None:
@@ -269,11 +272,11 @@ async def listed_host(
             endpoints,
             place,
             times,
-            replace(settings, succession=timeouts.succession(endpoints)),
+            replace(settings, succession=spec),
             new_master,
             lambda term: note(HostLeads(term)),
             lambda same: note(EndpointsAreOne(tuple(map(str, same)), len(endpoints))),
-            trust,
+            LeaseCalls(endpoints, spec, times, trust),
         )
         server = MasterServer(None, VERSION, times.silence_s, trust, succession)
         try:

@@ -24,8 +24,8 @@ from ..reporting.display import Display
 from ..version import VERSION
 
 if TYPE_CHECKING:
+    from ...rendezvous.lease.succession import Succession
     from ...rendezvous.transport.server import MasterServer
-    from ...rendezvous.transport.succession import Succession
     from ...rendezvous.trust.wire import Trust
 
 

@@ -1,7 +1,7 @@
 """Holds what nodes and hosts send against the bounds in the types of its fields. Pure.
 
 ``bounded`` has the types. What the texts of one message may come to in all is bounded by
-``MAX_MESSAGE_BYTES`` of ``channel_options``.
+``MAX_FROM_NODE_BYTES`` of ``transport.channel_options``.
 """
 
 import enum

@@ -19,6 +19,7 @@ from ...events.master import NodeRefused
 from ...protos import rendezvous_pb2 as pb
 from ...tasks import show_bug
 from ..diagnosis.hang import group_stacks
+from ..lease.succession import OtherOptionsError
 from ..master.master import Master
 from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
@@ -27,10 +28,12 @@ from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
 from .codec import WireError, decode_node, encode_lease, encode_master, encode_stack, encode_steps
 from .health import NO_SENSE, Health
+from .lease_calls import NO_SENSE as NO_SENSE_OF_HOSTS
+from .lease_calls import answered, followed, greeting_data
 from .silent_streams import SilentStreams
 
 if TYPE_CHECKING:
-    from .succession import Succession
+    from ..lease.succession import Succession
 
 _STOP_GRACE_S = 0.5
 
@@ -142,8 +145,8 @@ class MasterServer:
         """Answer another of the listed hosts."""
         assert self._succession is not None
         try:
-            return self._succession.answer(request, dict(context.invocation_metadata() or ()))
-        except (bounds.OutOfBounds, WireError, DecodeError) as error:
+            return answered(self._succession, request, dict(context.invocation_metadata() or ()))
+        except (OtherOptionsError, *NO_SENSE_OF_HOSTS) as error:
             own = ((SUCCESSION_KEY, encode_lease(self._succession.spec_seen)),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), own)
             raise  # which abort has done
@@ -156,7 +159,8 @@ class MasterServer:
         # The node waits for this: it says that a master is there, before it has anything to say.
         greeting: dict[str, str | bytes] = {MASTER_KEY: self._version}
         if self._succession is not None:
-            greeting |= self._succession.greeting(dict(context.invocation_metadata() or ()))
+            term = followed(dict(context.invocation_metadata() or ()))
+            greeting |= greeting_data(self._succession.greeting(term))
         await context.send_initial_metadata(tuple(greeting.items()))
         master = self._master_now()
         if LED_BY_KEY in greeting or master is None:
@@ -265,7 +269,7 @@ class MasterServer:
         if master is None:
             reply = pb.StatusReply(phase="another host leads", round=-1, version=self._version)
             assert self._succession is not None
-            self._succession.describe(reply)
+            _describe(reply, self._succession)
             return reply
         told_now = await master.steps()
         group = master.group
@@ -283,7 +287,7 @@ class MasterServer:
             checkpoint_age_s=told_now.checkpoint[1],
         )
         if self._succession is not None:
-            self._succession.describe(reply)
+            _describe(reply, self._succession)
         if group.job is not None:
             reply.job_id = group.job.job_id
             reply.max_restarts = group.job.max_restarts
@@ -308,6 +312,15 @@ class MasterServer:
                 if placed and 0 <= rank.rank - first < size
             )
         return reply
+
+
+def _describe(reply: pb.StatusReply, succession: "Succession") -> None:
+    """Add to an answer which host leads."""
+    reply.hosts.extend(map(str, succession.endpoints))
+    leader = succession.leader()
+    if leader is not None:
+        reply.leader, reply.term = str(succession.endpoints[leader[0]]), leader[1]
+    reply.lease_s = succession.lease_left_s()
 
 
 def check_can_bind(address: Endpoint) -> None:

@@ -11,6 +11,8 @@ import pytest
 from ft_run.protos import rendezvous_pb2 as pb
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.group.group import GroupPhase
+from ft_run.rendezvous.lease import succession as succession_module
+from ft_run.rendezvous.lease.succession import Succession
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.master.link import LinkEvent, LinkUp
 from ft_run.rendezvous.master.master import Master, Office
@@ -31,7 +33,6 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.protocol.offer import Offer
 from ft_run.rendezvous.protocol.timeouts import Timeouts
 from ft_run.rendezvous.transport import client as client_module
-from ft_run.rendezvous.transport import succession as succession_module
 from ft_run.rendezvous.transport.channel_options import (
     LED_BY_KEY,
     SERVICE,
@@ -40,8 +41,8 @@ from ft_run.rendezvous.transport.channel_options import (
 )
 from ft_run.rendezvous.transport.client import GrpcLink
 from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
+from ft_run.rendezvous.transport.lease_calls import LeaseCalls
 from ft_run.rendezvous.transport.server import MasterServer
-from ft_run.rendezvous.transport.succession import Succession
 from ft_run.rendezvous.trust.credentials import TokenTrust
 from ft_run.rendezvous.trust.token import new_token
 from ft_run.rendezvous.trust.wire import Trust, open_channel
@@ -80,15 +81,16 @@ class Hosts:
 
     async def start(self, place: int) -> tuple[Succession, MasterServer]:
         """Start a host."""
+        spec = self.given(place, self.spec)
         succession = Succession(
             self.endpoints,
             place,
             TIMES,
-            GroupSettings(succession=self.given(place, self.spec)),
+            GroupSettings(succession=spec),
             self._lead,
             lambda _: None,
             self.same.append,
-            self.trust,
+            LeaseCalls(self.endpoints, spec, TIMES, self.trust),
         )
         server = MasterServer(None, "1", 5.0, self.trust, succession)
         await server.start(self.listens_at(place))
@@ -214,11 +216,12 @@ def test_a_host_without_the_others_has_no_channel_to_them() -> None:
         async with Hosts() as hosts:
             leader = await hosts.leader()
             alone, _ = hosts.parts[leader]
-            while len(alone._channels) < 2:  # noqa: ASYNC110 - nothing tells it
+            channels = alone._hosts._channels  # type: ignore[attr-defined]  # they are LeaseCalls
+            while len(channels) < 2:  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.02)
             for place in {0, 1, 2} - {leader}:
                 await hosts.stop(place)
-            while alone._channels or alone._calls:  # noqa: ASYNC110 - nothing tells it
+            while channels or alone._calls:  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.02)
             assert ends_of_channels() == before
             hosts.parts = [hosts.parts[leader]]  # the others have ended
@@ -253,13 +256,12 @@ def test_what_another_process_says_of_the_end_of_the_job_does_not_count() -> Non
             while voter.leader() is None:  # noqa: ASYNC110 - nothing tells it
                 await asyncio.sleep(0.02)
             leads = hosts.parts[leader][0]._elector
-            listed = {SUCCESSION_KEY: voter.spec_data}
 
             def say(step: LeaseStep, process: str, exit_code: int = 0) -> None:
                 term = leads.term
                 number = term + 300  # later than any renewal meanwhile
                 ask = LeaseAsk(step, leader, process, number, term, 1000, exit_code=exit_code)
-                voter.answer(encode_lease(ask), listed)
+                voter.answer(ask, hosts.spec)
 
             say(LeaseStep.END, "another")
             say(LeaseStep.RELEASE, leads._process)  # the lease is given back, and the job goes on
@@ -282,16 +284,16 @@ def test_with_a_token_hosts_elect_a_leader_and_a_stranger_gets_nothing(
             link = hosts.link(0, said)
             await until(said, Waiting)
             voter, _ = hosts.parts[(leader + 1) % 3]
-            asked: list[bytes] = []
+            asked: list[LeaseAsk] = []
             voter.answer = lambda *call: asked.append(call[0])  # type: ignore[assignment,method-assign]  # what got through
             ask = LeaseAsk(LeaseStep.PREPARE, leader, "p", 9999, 9999, 1000)
-            data, given = encode_lease(ask), voter.spec_data
+            data, given = encode_lease(ask), encode_lease(hosts.spec)
             async with open_channel(hosts.endpoints[voter.own], (), stranger) as channel:
                 call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await call(data, metadata=((SUCCESSION_KEY, given),))
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert data not in asked
+            assert ask not in asked
             await link.close()
 
     run(test)
@@ -572,7 +574,7 @@ def test_a_process_at_which_others_are_found_wrongly_and_the_others_are_refused(
             spec = hosts.spec
             second = Succession(
                 hosts.endpoints, 1, TIMES, GroupSettings(succession=spec), hosts._lead,
-                lambda _: None, lambda _: None,
+                lambda _: None, lambda _: None, LeaseCalls(hosts.endpoints, spec, TIMES),
             )  # fmt: skip
             second.start()
             seen = ",".join([str(hosts.endpoints[0])] * 3)

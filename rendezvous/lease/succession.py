@@ -1,43 +1,35 @@
-"""One listed host on the network: its vote, and the master while it leads.
+"""One listed host: its vote, and the master while it leads.
 
-``lease.elector`` has the rules; here are its clock, the calls to the other hosts, and the master,
-which is made anew with each lease and closed before the lease is over.
+``elector`` has the rules; here are its clock and its tasks, and the master, which is made anew with
+each lease and closed before the lease is over. The calls to the other hosts are handed in.
 """
 
 import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
-
-import grpc
-import grpc.aio
-from google.protobuf.message import DecodeError
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from ... import defaults
-from ...protos import rendezvous_pb2 as pb
+from ...tasks import show_bug
 from ...values import dataclass, replace
 from ..group.admission import succession_differences
 from ..group.events import GroupSettings
-from ..lease.elector import Elector
-from ..lease.times import LeaseTimes
 from ..master.master import Master, Office
-from ..protocol import bounds
 from ..protocol.endpoint import Endpoint
-from ..protocol.lease_messages import NO_HOST, NO_ROUND, LeaseAsk, LeaseStep, SuccessionSpec
-from ..protocol.messages import Verdict
-from ..trust.wire import Trust, open_channel
-from .channel_options import LED_BY_KEY, SERVICE, SUCCESSION_KEY, TERM_KEY, client_options
-from .codec import (
-    WireError,
-    decode_lease_answer,
-    decode_lease_ask,
-    decode_succession,
-    encode_lease,
+from ..protocol.lease_messages import (
+    NO_HOST,
+    NO_ROUND,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseStep,
+    SuccessionSpec,
 )
-from .probe import why_unreachable
+from ..protocol.messages import Verdict
+from .elector import Elector
+from .times import LeaseTimes
 
 _LAST_WORDS_S = 0.5
 """For the other hosts to hear that a lease was given back."""
@@ -45,8 +37,38 @@ _LAST_WORDS_S = 0.5
 _DIFFERS_S = 2 * defaults.VERDICT_GRACE_S
 """A host with other options may be that of the job before: it stays that long at most."""
 
-_TERM_DIGITS = 19
-"""As ``bounds.BALLOT_MAX``."""
+
+class OtherOptionsError(Exception):
+    """Raised when another listed host was given other options."""
+
+    def __init__(self, sentence: str, spec: SuccessionSpec) -> None:
+        super().__init__(sentence)
+        self.spec = spec
+        """What it was given."""
+
+
+class HostCalls(Protocol):
+    """Reaches the other listed hosts."""
+
+    async def ask(self, host: int, ask: LeaseAsk) -> LeaseAnswer | None:
+        """Return what a host answers in time; None: nothing, or nothing that makes sense.
+
+        Raises:
+            OtherOptionsError: it was given other options.
+        """
+
+    async def close(self) -> None:
+        """End what is open to the others."""
+
+
+class Greeting(NamedTuple):
+    """What a node is told first."""
+
+    term: int
+    led_by: int | None = None
+    """The host that leads, -1 for none; None: this one."""
+    spec: SuccessionSpec | None = None
+    """What this host was given, where it knows whose options are those of the job."""
 
 
 @dataclass(slots=True)
@@ -73,7 +95,7 @@ class Succession(Office):
         new_master: Callable[[GroupSettings, Office], Master],
         led: Callable[[int], None],
         found_same: Callable[[Sequence[Endpoint]], None],
-        trust: Trust | None = None,
+        calls: HostCalls,
     ) -> None:
         """Begin as a host that knows nothing; ``start`` lets it vote.
 
@@ -86,16 +108,14 @@ class Succession(Office):
             new_master: makes the master when this host is elected.
             led: is called with the term when this host begins to lead, and with 0 when it ends.
             found_same: is called with endpoints that are found to be this one process.
-            trust: between the hosts; None: plain text.
+            calls: reaches the other hosts.
         """
         self.endpoints, self.own = endpoints, own
         self._times, self._settings = times, settings
-        self._new_master, self._led, self._trust = new_master, led, trust
+        self._new_master, self._led, self._hosts = new_master, led, calls
         self._found_same = found_same
         assert settings.succession is not None
         self._spec = settings.succession
-        self.spec_data = encode_lease(self._spec)
-        """What all hosts must have been given alike, serialized."""
         self._process = os.urandom(8).hex()
         self._elector = Elector(len(endpoints), own, self._process, times, _now(), random.random)
         self.master: Master | None = None
@@ -111,49 +131,35 @@ class Succession(Office):
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
-        self._channels: dict[int, grpc.aio.Channel] = {}
 
     # --- what the server asks ----------------------------------------------------------------
 
-    def answer(self, request: bytes, metadata: Mapping[str, str | bytes]) -> bytes:
-        """Answer another host.
+    def answer(self, ask: LeaseAsk, theirs: SuccessionSpec) -> LeaseAnswer:
+        """Answer another host, which was given ``theirs``.
 
         Raises:
-            WireError: it was given other options, or what it says makes no sense.
-            bounds.OutOfBounds: it says what no host says.
-            google.protobuf.message.DecodeError: it is not protobuf.
+            OtherOptionsError: this host was given other options.
         """
-        theirs = _decoded(metadata.get(SUCCESSION_KEY))
         if theirs != self._spec:
-            raise WireError("this host was given other options")
-        ask = decode_lease_ask(request)
-        bounds.check_lease(ask, len(self.endpoints))
+            raise OtherOptionsError("this host was given other options", theirs)
         if ask.host in self._same and ask.process != self._process:
             self._differs(ask.host, self._spec, self.spec_seen)
-            raise WireError("this host is found at the endpoint of the one that asks")
+            sentence = "this host is found at the endpoint of the one that asks"
+            raise OtherOptionsError(sentence, theirs)
         answer = self._elector.take(ask, _now())
         if ask.step is LeaseStep.END and answer.accepted and not self.over.done():
             self.over.set_result(ask.exit_code)
         self._turn()
-        return encode_lease(answer)
+        return answer
 
-    def greeting(self, metadata: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
-        """Return what a node is told first: the term, and which host leads if it is not this one.
-
-        Args:
-            metadata: of the node; it says which term it has followed.
-        """
-        seen = str(metadata.get(TERM_KEY, ""))
-        if seen.isdecimal() and len(seen) <= _TERM_DIGITS:
-            self._ask(self._elector.saw(int(seen), _now()))
-            self._turn()
+    def greeting(self, followed: int) -> Greeting:
+        """Return what a node is told first, which has followed a leader of that term."""
+        self._ask(self._elector.saw(followed, _now()))
+        self._turn()
         if (master := self.leading()) is not None:
-            return {TERM_KEY: str(master.group.settings.term)}
+            return Greeting(master.group.settings.term)
         place, term = self.leader() or (NO_HOST, 0)
-        greeting: dict[str, str | bytes] = {TERM_KEY: str(term), LED_BY_KEY: str(place)}
-        if place != NO_HOST:  # before, it cannot say whose options are those of the job
-            greeting[SUCCESSION_KEY] = self.spec_data
-        return greeting
+        return Greeting(term, place, None if place == NO_HOST else self._spec)
 
     @property
     def spec_seen(self) -> SuccessionSpec:
@@ -162,13 +168,9 @@ class Succession(Office):
         seen = [self.own if place in self._same else place for place in places]
         return replace(self._spec, endpoints=",".join(str(self.endpoints[place]) for place in seen))
 
-    def describe(self, reply: pb.StatusReply) -> None:
-        """Add to an answer which host leads."""
-        reply.hosts.extend(map(str, self.endpoints))
-        leader = self.leader()
-        if leader is not None:
-            reply.leader, reply.term = str(self.endpoints[leader[0]]), leader[1]
-        reply.lease_s = self._elector.lease_left_s(_now())
+    def lease_left_s(self) -> float:
+        """Return for how long this host may count on its lease; 0: it does not lead."""
+        return self._elector.lease_left_s(_now())
 
     def leader_in_words(self) -> str:
         """Say which host is to be asked."""
@@ -230,9 +232,7 @@ class Succession(Office):
             await asyncio.wait(self._calls, timeout=_LAST_WORDS_S)
         for call in self._calls:
             call.cancel()
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        await self._hosts.close()
 
     def _turn(self) -> None:
         if self._has_ended:
@@ -281,44 +281,27 @@ class Succession(Office):
     def _ask(self, ask: LeaseAsk | None) -> None:
         if ask is None or self._has_ended:
             return
-        data = encode_lease(ask)
         for host in range(len(self.endpoints)):
             if host != self.own:
-                call = asyncio.create_task(self._call(host, ask, data))
+                call = asyncio.create_task(self._call(host, ask))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
+                call.add_done_callback(partial(show_bug, "the election"))
 
-    async def _call(self, host: int, ask: LeaseAsk, data: bytes) -> None:
-        is_new = host not in self._channels
-        if is_new and await why_unreachable(self.endpoints[host]) is not None:
-            return  # a channel to it would go on connecting
-        if host not in self._channels:  # which another call may have opened meanwhile
-            options = client_options(self._times.silence_s)
-            self._channels[host] = open_channel(self.endpoints[host], options, self._trust)
-        channel = self._channels[host]
-        method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
-        metadata = ((SUCCESSION_KEY, self.spec_data),)
-        with suppress(WireError, DecodeError, bounds.OutOfBounds):
-            try:
-                reply = await method(data, timeout=self._times.renew_s, metadata=metadata)
-            except grpc.aio.AioRpcError as error:
-                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
-                if is_gone and self._channels.get(host) is channel:
-                    del self._channels[host]
-                    await channel.close()
-                trailing = error.trailing_metadata()
-                theirs = _decoded(None if trailing is None else trailing.get(SUCCESSION_KEY))
-                if theirs != self._spec and not self._has_ended:
-                    self._differs(host, theirs, self._spec)
-                return
-            answer = decode_lease_answer(reply)
-            bounds.check_lease(answer, len(self.endpoints))
+    async def _call(self, host: int, ask: LeaseAsk) -> None:
+        try:
+            answer = await self._hosts.ask(host, ask)
+        except OtherOptionsError as other:
             if not self._has_ended:
-                if answer.host == self.own and host not in self._same:
-                    self._same.add(host)
-                    self._same_since = _now()
-                self._ask(self._elector.heard(host, ask, answer, _now()))
-                self._turn()
+                self._differs(host, other.spec, self._spec)
+            return
+        if answer is None or self._has_ended:
+            return
+        if answer.host == self.own and host not in self._same:
+            self._same.add(host)
+            self._same_since = _now()
+        self._ask(self._elector.heard(host, ask, answer, _now()))
+        self._turn()
 
     # --- other options -----------------------------------------------------------------------
 
@@ -356,15 +339,6 @@ class Succession(Office):
         self._same_since = None
         places = sorted({self.own, *self._same})
         self._found_same([self.endpoints[place] for place in places])
-
-
-def _decoded(data: str | bytes | None) -> SuccessionSpec:
-    """Return what another host was given; raises as ``answer``."""
-    if not isinstance(data, bytes):
-        raise WireError("one endpoint was given there (--rdzv-endpoint)")
-    spec = decode_succession(data)
-    bounds.check(spec)
-    return spec
 
 
 def _now() -> float:
