@@ -22,11 +22,12 @@ def show_stacks(options: StacksOptions) -> int:
         UsageError: the answer cannot be written.
     """
     from ...protos import rendezvous_pb2 as pb
-    from ...rendezvous.transport.codec import decode_stack
+    from ...rendezvous.protocol.stacks import RankStack
+    from ...rendezvous.transport.codec import from_part
 
     request = pb.StacksRequest(ranks=options.ranks)
     reply = asyncio.run(ask_master("Stacks", request, pb.StacksReply, options))
-    groups = [(tuple(group.ranks), decode_stack(group.stack)) for group in reply.groups]
+    groups = [(tuple(group.ranks), from_part(RankStack, group.stack)) for group in reply.groups]
     with standard_output():
         if options.json:
             print(json.dumps(_as_dict(reply.round, groups, list(reply.silent)), indent=2))

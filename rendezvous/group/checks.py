@@ -22,7 +22,7 @@ from ..protocol.check_messages import (
 )
 from ..protocol.messages import Claim, NodeSpec
 from .examination import CheckStep, Conclusion, Examination, Examiner
-from .gate import Findings
+from .gate import Findings, Gate
 from .outbox import Outbox
 from .roster import Node, NodePhase
 from .state import JobState
@@ -53,7 +53,7 @@ class _Current:
     """A node has answered since."""
 
 
-class Checks:
+class Checks(Gate):
     """Lets no node into a world that has not passed, in a job with checks."""
 
     def __init__(

@@ -1,10 +1,9 @@
 """The gate between the nodes that are ready and a world: which may pass, and what it takes. Pure.
 
-The rounds are given one: ``OpenGate`` where a job has no checks, ``checks.Checks`` where it has.
+The rounds are given one: ``Gate`` itself where a job has no checks, ``checks.Checks`` where it has.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from ...values import dataclass
 from ..policy.postmortem import Postmortem
@@ -24,17 +23,23 @@ class Findings:
     """Nodes were sent away, or cannot be in one world with another."""
 
 
-class Gate(Protocol):
-    """What the rounds ask before they form a world, and tell when one is over."""
+class Gate:
+    """What the rounds ask before they form a world, and tell when one is over.
+
+    This one lets every node pass, and remembers nothing.
+    """
 
     def may_join(self, ready: int) -> int:
         """Return how many of that many ready nodes may turn out to be fit for one world."""
+        return ready
 
     def fit(self, ready: Sequence[Node]) -> list[Node]:
         """Return which of the ready nodes are known to be fit for one world."""
+        return list(ready)
 
-    def must_examine(self, size: int) -> bool:
+    def must_examine(self, size: int) -> bool:  # noqa: ARG002 - none does
         """Return whether an examination comes before a world of that many nodes."""
+        return False
 
     def begin(self, now: float) -> None:
         """Begin to examine all nodes that are ready."""
@@ -57,8 +62,9 @@ class Gate(Protocol):
     def admit(self, node: Node, claim: Claim | None) -> None:
         """A node has joined: take over what it has passed already."""
 
-    def tell_again(self, link: int, spec: NodeSpec) -> bool:
+    def tell_again(self, link: int, spec: NodeSpec) -> bool:  # noqa: ARG002 - nothing was found
         """Tell a node on a new stream what was found of it; return whether it has to go."""
+        return False
 
     def round_ended(self, postmortem: Postmortem) -> None:
         """A round is over: its failures may cast doubt on nodes."""
@@ -68,53 +74,3 @@ class Gate(Protocol):
 
     def forget(self, node_id: str) -> None:
         """A node is gone, for whatever reason."""
-
-
-class OpenGate:
-    """Lets every node pass."""
-
-    def may_join(self, ready: int) -> int:
-        """All."""
-        return ready
-
-    def fit(self, ready: Sequence[Node]) -> list[Node]:
-        """All."""
-        return list(ready)
-
-    def must_examine(self, size: int) -> bool:  # noqa: ARG002 - as ``Gate`` has it
-        """Never."""
-        return False
-
-    def begin(self, now: float) -> None:
-        """Not called, since no examination is asked for."""
-
-    def advance(self, now: float) -> Findings | None:
-        """There is no examination."""
-
-    def deadline(self) -> float | None:
-        """There is no examination."""
-
-    def give_up(self) -> None:
-        """There is no examination."""
-
-    def result(self, node: Node, result: CheckResult, now: float) -> None:
-        """No node was asked."""
-
-    def repeat_order(self, node: Node) -> None:
-        """There are no orders."""
-
-    def admit(self, node: Node, claim: Claim | None) -> None:
-        """Nothing was passed."""
-
-    def tell_again(self, link: int, spec: NodeSpec) -> bool:  # noqa: ARG002 - likewise
-        """Nothing was found."""
-        return False
-
-    def round_ended(self, postmortem: Postmortem) -> None:
-        """There is no doubt."""
-
-    def lost(self, node_id: str) -> None:
-        """There is no doubt."""
-
-    def forget(self, node_id: str) -> None:
-        """Nothing is remembered."""

@@ -17,7 +17,7 @@ from ..protocol.offer import Offer, Saving
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Hung
-from .gate import Gate, OpenGate
+from .gate import Gate
 from .lobby import Lobby
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
@@ -52,7 +52,7 @@ class Rounds:
         """
         self._state, self._roster, self._out = state, state.roster, out
         self._lobby, self._checks, self._gone = lobby, checks, gone
-        self.gate: Gate = OpenGate()
+        self.gate = Gate()
         """What stands between the ready nodes and a world of this job."""
         self.postmortem = Postmortem()
         self.answer = RoundDecision()
@@ -64,7 +64,7 @@ class Rounds:
         """From now on these are the options of the job; None: no node is left of it."""
         self._checks.reset()
         self._state.job = job
-        self.gate = self._checks if job is not None and job.checks is not None else OpenGate()
+        self.gate = self._checks if job is not None and job.checks is not None else Gate()
 
     def begin(self, now: float) -> Postmortem:
         """A round begins; return what is known of the end of the one before."""

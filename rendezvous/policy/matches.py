@@ -100,19 +100,6 @@ class EndedBySignal:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """``oom``: the kernel's OOM killer."""
-
-    text: str = "oom"
-
-    def look(self, failure: Failure) -> Look:
-        """Return whether the OOM killer ended the worker, and why."""
-        if failure.out_of_memory:
-            return Look(True, "the kernel's OOM killer ended the worker")
-        return Look(False, "the kernel's OOM killer did not strike")
-
-
-@dataclass(frozen=True, slots=True)
 class ErrorWords:
     """``error:REGEX``: somewhere in a line of the error, capital letters as they are."""
 
@@ -137,30 +124,32 @@ class ErrorWords:
 
 @dataclass(frozen=True, slots=True)
 class OfKind:
-    """``node-lost``, ``preempted``, ``hang``."""
+    """``oom``, ``node-lost``, ``preempted``, ``hang``."""
 
     text: str
-    kind: FailureKind
+    kind: FailureKind | None
+    """None: a worker that the kernel's OOM killer has ended."""
     event: str
     """What has happened, and what has not, in words."""
     no_event: str
 
     def look(self, failure: Failure) -> Look:
         """Return whether the failure is of this kind, and why."""
-        matches = failure.kind is self.kind
+        matches = failure.out_of_memory if self.kind is None else failure.kind is self.kind
         return Look(matches, self.event if matches else self.no_event)
 
 
 _KINDS = (
+    OfKind(
+        "oom",
+        None,
+        "the kernel's OOM killer ended the worker",
+        "the kernel's OOM killer did not strike",
+    ),
     OfKind("node-lost", FailureKind.NODE_LOST, "a node was lost", "no node was lost"),
     OfKind("preempted", FailureKind.PREEMPTED, "a node was preempted", "no node was preempted"),
     OfKind("hang", FailureKind.HANG, "the workers hung", "no worker hung"),
 )
-
-_NOT_YET = {
-    "check": "it is no failure of a round: a node that the checks condemn leaves with exit status"
-    " 30 before workers start, and where too few are left the job ends with 20",
-}
 
 
 def exit_status(failure: Failure) -> int | None:
@@ -197,13 +186,15 @@ def parse_match(text: str) -> Match:
         return _signal(value)
     if colon and name == "error":
         return _error(value)
-    if text == "oom":
-        return OutOfMemory()
     for known in _KINDS:
         if text == known.text:
             return known
-    if text in _NOT_YET:
-        raise BadMatch(f"{text} cannot be matched, since {_NOT_YET[text]}")
+    if text == "check":
+        raise BadMatch(
+            "check cannot be matched, since it is no failure of a round: a node that the checks "
+            "condemn leaves with exit status 30 before workers start, and where too few are left "
+            "the job ends with 20"
+        )
     raise BadMatch(f"there is no match {text[:80]!r}")
 
 

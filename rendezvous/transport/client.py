@@ -30,7 +30,7 @@ from .channel_options import (
     TERM_KEY,
     client_options,
 )
-from .codec import WireError, decode_master, decode_succession, encode_node
+from .codec import WireError, decode, decode_master, encode_node
 from .probe import why_unreachable
 
 _FIRST_ANSWER_S = 5.0
@@ -364,7 +364,7 @@ def _compare(
     """
     given = greeting.get(SUCCESSION_KEY)
     try:
-        theirs = decode_succession(given) if isinstance(given, bytes) else None
+        theirs = decode(SuccessionSpec, given) if isinstance(given, bytes) else None
     except (WireError, DecodeError):
         return partial(_UnreachableError, "its answer makes no sense")
     if theirs is None and greeting.get(TERM_KEY) is not None:

@@ -17,8 +17,8 @@ from ...protos import rendezvous_pb2 as pb
 from ...values import is_value, names, prepare
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
 from ..protocol.messages import MasterMessage, NodeMessage
-from ..protocol.stacks import RankStack
-from ..protocol.steps import RankSteps
+
+T = typing.TypeVar("T")
 
 
 class WireError(Exception):
@@ -38,33 +38,44 @@ def _text(value: str) -> str:
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
+class _Presence(enum.Enum):
+    """Whether a field is always in a message from the network."""
+
+    IMPLIED = 1
+    """It has a value, if only the default of protobuf."""
+    NEEDED = 2
+    OPTIONAL = 3
+
+
 class _Codec:
     """Converts one dataclass and the protobuf message of the same name."""
 
     def __init__(self, plain: type) -> None:
         self.plain = plain
         self.proto: Callable[..., Message] = getattr(pb, plain.__name__)
-        hints = typing.get_type_hints(plain)
-        self.required: list[tuple[str, _Encode, _Decode, bool]] = []
-        self._as_it_is: list[str] = []
-        self._converted: list[tuple[str, _Encode]] = []
         self._last: tuple[Any, Any] = (None, None)
         """A value and what it became: one message often goes to thousands of nodes."""
-        self.optional: list[tuple[str, _Encode, _Decode]] = []
+        self._as_it_is: list[str] = []
+        self._converted: list[tuple[str, _Encode]] = []
+        self._optional: list[tuple[str, _Encode]] = []
+        """May be None."""
+        self._decoded: list[tuple[str, _Decode, _Presence]] = []
+        hints = typing.get_type_hints(plain)
         for name in names(plain):
-            hint = hints[name]
+            hint, presence = hints[name], _Presence.IMPLIED
             if typing.get_origin(hint) in (typing.Union, types.UnionType):
-                (inner,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
-                encode, decode = _converters(inner)
-                self.optional.append((name, encode, decode))
+                (hint,) = (arg for arg in typing.get_args(hint) if arg is not type(None))
+                presence = _Presence.OPTIONAL
+            elif is_value(hint):
+                presence = _Presence.NEEDED
+            encode, decode = _converters(hint)
+            self._decoded.append((name, decode, presence))
+            if presence is _Presence.OPTIONAL:
+                self._optional.append((name, encode))
+            elif encode is _same:
+                self._as_it_is.append(name)
             else:
-                encode, decode = _converters(hint)
-                part = is_value(hint)
-                self.required.append((name, encode, decode, part))
-                if encode is _same:
-                    self._as_it_is.append(name)
-                else:
-                    self._converted.append((name, encode))
+                self._converted.append((name, encode))
 
     def encode(self, value: Any) -> Any:
         last, encoded = self._last
@@ -73,7 +84,7 @@ class _Codec:
         given = {name: getattr(value, name) for name in self._as_it_is}
         for name, encode in self._converted:
             given[name] = encode(getattr(value, name))
-        for name, encode, _ in self.optional:
+        for name, encode in self._optional:
             inner = getattr(value, name)
             if inner is not None:
                 given[name] = encode(inner)
@@ -83,12 +94,13 @@ class _Codec:
 
     def decode(self, message: Any) -> Any:
         given = {}
-        for name, _, decode, part in self.required:
-            if part and not message.HasField(name):
+        for name, decode, presence in self._decoded:
+            if presence is _Presence.IMPLIED or message.HasField(name):
+                given[name] = decode(getattr(message, name))
+            elif presence is _Presence.OPTIONAL:
+                given[name] = None
+            else:
                 raise WireError(f"{self.plain.__name__} without {name}")
-            given[name] = decode(getattr(message, name))
-        for name, _, decode in self.optional:
-            given[name] = decode(getattr(message, name)) if message.HasField(name) else None
         return self.plain(**given)
 
 
@@ -174,44 +186,28 @@ def decode_node(data: bytes) -> NodeMessage:
     return message
 
 
-def encode_stack(stack: RankStack) -> Any:
-    """Return a stack as the part of a message, to copy."""
-    return _codec(RankStack).encode(stack)
+def part_of(value: object) -> Any:
+    """Return a value as a part of a message, to copy."""
+    return _codec(type(value)).encode(value)
 
 
-def encode_steps(steps: RankSteps) -> Any:
-    """Return the steps of a rank as the part of a message, to copy."""
-    return _codec(RankSteps).encode(steps)
+def from_part(kind: type[T], message: Any) -> T:
+    """Return what ``part_of`` has made; raises as ``decode_node``."""
+    value: T = _codec(kind).decode(message)
+    return value
 
 
-def decode_stack(message: Any) -> RankStack:
-    """Return what ``encode_stack`` has made; raises as ``decode_node``."""
-    stack: RankStack = _codec(RankStack).decode(message)
-    return stack
-
-
-def encode_lease(message: LeaseAsk | LeaseAnswer | SuccessionSpec) -> bytes:
+def encode(message: LeaseAsk | LeaseAnswer | SuccessionSpec) -> bytes:
     """Return what listed hosts say to each other, serialized."""
-    data: bytes = _codec(type(message)).encode(message).SerializeToString()
+    data: bytes = part_of(message).SerializeToString()
     return data
 
 
-def decode_lease_ask(data: bytes) -> LeaseAsk:
-    """Return a question of another host; raises as ``decode_node``."""
-    ask: LeaseAsk = _codec(LeaseAsk).decode(pb.LeaseAsk.FromString(data))
-    return ask
-
-
-def decode_lease_answer(data: bytes) -> LeaseAnswer:
-    """Return an answer of another host; raises as ``decode_node``."""
-    answer: LeaseAnswer = _codec(LeaseAnswer).decode(pb.LeaseAnswer.FromString(data))
-    return answer
-
-
-def decode_succession(data: bytes) -> SuccessionSpec:
-    """Return what another host was given; raises as ``decode_node``."""
-    spec: SuccessionSpec = _codec(SuccessionSpec).decode(pb.SuccessionSpec.FromString(data))
-    return spec
+def decode(kind: type[T], data: bytes) -> T:
+    """Return what ``encode`` has made of a value of this kind; raises as ``decode_node``."""
+    message = _codec(kind).proto()
+    message.ParseFromString(data)
+    return from_part(kind, message)
 
 
 def encode_master(message: MasterMessage) -> bytes:

@@ -16,13 +16,7 @@ from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import LeaseAnswer, LeaseAsk, SuccessionSpec
 from ..trust.wire import Trust, open_channel
 from .channel_options import LED_BY_KEY, SERVICE, SUCCESSION_KEY, TERM_KEY, client_options
-from .codec import (
-    WireError,
-    decode_lease_answer,
-    decode_lease_ask,
-    decode_succession,
-    encode_lease,
-)
+from .codec import WireError, decode, encode
 from .probe import why_unreachable
 
 NO_SENSE = (bounds.OutOfBounds, WireError, DecodeError)
@@ -53,7 +47,7 @@ class LeaseCalls:
         """
         self._endpoints, self._times, self._trust = endpoints, times, trust
         self._spec = spec
-        self._metadata = ((SUCCESSION_KEY, encode_lease(spec)),)
+        self._metadata = ((SUCCESSION_KEY, encode(spec)),)
         self._channels: dict[int, grpc.aio.Channel] = {}
 
     async def ask(self, host: int, ask: LeaseAsk) -> LeaseAnswer | None:
@@ -71,10 +65,8 @@ class LeaseCalls:
         channel = self._channels[host]
         method: Any = channel.unary_unary(f"/{SERVICE}/Lease")
         try:
-            reply = await method(
-                encode_lease(ask), timeout=self._times.renew_s, metadata=self._metadata
-            )
-            answer = decode_lease_answer(reply)
+            reply = await method(encode(ask), timeout=self._times.renew_s, metadata=self._metadata)
+            answer = decode(LeaseAnswer, reply)
             bounds.check_lease(answer, len(self._endpoints))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(host) is channel:
@@ -107,9 +99,9 @@ def answered(succession: Succession, request: bytes, metadata: Metadata) -> byte
         bounds.OutOfBounds, WireError, DecodeError: it says what no host says.
     """
     theirs = _decoded(metadata.get(SUCCESSION_KEY))
-    ask = decode_lease_ask(request)
+    ask = decode(LeaseAsk, request)
     bounds.check_lease(ask, len(succession.endpoints))
-    return encode_lease(succession.answer(ask, theirs))
+    return encode(succession.answer(ask, theirs))
 
 
 def followed(metadata: Metadata) -> int:
@@ -124,7 +116,7 @@ def greeting_data(greeting: Greeting) -> dict[str, str | bytes]:
     if greeting.led_by is not None:
         data[LED_BY_KEY] = str(greeting.led_by)
     if greeting.spec is not None:
-        data[SUCCESSION_KEY] = encode_lease(greeting.spec)
+        data[SUCCESSION_KEY] = encode(greeting.spec)
     return data
 
 
@@ -132,6 +124,6 @@ def _decoded(data: str | bytes | None) -> SuccessionSpec:
     """Return what another host was given; raises one of ``NO_SENSE``."""
     if not isinstance(data, bytes):
         raise WireError("one endpoint was given there (--rdzv-endpoint)")
-    spec = decode_succession(data)
+    spec = decode(SuccessionSpec, data)
     bounds.check(spec)
     return spec

@@ -26,7 +26,7 @@ from ..protocol.endpoint import Endpoint
 from ..protocol.messages import Attend, MasterMessage, Refused
 from ..trust.wire import Trust, listen
 from .channel_options import LED_BY_KEY, MASTER_KEY, SERVICE, SUCCESSION_KEY, server_options
-from .codec import WireError, decode_node, encode_lease, encode_master, encode_stack, encode_steps
+from .codec import WireError, decode_node, encode, encode_master, part_of
 from .health import NO_SENSE, Health
 from .lease_calls import NO_SENSE as NO_SENSE_OF_HOSTS
 from .lease_calls import answered, followed, greeting_data
@@ -147,7 +147,7 @@ class MasterServer:
         try:
             return answered(self._succession, request, dict(context.invocation_metadata() or ()))
         except (OtherOptionsError, *NO_SENSE_OF_HOSTS) as error:
-            own = ((SUCCESSION_KEY, encode_lease(self._succession.spec_seen)),)
+            own = ((SUCCESSION_KEY, encode(self._succession.spec_seen)),)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), own)
             raise  # which abort has done
 
@@ -255,7 +255,7 @@ class MasterServer:
         reply = pb.StacksReply(round=master.group.round, silent=found.silent)
         groups = group_stacks(stacks)
         for group in groups:
-            added = reply.groups.add(ranks=group.ranks, stack=encode_stack(group.stack))
+            added = reply.groups.add(ranks=group.ranks, stack=part_of(group.stack))
             if len(groups) > _WHOLE_STACKS:
                 del added.stack.frames[_FEW_FRAMES:]
         return reply
@@ -307,9 +307,7 @@ class MasterServer:
                 attached=node.link is not None,
             )
             told.workers.extend(
-                encode_steps(rank)
-                for rank in told_now.steps
-                if placed and 0 <= rank.rank - first < size
+                part_of(rank) for rank in told_now.steps if placed and 0 <= rank.rank - first < size
             )
         return reply
 

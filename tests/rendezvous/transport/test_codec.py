@@ -253,6 +253,6 @@ def test_nothing_in_the_proto_is_forgotten() -> None:
 
 def test_what_listed_hosts_say_comes_through() -> None:
     ask = LeaseAsk(LeaseStep.END, 2, "p", 7, 4, 3000, round=-1, exit_code=-9)
-    assert codec.decode_lease_ask(codec.encode_lease(ask)) == ask
+    assert codec.decode(LeaseAsk, codec.encode(ask)) == ask
     answer = LeaseAnswer(True, 9, True, 3, -1)
-    assert codec.decode_lease_answer(codec.encode_lease(answer)) == answer
+    assert codec.decode(LeaseAnswer, codec.encode(answer)) == answer

@@ -18,7 +18,12 @@ from ft_run.rendezvous.master.link import LinkEvent, LinkUp
 from ft_run.rendezvous.master.master import Master, Office
 from ft_run.rendezvous.protocol.bounded import COUNT_MAX
 from ft_run.rendezvous.protocol.endpoint import Endpoint
-from ft_run.rendezvous.protocol.lease_messages import LeaseAsk, LeaseStep, SuccessionSpec
+from ft_run.rendezvous.protocol.lease_messages import (
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseStep,
+    SuccessionSpec,
+)
 from ft_run.rendezvous.protocol.messages import (
     Challenge,
     Failed,
@@ -40,7 +45,7 @@ from ft_run.rendezvous.transport.channel_options import (
     TERM_KEY,
 )
 from ft_run.rendezvous.transport.client import GrpcLink
-from ft_run.rendezvous.transport.codec import decode_lease_answer, encode_lease
+from ft_run.rendezvous.transport.codec import decode, encode
 from ft_run.rendezvous.transport.lease_calls import LeaseCalls
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.credentials import TokenTrust
@@ -287,7 +292,7 @@ def test_with_a_token_hosts_elect_a_leader_and_a_stranger_gets_nothing(
             asked: list[LeaseAsk] = []
             voter.answer = lambda *call: asked.append(call[0])  # type: ignore[assignment,method-assign]  # what got through
             ask = LeaseAsk(LeaseStep.PREPARE, leader, "p", 9999, 9999, 1000)
-            data, given = encode_lease(ask), encode_lease(hosts.spec)
+            data, given = encode(ask), encode(hosts.spec)
             async with open_channel(hosts.endpoints[voter.own], (), stranger) as channel:
                 call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
                 with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -391,13 +396,13 @@ def test_a_strangers_numbers_stop_no_election() -> None:
     async def test() -> None:
         async with Hosts() as hosts:
             leader = await hosts.leader()
-            given = encode_lease(hosts.spec)
-            forged = encode_lease(LeaseAsk(LeaseStep.PREPARE, 0, "p", COUNT_MAX, COUNT_MAX, 1000))
+            given = encode(hosts.spec)
+            forged = encode(LeaseAsk(LeaseStep.PREPARE, 0, "p", COUNT_MAX, COUNT_MAX, 1000))
             for endpoint in hosts.endpoints:
                 async with grpc.aio.insecure_channel(str(endpoint)) as channel:
                     ask: Any = channel.unary_unary(f"/{SERVICE}/Lease")
-                    answer = decode_lease_answer(
-                        await ask(forged, metadata=((SUCCESSION_KEY, given),))
+                    answer = decode(
+                        LeaseAnswer, await ask(forged, metadata=((SUCCESSION_KEY, given),))
                     )
                     assert not answer.accepted
                     node: Any = channel.stream_stream(f"/{SERVICE}/Attend")
@@ -424,11 +429,11 @@ def test_what_no_listed_host_says_is_refused(hosts_text: str | None, ask: LeaseA
     async def test() -> None:
         async with Hosts() as hosts:
             spec = replace(hosts.spec, endpoints=hosts_text) if hosts_text else hosts.spec
-            given = encode_lease(spec)
+            given = encode(spec)
             async with grpc.aio.insecure_channel(str(hosts.endpoints[0])) as channel:
                 call: Any = channel.unary_unary(f"/{SERVICE}/Lease")
                 with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await call(encode_lease(ask), metadata=((SUCCESSION_KEY, given),))
+                    await call(encode(ask), metadata=((SUCCESSION_KEY, given),))
             assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
     run(test)
