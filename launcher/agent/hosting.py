@@ -161,6 +161,9 @@ class Hosting:
         if self._retry is not None:
             await self._retry  # it takes a moment, and what it has begun must be ended
         master, verdict = self.master, None
+        if master is not None and self._succession is not None:
+            # If it was elected after the verdict of an earlier leader, it may never give one.
+            wait &= master.group.verdict is not None
         if master is not None and wait:
             verdict = await master.finished()
         if self._succession is not None:

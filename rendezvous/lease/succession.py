@@ -149,6 +149,8 @@ class Succession(Office):
         answer = self._elector.take(ask, _now())
         if ask.step is LeaseStep.END and answer.accepted and not self.over.done():
             self.over.set_result(ask.exit_code)
+            if self._timer is not None:
+                self._timer.cancel()
         self._turn()
         return answer
 
@@ -235,7 +237,8 @@ class Succession(Office):
         await self._hosts.close()
 
     def _turn(self) -> None:
-        if self._has_ended:
+        """Do what is due; a host of a job that is over votes, and does no more than that."""
+        if self._has_ended or self.over.done():
             return
         self._ask(self._elector.due(_now()))
         self._face_rival()
@@ -248,13 +251,13 @@ class Succession(Office):
 
     def _take_office(self) -> None:
         if (rival := self._rival) is not None and rival.is_other_list:
-            if self.master is not None:
+            if self.master is not None and self.master.group.verdict is None:
                 self._step_down()
             self._ask(self._elector.give_back(_now()))
             return
         if self.master is not None and not self.holds():
             return
-        if not self._elector.leads(_now()) or self._has_ended:
+        if not self._elector.leads(_now()) or self._has_ended or self.over.done():
             return
         if self.master is None:
             settings = replace(

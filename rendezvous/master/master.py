@@ -103,6 +103,7 @@ class Master:
         self._next_link = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._is_closed = False
         self._handled = asyncio.Event()
         self._finished: asyncio.Future[Verdict] = self._loop.create_future()
 
@@ -113,14 +114,16 @@ class Master:
         return self._next_link
 
     def receive(self, link: int, message: NodeMessage) -> None:
-        """Take a message that came in on a stream."""
+        """Take a message that came in on a stream; of one that has ended, it is dropped."""
+        if link not in self._streams:
+            return
         if isinstance(message, StackReport):
             self._stack_calls.take(link, self._own_stacks(link, message))
         elif isinstance(message, Suspicion):
             self._hangs.suspect(link, message)
         elif isinstance(message, StepsReport):
             self._steps_calls.take(link, self._own_steps(link, message))
-        elif link in self._streams:
+        else:
             if isinstance(message, Attend) and self._office is not ALONE and self._office.holds():
                 self._say(link, Challenge())  # the node learns that it was heard
             self._handle(Received(link, message))
@@ -190,7 +193,8 @@ class Master:
             await self._handled.wait()
 
     def close(self) -> None:
-        """Stop the clock and end all streams."""
+        """Stop the clock and end all streams: nothing that happens later counts."""
+        self._is_closed = True
         self._hangs.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -218,7 +222,7 @@ class Master:
         return now - self.started_at, now - self.round_started_at
 
     def _handle(self, event: Event) -> None:
-        if not self._office.holds():
+        if self._is_closed or not self._office.holds():
             return
         round_before, newest_before = self.group.round, self.group.newest
         self._held += self.group.handle(event, self._clock())

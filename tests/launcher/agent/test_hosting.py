@@ -17,6 +17,8 @@ from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.ending import JobOver, unheard
 from ft_run.launcher.agent.hosting import Hosting
 from ft_run.launcher.options import RendezvousOptions
+from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.lease.succession import Succession
 from ft_run.rendezvous.master.link import (
     LinkDown,
     LinkEvent,
@@ -25,6 +27,7 @@ from ft_run.rendezvous.master.link import (
     LocalLink,
     MasterLink,
 )
+from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.endpoint import Endpoint
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -254,6 +257,25 @@ def test_a_host_that_leads_tells_its_own_agent_that_comes_after_the_end(port: in
         over = await next_of(hosts.connect(leads, "i1")[1], JobOver)
         assert over.verdict == verdict
         await hosts.close(*hosts.all)
+
+    run(test)
+
+
+def test_a_host_waits_for_no_verdict_of_a_master_that_knows_of_no_end() -> None:
+    """It was elected while its agent, which has the verdict of an earlier leader, still saved."""
+
+    async def test() -> None:
+        given_back: list[Verdict | None] = []
+
+        async def stop(verdict: Verdict | None) -> None:
+            given_back.append(verdict)
+
+        host = hosting(Endpoint("127.0.0.1", 1))
+        master = Master(GroupSettings(), lambda _: None)
+        host._succession = cast(Succession, SimpleNamespace(master=master, stop=stop))
+        await host.stop(wait=True)
+        assert given_back == [None]
+        master.close()
 
     run(test)
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from ft_run.events.master import MasterEvent, NodeLost
-from ft_run.rendezvous.group.events import GroupSettings
+from ft_run.rendezvous.group.events import Detached, GroupSettings
 from ft_run.rendezvous.master.link import LinkEvent, LocalLink
 from ft_run.rendezvous.master.master import Master
 from ft_run.rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
     Attend,
     Done,
+    HangSpec,
     Heard,
     JobSpec,
     MasterMessage,
@@ -25,7 +26,13 @@ from ft_run.rendezvous.protocol.messages import (
     Waiting,
 )
 from ft_run.rendezvous.protocol.offer import Offer
-from ft_run.rendezvous.protocol.stacks import RankStack, RankState, StackOrder, StackReport
+from ft_run.rendezvous.protocol.stacks import (
+    RankStack,
+    RankState,
+    StackOrder,
+    StackReport,
+    Suspicion,
+)
 from ft_run.rendezvous.protocol.steps import RankSteps, StepsOrder, StepsReport
 
 PATIENT = GroupSettings(join_timeout_s=3600.0, node_grace_s=3600.0)
@@ -234,5 +241,28 @@ def test_streams_have_numbers_of_their_own(count: int) -> None:
             master.detach(link)
         assert master.attach(lambda _: None) not in first
         master.close()
+
+    run(test)
+
+
+def test_a_master_that_is_closed_begins_nothing() -> None:
+    """A reader may have one more message of a stream that has been ended with it."""
+
+    async def test() -> None:
+        notes: list[MasterEvent] = []
+        master = Master(PATIENT, notes.append)
+        first = attend(0, nodes=1)
+        first = dataclasses.replace(
+            first, job=dataclasses.replace(first.job, hang=HangSpec(60.0, 60.0))
+        )
+        node = Node(master, first)
+        await node.next(Start)
+        (link,) = master._streams
+        before = len(notes)
+        master.close()
+        master.receive(link, Suspicion(0, (0,), 60.0))
+        assert master._hangs._task is None
+        master._handle(Detached(link))  # as it is queued where the master ends a stream
+        assert len(notes) == before
 
     run(test)
