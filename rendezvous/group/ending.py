@@ -66,22 +66,18 @@ def sentence_of(
     spent: str,
     decision: str,
     rank0_alone: bool,
-    not_enough: str,
 ) -> str:
     """Return why a job ended, in words.
 
     Args:
-        outcome: how it ended.
+        outcome: how it ended, by its workers.
         postmortem: of the last round.
         spent: how much of the restart budget is used, in words.
         decision: which rule of the failure policy decided; empty for the default.
         rank0_alone: the success of rank 0 was enough.
-        not_enough: which nodes did not come, where that is the reason.
     """
     if outcome is Outcome.SUCCEEDED:
         return f"{'rank 0' if rank0_alone else 'all workers'} succeeded ({spent})"
-    if outcome is Outcome.RENDEZVOUS_FAILED:
-        return not_enough
     if outcome is Outcome.POLICY_ENDED:
         return f"the failure policy ended the job: {postmortem.reason} ({decision}; {spent})"
     return f"{postmortem.reason} ({f'{decision}; ' if decision else ''}{spent})"

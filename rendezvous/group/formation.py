@@ -58,7 +58,7 @@ class Formation:
             else:
                 self._form(size, now)
         elif overdue:
-            self._rounds.finish(Outcome.RENDEZVOUS_FAILED, now)
+            self._rounds.finish(Outcome.RENDEZVOUS_FAILED, now, self._lobby.not_enough())
 
     def _fit(self) -> list[Node]:
         """Return the nodes that are known to be fit for the next world."""

@@ -24,7 +24,6 @@ from ...events.master import (
 from ..policy.drain import Draining
 from ..protocol.check_messages import CheckResult
 from ..protocol.drain_messages import Drain, Drained, MayLeave, Notice
-from ..protocol.lease_messages import NO_ROUND
 from ..protocol.messages import (
     Attend,
     Challenge,
@@ -104,37 +103,9 @@ class Group:
         return self.state.round
 
     @property
-    def formed(self) -> tuple[int, int]:
-        """Term and number of the present or last round."""
-        return (self.state.term, self.state.round) if self.state.round >= 0 else NO_ROUND
-
-    @property
-    def newest(self) -> tuple[int, int]:
-        """Term and number of the round, or of the next one from the moment at which it is stopped.
-
-        Before it begins, other hosts that may lead must know of it.
-        """
-        return self.state.newest
-
-    @property
-    def formed_by(self) -> str:
-        """The master that formed the round."""
-        return self.state.formed_by
-
-    @property
     def restarts(self) -> int:
         """How many restarts were counted in the life of the job."""
         return self.state.restarts
-
-    @property
-    def restarts_in_budget(self) -> int:
-        """How many of them count against ``--max-restarts`` now."""
-        return self.state.restarts_in_budget
-
-    @property
-    def world_nodes(self) -> int:
-        """Nodes in the world of the round."""
-        return self.state.world_nodes
 
     @property
     def verdict(self) -> Verdict | None:

@@ -369,7 +369,6 @@ class Rounds:
             spent=spent(self._state.job, self._state.restarts_in_budget),
             decision=self.answer.words,
             rank0_alone=rank0_alone,
-            not_enough=self._lobby.not_enough() if outcome is Outcome.RENDEZVOUS_FAILED else "",
         )
         verdict = verdict_of(
             outcome, sentence, self._state.restarts, self._state.round + 1, self.postmortem

@@ -56,6 +56,11 @@ class JobState:
         """Ranks that are kept for members that are gone, by identity."""
 
     @property
+    def formed(self) -> tuple[int, int]:
+        """Term and number of the present or last round."""
+        return (self.term, self.round) if self.round >= 0 else NO_ROUND
+
+    @property
     def policy(self) -> PolicySpec:
         """How failures of this job are answered."""
         return (self.job and self.job.policy) or _DEFAULT_POLICY

@@ -210,7 +210,7 @@ class Master:
 
     def release(self) -> None:
         """Say what was held back, if a majority knows of the round now."""
-        if not self._office.has_told(self.group.formed):
+        if not self._office.has_told(self.group.state.formed):
             return
         held, self._held = self._held, []
         for command in held:
@@ -224,13 +224,13 @@ class Master:
     def _handle(self, event: Event) -> None:
         if self._is_closed or not self._office.holds():
             return
-        round_before, newest_before = self.group.round, self.group.newest
+        round_before, newest_before = self.group.round, self.group.state.newest
         self._held += self.group.handle(event, self._clock())
         if self.group.round != round_before:
             self.round_started_at = self._clock()
         self.release()  # what can be said now goes first
-        if self.group.newest != newest_before:
-            self._office.tell(self.group.newest)
+        if self.group.state.newest != newest_before:
+            self._office.tell(self.group.state.newest)
         self._set_timer()
         self._handled.set()
 

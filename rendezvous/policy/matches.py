@@ -268,13 +268,8 @@ _SLIP_WORDS = (
 )
 
 
-def is_slip(failure: Failure) -> bool:
-    """Return whether a failure is a usage or import error: one that a new start meets again."""
-    return look_for_slip(failure).matches
-
-
 def look_for_slip(failure: Failure) -> Look:
-    """Return whether a failure is a usage or import error, and why it is taken for none.
+    """Return whether a failure is a usage or import error, which a new start meets again, and why.
 
     An import error ends Python with 1, as everything else does: only its words tell it apart, so
     that one without words is taken for none.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...values import dataclass, field
 from ..protocol.failure import Failure, FailureKind
-from .matches import BadMatch, Match, is_slip, look_for_slip, parse_match, same_slip
+from .matches import BadMatch, Match, look_for_slip, parse_match, same_slip
 
 SLIP_S = 10.0
 """A usage or import error this soon after the start, twice running, is a typo, not a fault."""
@@ -86,7 +86,7 @@ class Context:
     def is_slip(self, failure: Failure) -> bool:
         """Return whether the failure is a usage or import error soon after the start."""
         after = self.seconds_after_start
-        return after is not None and after < SLIP_S and is_slip(failure)
+        return after is not None and after < SLIP_S and look_for_slip(failure).matches
 
 
 @dataclass(frozen=True, slots=True)

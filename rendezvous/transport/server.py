@@ -277,8 +277,8 @@ class MasterServer:
         reply = pb.StatusReply(
             phase=group.phase.value,
             round=group.round,
-            restarts=group.restarts_in_budget,
-            world_nodes=group.world_nodes,
+            restarts=group.state.restarts_in_budget,
+            world_nodes=group.state.world_nodes,
             uptime_s=uptime_s,
             round_uptime_s=round_uptime_s if group.round >= 0 else 0.0,
             version=self._version,

@@ -145,7 +145,7 @@ class Invariants:
     def before(self, group: Group, event: Event) -> None:
         """Take note of how things stand."""
         self._phase, self._round, self._restarts = group.phase, group.round, group.restarts
-        self._formed_by = group.formed_by
+        self._formed_by = group.state.formed_by
         self._roster = {n.spec.incarnation: n for n in group.roster}
         self._came |= self._roster.keys()
         self._ranks |= {n.spec.node_id: -1 if n.rank is None else n.rank for n in group.roster}
@@ -188,7 +188,7 @@ class Invariants:
         if group.phase is GroupPhase.TAKING_OVER:
             is_current = world[0] == self._heard_of
         else:
-            is_current = world == (group.round, group.formed_by)
+            is_current = world == (group.round, group.state.formed_by)
         if is_current and group.phase is not GroupPhase.FINISHED:
             self._failed.add(world)
 
@@ -223,7 +223,7 @@ class Invariants:
     def _note_taken_over(self, group: Group) -> None:
         """The members of a round that is taken over have been in a round of this master."""
         if self._round < 0 <= group.round:
-            world = (group.round, group.formed_by)
+            world = (group.round, group.state.formed_by)
             members = {n for n, c in self._claims.items() if c.nodes and _world_of(c) == world}
             self._served |= members & {node.spec.incarnation for node in group.roster}
 
@@ -406,7 +406,7 @@ class Invariants:
                         self._in_world[incarnation] = _world_of(assignment)
                         self._served.add(incarnation)
                 case MayLeave():
-                    check_dismissal(command.message, self._agents, group.formed_by)
+                    check_dismissal(command.message, self._agents, group.state.formed_by)
                 case Stop(round_number):
                     self._stops.add((command.link, round_number))
                 case CheckVerdict(exit_code, report=report):
@@ -584,7 +584,7 @@ class Invariants:
         ready = {n.spec.incarnation for n in group.roster.in_phase(NodePhase.READY)}
         agents = [a for a in self._agents if a.spec.incarnation in ready & verdicts.keys()]
         has_succeeded = any(one.outcome is Outcome.SUCCEEDED for one in verdicts.values())
-        check_savings(told, [] if has_succeeded else agents, (group.round, group.formed_by))
+        check_savings(told, [] if has_succeeded else agents, (group.round, group.state.formed_by))
 
     def _one_verdict(self, group: Group, verdict: Verdict, now: float) -> None:
         if self._verdict is not None:
@@ -652,7 +652,7 @@ class Invariants:
                 continue
             is_over = world in self._failed or world[0] < current
             if group.phase is not GroupPhase.TAKING_OVER:
-                is_over |= world[0] == current and world[1] != group.formed_by
+                is_over |= world[0] == current and world[1] != group.state.formed_by
             if is_over and (node.link, world[0]) not in self._stops:
                 raise InvariantError(f"I4: {node.spec.node_id} was not told to stop {world}")
 
@@ -718,13 +718,13 @@ class Invariants:
             if agent.is_there and group.roster.get(agent.spec.node_id) is None:
                 raise InvariantError(f"I7: the group does not know {agent.name}")
         if members != group.roster.count(NodePhase.RUNNING):
-            raise InvariantError(f"I7: {members} nodes run of {group.world_nodes}")
+            raise InvariantError(f"I7: {members} nodes run of {group.state.world_nodes}")
         running = {n.spec.node_id for n in group.roster if n.phase is NodePhase.RUNNING}
         cut_off = {end for link in self._bad_links if running & set(link) for end in link}
         spares = {n.spec.node_id for n in group.roster if n.phase is NodePhase.READY} - cut_off
         job, ready = self._job, len(spares)
         could = usable_size(members + ready, job.min_nodes, job.max_nodes, job.node_unit)
-        grows = group.state.rescale_delay_s < math.inf and members == group.world_nodes
+        grows = group.state.rescale_delay_s < math.inf and members == group.state.world_nodes
         if grows and could > members:
             raise InvariantError(f"I7: {ready} spares and a world of {members} nodes")
 
@@ -750,7 +750,7 @@ def snapshot(group: Group) -> tuple[object, ...]:
         group.phase,
         group.round,
         group.restarts,
-        group.world_nodes,
+        group.state.world_nodes,
         group.verdict,
         group.deadline(),
         nodes,
@@ -776,7 +776,7 @@ def _world_of(of: Claim | Assignment) -> _World:
 def _is_in(agent: Agent, group: Group) -> bool:
     """Whether an agent has workers of the group's present world."""
     assignment = agent.assignment if agent.live is not None else None
-    return assignment is not None and _world_of(assignment) == (group.round, group.formed_by)
+    return assignment is not None and _world_of(assignment) == (group.round, group.state.formed_by)
 
 
 def _shares_world(agent: Agent, assignment: Assignment) -> bool:

@@ -605,7 +605,7 @@ class World:
         group, elector = leader.group, leader.elector
         assert group is not None
         assert elector is not None
-        before = group.newest
+        before = group.state.newest
         commands = group.handle(event, leader.clock())
         for command in commands:
             if isinstance(command, MasterEvent):
@@ -613,12 +613,12 @@ class World:
             elif isinstance(command, Send | Close):
                 leader.held.append(command)
         self._say_what_is_held(leader)
-        if group.newest != before:
-            self._ask(leader, elector.tell(group.newest, leader.clock()))
+        if group.state.newest != before:
+            self._ask(leader, elector.tell(group.state.newest, leader.clock()))
 
     def _say_what_is_held(self, leader: Process) -> None:
         group, elector = leader.group, leader.elector
-        if group is None or elector is None or elector.told < group.formed:
+        if group is None or elector is None or elector.told < group.state.formed:
             return
         held, leader.held = leader.held, []
         for command in held:
@@ -696,7 +696,7 @@ class World:
             if group is None or group.phase is not GroupPhase.RUNNING:
                 continue
             members = [p for p in self.processes() if p.agent.live == group.round]
-            if len(members) == group.world_nodes and len(members) >= self.job.min_nodes:
+            if len(members) == group.state.world_nodes and len(members) >= self.job.min_nodes:
                 return group
         return None
 

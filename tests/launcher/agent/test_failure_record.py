@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from ft_run.launcher.agent.failure_record import worker_failure
-from ft_run.rendezvous.policy.matches import is_slip
+from ft_run.rendezvous.policy.matches import look_for_slip
 from ft_run.rendezvous.protocol.failure import Evidence, Failure, evidence
 from ft_run.rendezvous.protocol.messages import Assignment
 
@@ -84,7 +84,7 @@ def test_so_it_is_where_the_exception_is_recorded(
 @pytest.mark.parametrize("prefix", ["", "[rank1]: "])
 def test_an_import_error_is_one(prefix: str) -> None:
     failure = record("Traceback (most recent call last):\nImportError: no torhc\n", prefix)
-    assert is_slip(failure)
+    assert look_for_slip(failure).matches
     assert failure.summary() == "rank 1 on node 0 (h) exited with 1: ImportError: no torhc"
 
 

@@ -387,7 +387,7 @@ def test_a_later_master_knows_what_counts_within_the_window() -> None:
     for rank, name in enumerate("ab"):
         scene.attend(name, claim=claim_of(5, rank, restarts=7, past=past))
     assert scene.group.phase is GroupPhase.RUNNING
-    assert scene.group.restarts_in_budget == 2
+    assert scene.group.state.restarts_in_budget == 2
     scene.wait(5)  # the older one is 100 s old now
     scene.say("a", Failed(5, worker_failure(0)))
     scene.stopped("a", "b")

@@ -176,7 +176,7 @@ def leave(scene: Scene, name: str, *steps: int, replicas: tuple[Replica, ...] = 
     """Return what a node of one of two ranks says that has left its share of some steps."""
     number, offset = scene.group.round, scene.assignment(name).rank_offset
     held = tuple(Snapshot(step, 2, offset, False) for step in steps)
-    left = Snapshots(number, scene.group.formed_by, held, replicas)
+    left = Snapshots(number, scene.group.state.formed_by, held, replicas)
     return Stopped(number, replace(scene.offer(name), snapshots=left))
 
 

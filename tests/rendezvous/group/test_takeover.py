@@ -38,14 +38,14 @@ def test_a_round_is_taken_over_as_soon_as_its_members_are_back():
 
 def test_other_hosts_hear_of_the_next_round_when_one_is_stopped():
     scene = Scene(2, term=7)
-    heard = [scene.group.newest]
+    heard = [scene.group.state.newest]
     scene.attend("a", claim=claim_of(4, 0, term=3))
     scene.attend("b", claim=claim_of(4, 1, term=3))
-    heard.append(scene.group.newest)
+    heard.append(scene.group.state.newest)
     scene.say("a", Failed(4, worker_failure(0)))
-    heard.append(scene.group.newest)
+    heard.append(scene.group.state.newest)
     scene.stopped("a", "b")
-    assert scene.group.formed == scene.group.newest == (7, 5)
+    assert scene.group.state.formed == scene.group.state.newest == (7, 5)
     assert heard == [NO_ROUND, (3, 4), (7, 5)]
 
 
@@ -53,7 +53,7 @@ def test_a_round_is_of_no_later_leader_than_the_one_that_takes_it_over():
     """What other hosts are told of it they would not believe."""
     scene = Scene(1, term=7)
     scene.attend("a", claim=claim_of(4, 0, nodes=1, term=99))
-    assert scene.group.newest == scene.group.formed == (7, 4)
+    assert scene.group.state.newest == scene.group.state.formed == (7, 4)
 
 
 @pytest.mark.parametrize("known", [3, sys.maxsize])

@@ -191,6 +191,6 @@ def test_nothing_that_came_in_fails_to_go_out(seed: int) -> None:
                     elif isinstance(command, Close) and command.link in links:
                         links.discard(command.link)
                         events.append(Detached(command.link))
-            pb.StatusReply(round=group.round, restarts=group.restarts_in_budget)
+            pb.StatusReply(round=group.round, restarts=group.state.restarts_in_budget)
     assert taken > 200
     assert min(said[name] for name in ("Start", "Stop", "Waiting", "Refused")) > 2, said
