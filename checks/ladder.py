@@ -251,12 +251,8 @@ class Ladder:
     def _take(self, node_id: str, record: Record) -> None:
         if self._step is None:
             return
-        meeting = next((m for m in self._step.meetings if node_id in m), ())
-        partners = tuple(name for name in meeting if name != node_id)
         # What a node says of itself is believed, but not its name or what it was asked.
-        self._records[node_id] = replace(
-            record, node=node_id, phase=self._step.phase, partners=partners
-        )
+        self._records[node_id] = replace(record, node=node_id, phase=self._step.phase)
 
     def _close_step(self) -> None:
         if self._step is not None:

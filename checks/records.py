@@ -66,8 +66,6 @@ class Record:
     node: str
     """Identity of the node."""
     phase: Phase
-    partners: tuple[str, ...] = ()
-    """The nodes it met; empty in the phases that a node goes through alone."""
     failure: str = ""
     """Empty when the node passed, else the reason in words."""
     metrics: Metrics = Metrics()
@@ -107,7 +105,6 @@ def record_to_json(record: Record) -> str:
     """Return a record as one line; what is empty or was not measured is left out."""
     metrics = metric_values(record.metrics)
     parts: dict[str, Any] = {"node": record.node, "phase": record.phase.value}
-    parts |= {"partners": list(record.partners)} if record.partners else {}
     parts |= {"failure": record.failure} if record.failure else {}
     parts |= {"metrics": metrics} if metrics else {}
     parts |= {"facts": dict(record.facts)} if record.facts else {}
@@ -120,19 +117,15 @@ def record_from_json(text: str | bytes) -> Record:
     Raises:
         RecordError: it is none, with what is wrong in words.
     """
-    parts = _parse(text, "node", "phase", "partners", "failure", "metrics", "facts")
+    parts = _parse(text, "node", "phase", "failure", "metrics", "facts")
     metrics = _mapping(parts, "metrics")
     unknown = metrics.keys() - {metric.name for metric in fields(Metrics)}
     if unknown:
         raise RecordError(f"unknown metrics: {', '.join(sorted(unknown))}")
-    partners = parts.get("partners", [])
-    if not isinstance(partners, list) or not all(isinstance(name, str) for name in partners):
-        raise RecordError(f"partners must be a list of names; given was {partners!r}")
     facts = _mapping(parts, "facts")
     return Record(
         node=_text(parts, "node"),
         phase=_member(Phase, parts, "phase"),
-        partners=tuple(partners),
         failure=_text(parts, "failure") if "failure" in parts else "",
         metrics=Metrics(**{name: _number(metrics, name) for name in metrics}),
         facts={name: _fact(name, value) for name, value in facts.items()},

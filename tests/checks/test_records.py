@@ -32,8 +32,8 @@ ORDER = Order(
 RECORDS = (
     Record("a", Phase.FACTS, facts={"clock_offset_s": 0.01, "torch": "2.13", "gpus": 8}),
     Record("a", Phase.SOLO, metrics=Metrics(compute_tflops=1.5, intra_gb_per_s=0.0)),
-    Record("a", Phase.PAIR, ("b",), "all-reduce gave 3, not 4\nüber", Metrics(latency_us=3)),
-    Record("a", Phase.ALL, ("b", "c")),
+    Record("a", Phase.PAIR, "all-reduce gave 3, not 4\nüber", Metrics(latency_us=3)),
+    Record("a", Phase.ALL),
 )
 
 
@@ -50,11 +50,7 @@ def test_a_record_survives_its_json(record: Record) -> None:
 
 
 def test_what_is_empty_is_not_written() -> None:
-    assert json.loads(record_to_json(RECORDS[3])) == {
-        "node": "a",
-        "phase": "all",
-        "partners": ["b", "c"],
-    }
+    assert json.loads(record_to_json(RECORDS[3])) == {"node": "a", "phase": "all"}
 
 
 def test_an_order_survives_its_json() -> None:
@@ -73,8 +69,6 @@ def test_an_order_survives_its_json() -> None:
         ('{"node": 1, "phase": "pair"}', "node must be a text"),
         ('{"node": "a", "phase": "duo"}', "'duo'"),
         ('{"node": "a", "phase": "pair", "colour": 1}', "unknown parts: colour"),
-        ('{"node": "a", "phase": "pair", "partners": "b"}', "list of names"),
-        ('{"node": "a", "phase": "pair", "partners": [1]}', "list of names"),
         ('{"node": "a", "phase": "pair", "failure": null}', "failure must be a text"),
         ('{"node": "a", "phase": "pair", "metrics": []}', "metrics must be an object"),
         ('{"node": "a", "phase": "pair", "metrics": {"speed": 1}}', "unknown metrics: speed"),

@@ -40,11 +40,9 @@ class World:
 
     def record(self, phase: Phase, meeting: tuple[str, ...], node: str) -> Record:
         """What a node answers."""
-        partners = tuple(name for name in meeting if name != node)
         return Record(
             node,
             phase,
-            partners,
             self._failure(phase, meeting, node),
             self._metrics(phase, meeting),
             self._facts(phase),
