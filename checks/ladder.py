@@ -7,17 +7,16 @@ the time; the plan and the verdict are those of ``plan`` and ``verdict``.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from .. import defaults, exit_codes
+from .. import defaults
 from ..rendezvous.group.examination import CheckStep, Conclusion, NodeFinding
 from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import COMPARED_FACTS
-from .floors import floors
 from .measure import needed_s
 from .plan import MAX_ROUNDS, just_failed, plan
 from .records import Fact, Level, Phase, Record, RecordError, metric_values, record_from_json
 from .report import report_to_json
 from .results import LOWER_IS_BETTER, MEETING_METRICS, Answered, Known, Results, Rules, Step
-from .verdict import NodeVerdict, Standing, Verdicts, metric_words, verdict
+from .verdict import NodeVerdict, Standing, Verdicts, exit_code, metric_words, verdict
 
 _SHARES = {
     Phase.FACTS: 1 / 2,  # check workers that have been started import torch before they answer
@@ -70,10 +69,9 @@ class Ladder:
         """
         self._spec = spec
         self._level = Level(spec.level)
-        rules = Rules(spec.straggler_threshold, floors(spec.floors), spec.compute_threshold)
         self._known = {} if known is None else known
         self._results = Results(
-            tuple(nodes), frozenset(vouched), rules=rules, known=dict(self._known)
+            tuple(nodes), frozenset(vouched), rules=Rules.of(spec), known=dict(self._known)
         )
         self._step: Step | None = None
         self._records: dict[str, Record] = {}
@@ -229,7 +227,7 @@ class Ladder:
         links = () if lenient else verdicts.bad_links
         findings = {
             found.node: NodeFinding(
-                exit_code=0 if lenient else self._exit_code(found),
+                exit_code=0 if lenient else exit_code(found, self._spec),
                 sentence=_sentence(found),
                 has_met=bool(self._results.passed[found.node]),
             )
@@ -259,19 +257,6 @@ class Ladder:
             answered = Answered(self._step, self._records)
             self._results = replace(self._results, steps=(*self._results.steps, answered))
         self._step, self._records = None, {}
-
-    def _exit_code(self, found: NodeVerdict) -> int:
-        match found.standing:
-            case Standing.FAULTY:
-                return exit_codes.NODE_EXCLUDED
-            case Standing.UNDECIDED:
-                return exit_codes.CHECKS_FAILED
-            case Standing.LEFT_OUT if self._spec.only:
-                return exit_codes.CHECKS_FAILED
-            case Standing.SLOW if self._spec.exclude_straggler:
-                return exit_codes.NODE_EXCLUDED
-        warned = found.standing is Standing.SLOW or found.remarks
-        return exit_codes.CHECKS_WARNED if self._spec.is_strict and warned else exit_codes.SUCCESS
 
 
 def _shows_gpus(facts: Mapping[str, Fact], metrics: Mapping[str, float]) -> bool:

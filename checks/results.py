@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from .. import defaults
+from ..rendezvous.protocol.check_messages import CheckSpec
 from .records import Fact, Metrics, Phase, Record
 from .worker_config import NO_ANSWER, NOT_CARRIED_OUT
 
@@ -40,6 +41,22 @@ class Rules:
     """What each metric must reach at least; for a latency, what it must not exceed."""
     compute_threshold: float = 0.0
     """The threshold of the matrix product, which varies less than the others; 0: the same."""
+
+    @staticmethod
+    def of(spec: CheckSpec) -> "Rules":
+        """Return the rules that a job wants.
+
+        Raises:
+            ValueError: a floor names no metric or no number.
+        """
+        floors = {}
+        for text in spec.floors:
+            name, _, number = text.partition("=")
+            floors[name] = float(number)
+        unknown = floors.keys() - set(metric_names())
+        if unknown:
+            raise ValueError(f"no such metric: {', '.join(sorted(unknown))}")
+        return Rules(spec.straggler_threshold, Metrics(**floors), spec.compute_threshold)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from .. import exit_codes
+from ..rendezvous.protocol.check_messages import CheckSpec
 from .differences import different_clocks, different_facts
 from .fact_rules import UNDER_LOAD, WARNINGS, findings
 from .plan import FAULTS, is_slow, is_surely_bad, together
@@ -288,6 +290,24 @@ def _remarks(
         and results.misses_floor(metric, results.best[metric][node])
     ]
     return tuple(found)
+
+
+# --- what follows ----------------------------------------------------------------------------
+
+
+def exit_code(found: NodeVerdict, spec: CheckSpec) -> int:
+    """Return what a node ends with; 0: it may stay."""
+    match found.standing:
+        case Standing.FAULTY:
+            return exit_codes.NODE_EXCLUDED
+        case Standing.UNDECIDED:
+            return exit_codes.CHECKS_FAILED
+        case Standing.LEFT_OUT if spec.only:
+            return exit_codes.CHECKS_FAILED
+        case Standing.SLOW if spec.exclude_straggler:
+            return exit_codes.NODE_EXCLUDED
+    warned = found.standing is Standing.SLOW or found.remarks
+    return exit_codes.CHECKS_WARNED if spec.is_strict and warned else exit_codes.SUCCESS
 
 
 # --- words -----------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """A check worker: one process per local worker, for as long as the node is being checked.
 
-It reads orders from its standard input and answers on its standard output (``post`` has the words).
-End-of-file ends it. It imports torch once, while it has nothing else to do; each order that needs
-other workers has a process group of its own. Whatever a library writes to standard output goes to
-standard error instead, of which the crew keeps the end for its reports.
+It reads orders from its standard input and answers on its standard output (``worker_config`` has
+the words). End-of-file ends it. It imports torch once, while it has nothing else to do; each order
+that needs other workers has a process group of its own. Whatever a library writes to standard
+output goes to standard error instead, of which the crew keeps the end for its reports.
 """
 
 import importlib
@@ -62,8 +62,8 @@ class CheckError(Exception):
 class CheckWorker:
     """Carries out orders, one after the other."""
 
-    def __init__(self, post: CheckWorkerConfig, orders_fd: int, answers_fd: int) -> None:
-        self._post = post
+    def __init__(self, config: CheckWorkerConfig, orders_fd: int, answers_fd: int) -> None:
+        self._config = config
         self._orders = os.fdopen(orders_fd, "rb", buffering=0)
         self._answers_fd = answers_fd
         self._binds_gloo = _GLOO_INTERFACE not in os.environ
@@ -106,7 +106,7 @@ class CheckWorker:
             self._has_torch = True
 
     def _carry_out(self, order: Order) -> Record:
-        record = Record(self._post.node, order.phase)
+        record = Record(self._config.node, order.phase)
         self._on_gpu = False
         self._give_up_at = time.monotonic() + _PATIENCE * order.deadline_s - age_s(order)
         try:
@@ -127,17 +127,17 @@ class CheckWorker:
 
     def _facts(self, order: Order, record: Record) -> Record:
         self._enter("collecting facts")
-        post = self._post
+        config = self._config
         facts = collect_facts(
             FactSources(
-                local_world_size=post.local_world_size,
-                use_gpus=post.accelerator != "cpu",
-                gpus_shown={} if post.gpus_asked_by else post.gpus_shown,
-                log_dir=post.log_dir,
-                script=post.script,
-                memory_cgroups=post.memory_cgroups,
-                ft_run_version=post.ft_run_version,
-                environ=_environ_of_node(post),
+                local_world_size=config.local_world_size,
+                use_gpus=config.accelerator != "cpu",
+                gpus_shown={} if config.gpus_asked_by else config.gpus_shown,
+                log_dir=config.log_dir,
+                script=config.script,
+                memory_cgroups=config.memory_cgroups,
+                ft_run_version=config.ft_run_version,
+                environ=_environ_of_node(config),
                 unix_time_s=order.unix_time_s or None,
             )
         )
@@ -152,7 +152,7 @@ class CheckWorker:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
-        quota = QuotaWatch(self._post.cpu_cgroups, self._post.cpu_share)
+        quota = QuotaWatch(self._config.cpu_cgroups, self._config.cpu_share)
         probe = DeviceProbe(device, BUDGETS[order.level], quota, faults, self._timer())
         self._enter("matrix product")
         compute = probe.compute_tflops()
@@ -181,7 +181,7 @@ class CheckWorker:
 
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
         words = "" if uuid is None else throttled_by(f"GPU-{uuid}")
-        return {f"local_rank{self._post.local_rank}_throttled_by": words} if words else {}
+        return {f"local_rank{self._config.local_rank}_throttled_by": words} if words else {}
 
     def _timer(self) -> "GpuTimer":
         from .devices.gpu_timer import GpuTimer
@@ -221,15 +221,15 @@ class CheckWorker:
         import torch
         import torch.distributed
 
-        post = self._post
+        config = self._config
         self._enter("opening the device")
         injected = parse_faults(os.environ.get(VARIABLE, ""))
-        faults = ActiveFaults(injected, post.node, post.local_rank, order.phase)
+        faults = ActiveFaults(injected, config.node, config.local_rank, order.phase)
         faults.strike(lambda: os._exit(1))
         built_for = kind_of_gpus(torch.version.cuda, torch.version.hip)
-        if not has_gpu(post, torch.cuda, built_for):
+        if not has_gpu(config, torch.cuda, built_for):
             return torch.device("cpu"), faults
-        device = torch.device("cuda", post.device_index)
+        device = torch.device("cuda", config.device_index)
         self._on_gpu = True
         self._arm(order)
         torch.cuda.set_device(device)
@@ -242,7 +242,7 @@ class CheckWorker:
             bind_gloo(order.interface)
         return Meeting(
             number=order.number,
-            rank=order.rank_offset + self._post.local_rank,
+            rank=order.rank_offset + self._config.local_rank,
             world_size=order.world_size,
             master_addr=order.master_addr,
             master_port=order.master_port,
@@ -270,7 +270,7 @@ class CheckWorker:
                 return  # it is answered after all
             self._must_end = True
             failure = f"{self._stage}: it does not return, and has timed out"
-            self._answer(order, Record(self._post.node, order.phase, failure=failure))
+            self._answer(order, Record(self._config.node, order.phase, failure=failure))
             os._exit(0)
 
     def _answer(self, order: Order, record: Record) -> None:
@@ -304,11 +304,11 @@ def bind_gloo(interface: str) -> None:
         os.environ.pop(_GLOO_INTERFACE, None)
 
 
-def _environ_of_node(post: CheckWorkerConfig) -> Mapping[str, str]:
+def _environ_of_node(config: CheckWorkerConfig) -> Mapping[str, str]:
     """Return the environment in which the GPUs of all workers of the node can be seen."""
-    if post.devices is None:
+    if config.devices is None:
         return os.environ
-    return os.environ | {"CUDA_VISIBLE_DEVICES": post.devices}
+    return os.environ | {"CUDA_VISIBLE_DEVICES": config.devices}
 
 
 class Gpus(Protocol):
@@ -324,11 +324,11 @@ class Gpus(Protocol):
         """Start CUDA; raises with the reason where that is not possible."""
 
 
-def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
+def has_gpu(config: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
     """Return whether a worker checks its GPU; else it checks a CPU.
 
     Args:
-        post: says which GPU that would be, what was asked for and what the machine shows.
+        config: says which GPU that would be, what was asked for and what the machine shows.
         gpus: what torch can use.
         built_for: the kind of GPUs that torch was built for; None for none.
 
@@ -336,27 +336,27 @@ def has_gpu(post: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> bool:
         CheckError: a GPU was asked for, or torch was built for those that the machine shows, and it
             can use none; or there are others, and none for this worker.
     """
-    if post.accelerator == "cpu":
+    if config.accelerator == "cpu":
         return False
     if not gpus.is_available():
-        if post.gpus_asked_by:
+        if config.gpus_asked_by:
             why = "was built without support for any"
             if built_for:
                 why = f"finds none that works{_why_no_gpu(gpus)}"
             raise CheckError(
-                f"{post.gpus_asked_by} asks for GPUs, and this torch {why}"
+                f"{config.gpus_asked_by} asks for GPUs, and this torch {why}"
                 " (--accelerator=cpu checks CPUs)"
             )
-        if built_for is not None and built_for in post.gpus_shown:
+        if built_for is not None and built_for in config.gpus_shown:
             raise CheckError(
-                f"there are GPUs ({post.gpus_shown[built_for]}), and this torch, built for them,"
+                f"there are GPUs ({config.gpus_shown[built_for]}), and this torch, built for them,"
                 f" finds none that works{_why_no_gpu(gpus)} (--accelerator=cpu checks CPUs)"
             )
         return False
     count = gpus.device_count()
-    if post.device_index >= count:
+    if config.device_index >= count:
         raise CheckError(
-            f"there is no GPU for local rank {post.local_rank}: {count} can be seen"
+            f"there is no GPU for local rank {config.local_rank}: {count} can be seen"
             " (--accelerator=cpu checks CPUs)"
         )
     return True

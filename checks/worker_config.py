@@ -78,9 +78,10 @@ class CheckWorkerConfig:
     """What a check worker is told when it is started."""
 
     node: str
-    local_rank: int
-    local_world_size: int
-    device_index: int
+    """Identity of the node, as records have it."""
+    local_rank: int = 0
+    local_world_size: int = 1
+    device_index: int = 0
     """Its GPU among those it can see."""
     accelerator: str = "auto"
     """``cpu``: leave the GPUs alone; else they are used where there are any."""
@@ -102,12 +103,12 @@ class CheckWorkerConfig:
     ft_run_version: str = ""
 
     def to_json(self) -> str:
-        """Return the post as an argument of the worker's command line."""
+        """Return it as an argument of the worker's command line."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "CheckWorkerConfig":
-        """Return the post that an argument stands for."""
+        """Return the configuration that an argument stands for."""
         parts = json.loads(text)
         for name in ("cpu_cgroups", "memory_cgroups"):
             parts[name] = tuple(parts[name])

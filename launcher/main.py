@@ -70,7 +70,7 @@ def _run(options: "Options") -> int:
     from .cli.master_flags import MasterOptions, StacksOptions
     from .cli.policy_flags import PolicyOptions
     from .cli.trust_flags import TokenOptions
-    from .options import CheckOptions, HostsOptions, LaunchOptions
+    from .options import HostsOptions, LaunchOptions
 
     if isinstance(options, CompletionOptions):
         from .commands.completion import complete
@@ -90,6 +90,10 @@ def _run(options: "Options") -> int:
         return run_hosts(options)
     with loading():
         import_asyncio()
+    if isinstance(options, LaunchOptions) and options.is_check_of_one:
+        from .commands.check import run_check
+
+        return run_check(options)
     if isinstance(options, LaunchOptions):
         with loading():
             from .commands.launch import launch
@@ -100,14 +104,6 @@ def _run(options: "Options") -> int:
 
         quiet_grpc()
         return run_master(options)
-    if isinstance(options, CheckOptions) and options.rendezvous is not None:
-        from .commands.check_together import check_together
-
-        return check_together(options, options.rendezvous)
-    if isinstance(options, CheckOptions):
-        from .commands.check import run_check
-
-        return run_check(options)
     quiet_grpc()
     if isinstance(options, StacksOptions):
         from .commands.stacks import show_stacks

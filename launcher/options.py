@@ -15,7 +15,7 @@ from ..rendezvous.protocol.endpoint import Endpoint
 from ..rendezvous.protocol.messages import HangSpec, JobSpec, PolicySpec
 from ..rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ..rendezvous.trust.source import TrustOptions
-from ..values import dataclass, field, names
+from ..values import dataclass, names
 from .flags import values
 from .flags.flag import Heading, option
 from .flags.stream_values import StreamSelection, filters, local_ranks, streams
@@ -201,12 +201,18 @@ class RendezvousOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LadderOptions:
+class CheckOptions:
     """How the nodes of a job are checked, and where the report is written."""
 
     spec: CheckSpec
-    report: str | None = None
-    """File for the report, on the node that the master gives it to."""
+    report: str | None = CHECKS.option(
+        None,
+        "--check-report FILE",
+        "Where one node of the job writes what was found, as JSON.",
+        values.string_or_none,
+        ours=True,
+    )
+    """On the node that the master gives it to."""
     json: bool = False
     """With ``only``: the report is printed as JSON instead of a table."""
     log_dir: str | None = None
@@ -215,7 +221,7 @@ class LadderOptions:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """Everything that one ``ft-run script.py`` was asked to do."""
+    """Everything that one ``ft-run script.py`` or ``ft-run check`` was asked to do."""
 
     script: str
     rendezvous: RendezvousOptions
@@ -359,7 +365,7 @@ class LaunchOptions:
         "null (default) or console.",
         values.one_of("null", "console"),
     )
-    checks: LadderOptions | None = None
+    checks: CheckOptions | None = None
     """None: nodes are not checked."""
     remarks: tuple[str, ...] = ()
     """Remarks to print once, before the job starts: ignored keys, a missing id."""
@@ -370,6 +376,11 @@ class LaunchOptions:
     def only_checks(self) -> bool:
         """Whether the job ends after the checks: no worker trains."""
         return self.checks is not None and self.checks.spec.only
+
+    @property
+    def is_check_of_one(self) -> bool:
+        """Whether this node is checked by itself: there is no master."""
+        return self.only_checks and self.rendezvous.endpoint is None
 
     def job_spec(self) -> JobSpec:
         """Return the options that must be the same on all nodes of the job: its fields."""
@@ -406,34 +417,3 @@ class HostsOptions:
     folder: str
     program: str
     """The path of ft-run on the hosts."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """Everything that one ``ft-run check`` was asked to do."""
-
-    rendezvous: RendezvousOptions | None = None
-    """How nodes that are checked together find each other; None: this node is checked alone."""
-    remarks: tuple[str, ...] = ()
-    nproc_per_node: str = defaults.NPROC_PER_NODE
-    accelerator: str = "auto"
-    virtual_local_rank: bool = False
-    level: str = defaults.CHECK_LEVEL
-    timeout_s: float = 0.0
-    """0: the default, which is longer with GPUs."""
-    """For all phases together."""
-    floors: Mapping[str, float] = field(default_factory=dict)
-    """The floor of each metric, by name; the units are in the names."""
-    straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
-    compute_threshold: float = 0.0
-    """0: as ``straggler_threshold``."""
-    exclude_straggler: bool = False
-    """A slow node counts as unhealthy."""
-    is_strict: bool = False
-    """A warning changes the exit status."""
-    json: bool = False
-    report: str | None = None
-    """The file for the report."""
-    log_dir: str | None = None
-    preload: tuple[str, ...] = ()
-    """Modules that the fork server imports once; check workers are forked from it."""

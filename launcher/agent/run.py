@@ -13,7 +13,7 @@ from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
 from ...events.workers import PreloadChanged
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
-from ..options import LaunchOptions, RendezvousOptions, ScriptMode
+from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
@@ -25,9 +25,8 @@ from .parts import NodeParts
 from .signals import hurry_on, unless_asked
 
 if TYPE_CHECKING:
-    from ..preflight.crew import CheckCrew, CrewPlan
+    from ..preflight.crew import CheckCrew
 
-_WITH_FILE = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
 _REGROUP_S = 5.0
 """From the end of the workers to the next round: kills, reaping, memory of devices."""
 
@@ -101,6 +100,7 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
     """Return the check workers of this node; none is started yet."""
     # The agent of a job without checks does not load their modules.
     from ..preflight.crew import CheckCrew
+    from .check_workers import crew_plan
 
     options = parts.options
     assert parts.check_spawner is not None
@@ -110,7 +110,8 @@ def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
         changed = PreloadChanged(event.state, options.preload, event.text, is_of_checks=True)
         parts.display.event(changed, None if options.only_checks else Severity.DEBUG)
 
-    return CheckCrew(parts.check_spawner, _crew_plan(parts, identity), fork_server_changed)
+    plan = crew_plan(identity.node_id, options, parts.commands, parts.gpus_shown, parts.cpus)
+    return CheckCrew(parts.check_spawner, plan, fork_server_changed)
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:
@@ -131,29 +132,6 @@ async def _hand_over(hosting: Hosting, options: LaunchOptions, display: Display)
         display.event(MasterKept(is_excluded=False))
         limit_s = options.shutdown_timeout_s + _REGROUP_S
         await unless_asked(hosting.settled(), options.signals, limit_s)
-
-
-def _crew_plan(parts: NodeParts, identity: NodeIdentity) -> "CrewPlan":
-    """Return the configuration of the check workers: that of the workers that will train."""
-    from ..preflight.crew import CrewPlan
-    from ..preflight.expected_gpus import gpus_asked_by
-
-    options = parts.options
-    only_checked = options.checks.log_dir if options.checks is not None else None
-    return CrewPlan(
-        node=identity.node_id,
-        local_world_size=parts.count.count,
-        python=parts.commands.python,
-        accelerator=options.accelerator,
-        gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
-        gpus_shown=parts.gpus_shown,
-        visible_devices=parts.commands.devices,
-        env=parts.commands.omp_threads,
-        cpus=parts.cpus,
-        log_dir=options.logs.log_dir or only_checked,
-        script=(options.script or None) if options.mode in _WITH_FILE else None,
-        preload=options.preload,
-    )
 
 
 def _pass_on_error_file(agent: Agent) -> None:

@@ -44,6 +44,24 @@ def check_interpreter(environ: Mapping[str, str]) -> None:
         )
 
 
+def worker_environ(options: LaunchOptions, local_world_size: int) -> dict[str, str]:
+    """Return the agent's environment with what is set for every worker of this node."""
+    from ..machine.cpu_limit import read_cpu_limit
+    from ..machine.worker_count import omp_num_threads
+
+    environ = dict(os.environ)
+    if "OMP_NUM_THREADS" not in environ:
+        limit = read_cpu_limit() if local_world_size == 1 else None
+        threads = omp_num_threads(environ, local_world_size, limit)
+        if threads is not None:
+            environ["OMP_NUM_THREADS"] = threads
+    if not options.virtual_local_rank:
+        return environ
+    from ..machine.accelerators import name_mig_devices
+
+    return name_mig_devices(environ)
+
+
 class WorkerCommands:
     """Builds the command line and the environment of every worker of this node."""
 
@@ -56,7 +74,7 @@ class WorkerCommands:
             UsageError: ``--virtual-local-rank`` with fewer visible devices than workers.
         """
         self._options = options
-        self._local_world_size = local_world_size
+        self.local_world_size = local_world_size
         self._environ = environ
         self._devices = virtual_devices(options.virtual_local_rank, local_world_size, environ)
 
@@ -108,7 +126,7 @@ class WorkerCommands:
         rendezvous = self._options.rendezvous
         given = {
             "ROLE_NAME": self._options.role,
-            "LOCAL_WORLD_SIZE": self._local_world_size,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
             "TORCHELASTIC_MAX_RESTARTS": rendezvous.max_restarts,
             "TORCHELASTIC_RUN_ID": rendezvous.job_id,
             # False: rank 0 hosts the store, as under srun. The agent never does, it loads no torch.

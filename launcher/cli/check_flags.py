@@ -1,208 +1,252 @@
-"""The flags of ``ft-run check``, and what they mean."""
+"""The flags of the checks, for ``--network-check`` and ``ft-run check``, and what they mean."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ... import defaults
-from ...checks.records import Level
 from ...errors import UsageError
-from ...values import replace
+from ...rendezvous.protocol.check_messages import CheckSpec
 from ..flags import values
-from ..flags.flag import Flag
-from ..flags.values import shown
-from ..options import CheckOptions, RendezvousOptions
-from .command_line import CommandLine, Given, HelpText
-from .floor_flags import floor_flags, given_floors, known_count, needs_others, refuse_floors
-from .network_check_flags import refuse_timeout, straggler_flags
-from .rendezvous_options import rendezvous_flags
-from .trust_flags import trust_flags, trust_options
-
-_CHECK: Final = "Checks"
-_NODE: Final = "Node"
-
-_BEFORE = """\
-Usage: ft-run check [OPTIONS]
-
-Check this node: first what it reports (health of GPUs, limits, space,
-versions), then each device alone, then all its workers together. With
---nnodes, given on every node, also the nodes in pairs and all together.
-
-Examples:
-  ft-run check --nproc-per-node gpu
-  ft-run check --nproc-per-node gpu --min-compute-tflops 500 --strict --json
-  ft-run check --nproc-per-node gpu --nnodes 4 --rdzv-endpoint node0:29400
-"""
-
-_AFTER = """\
-Every option can be set by PET_<NAME>, such as PET_CHECK_LEVEL=full.
-
-Exit codes:
-  0      the node has passed
-  2      wrong usage
-  10     with --strict: it has passed with a warning
-  20     the check could not run: worth retrying
-  30     this node is unhealthy; with --exclude-straggler also: it is slow
-  40     with --nnodes: no master, or not enough nodes in time
-  41     with --nnodes: the master refused this node
-  128+n  ended by signal n
-"""
+from ..flags.flag import Flag, flags_of
+from ..flags.values import BadValue
+from ..options import CHECKS, CheckOptions
+from .command_line import Given
 
 
-def read_check(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    read_rendezvous: Callable[[Given, list[str]], RendezvousOptions],
-) -> CheckOptions:
-    """Return the options that the arguments after ``ft-run check`` mean.
+def _factor(text: str) -> float:
+    right = "a number above 1"
+    try:
+        factor = values.number(text)
+    except BadValue:
+        raise BadValue(right) from None
+    if factor <= 1:
+        raise BadValue(right)
+    return factor
+
+
+def _floor(text: str) -> float:
+    try:
+        number = values.number(text)
+    except BadValue:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise BadValue("a number above 0")
+    return number
+
+
+# --- the flags -------------------------------------------------------------------------------
+
+_NETWORK_CHECK: Final = CHECKS(
+    "--network-check",
+    "Check the nodes before workers start, and go on without those that fail.",
+    ours=True,
+)
+LEVEL: Final = CHECKS(
+    "--check-level light|full",
+    "light (default; seconds), or full: larger sizes and more repetitions.",
+    values.one_of("light", "full"),
+    ours=True,
+)
+TIMEOUT: Final = CHECKS(
+    "--check-timeout SECONDS",
+    "For all phases of the checks together; default"
+    f" {defaults.CHECK_TIMEOUT_S:g}, with GPUs {defaults.CHECK_TIMEOUT_GPUS_S:g}. What is"
+    " not known by then has failed.",
+    values.seconds_above_zero,
+    ours=True,
+)
+_ON_RESTART: Final = CHECKS(
+    "--check-on-restart node|never|always",
+    "Which nodes a restart checks again: node (default; where a signal, a lost node"
+    " or an error of a device struck, all where a collective broke), never or always. New"
+    " nodes are always checked.",
+    values.one_of("never", "node", "always"),
+    ours=True,
+)
+_MODE: Final = CHECKS(
+    "--check-mode enforce|warn",
+    "enforce (default), or warn: say what failed and start all the same.",
+    values.one_of("enforce", "warn"),
+    ours=True,
+)
+STRICT: Final = CHECKS("--strict", "Exit with 10 when there are warnings.")
+"""Of ``ft-run check``."""
+_EXCLUDE: Final = CHECKS(
+    "--exclude-straggler",
+    "A node that is found to be slow fails the checks; default: it is warned of.",
+    ours=True,
+)
+_THRESHOLD: Final = CHECKS(
+    "--straggler-threshold FACTOR",
+    "How many times worse than the median of the others is slow; default"
+    f" {defaults.STRAGGLER_THRESHOLD:g}.",
+    _factor,
+    ours=True,
+)
+_COMPUTE_THRESHOLD: Final = CHECKS(
+    "--compute-straggler-threshold FACTOR",
+    "The same of the matrix product alone, such as 1.15: GPUs of one model differ by"
+    " a few per cent.",
+    _factor,
+    ours=True,
+)
+STRAGGLERS: Final = (_EXCLUDE, _THRESHOLD, _COMPUTE_THRESHOLD)
+"""For nodes that are slow."""
+
+
+def _slower(usage: str, what: str) -> Flag:
+    twice = "twice running; a node where it cannot be measured is unhealthy."
+    return CHECKS(usage, f"Warn when {what} is slower, {twice}", _floor, ours=True)
+
+
+def _together(usage: str, what: str) -> Flag:
+    text = f"With several nodes: warn when {what}, with two partners."
+    return CHECKS(usage, text, _floor, ours=True)
+
+
+FLOORS: Final[Mapping[str, Flag]] = {
+    "compute_tflops": _slower(
+        "--min-compute-tflops TFLOPS", "the matrix product of the slowest device"
+    ),
+    "memory_gb_per_s": _slower("--min-memory-gb-per-s GB/S", "the memory of the slowest device"),
+    "copy_gb_per_s": _slower("--min-copy-gb-per-s GB/S", "the copy from host to device"),
+    "intra_gb_per_s": _slower("--min-intra-gb-per-s GB/S", "the all-reduce within the node"),
+    "latency_us": _together("--max-latency-us US", "an all-reduce of 32 bytes takes longer"),
+    "bandwidth_gb_per_s": _together(
+        "--min-bandwidth-gb-per-s GB/S", "a large all-reduce is slower"
+    ),
+}
+"""What a metric must reach at least, by its name; of a latency, at most."""
+
+_SPEC: Final[Mapping[str, Flag]] = {
+    "level": LEVEL,
+    "timeout_s": TIMEOUT,
+    "on_restart": _ON_RESTART,
+    "straggler_threshold": _THRESHOLD,
+    "compute_threshold": _COMPUTE_THRESHOLD,
+    "exclude_straggler": _EXCLUDE,
+    "is_strict": STRICT,
+}
+"""The fields of ``CheckSpec`` that are what one flag was given."""
+
+_BETWEEN_NODES: Final = (FLOORS["latency_us"], FLOORS["bandwidth_gb_per_s"])
+
+
+def training_check_flags() -> list[Flag]:
+    """Return the flags of the checks before a job's workers start."""
+    how = (LEVEL, TIMEOUT, _ON_RESTART, _MODE)
+    return [_NETWORK_CHECK, *how, *STRAGGLERS, *FLOORS.values(), *flags_of(CheckOptions)]
+
+
+# --- what they mean --------------------------------------------------------------------------
+
+
+def training_checks(given: Given, remarks: list[str]) -> CheckOptions | None:
+    """Return how nodes are checked before they train; None where they are not.
 
     Args:
-        argv: the arguments.
-        environ: has the ``PET_*`` variables.
-        read_rendezvous: returns how nodes meet, and adds remarks.
+        given: the flags and variables of a job.
+        remarks: takes what is ignored.
 
     Raises:
-        UsageError: they cannot work.
-        SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
+        UsageError: the command line says how to check, but no flag asks for checks; or as
+            ``check_spec``.
     """
-    given, rest = check_command().read(argv, environ)
-    if rest:
-        raise UsageError(
-            f"ft-run check takes no arguments, but was given {shown(rest[0])}; right would be"
-            " ft-run check with options only, or ./check for a script of that name."
-        )
-    remarks: list[str] = []
+    if given[_NETWORK_CHECK.key]:
+        return given.fill(CheckOptions, spec=check_spec(given, remarks))
+    for flag in training_check_flags():
+        if given[flag.key]:
+            _without_checks(given.origin(flag.key), remarks)
+    return None
+
+
+def _without_checks(origin: str, remarks: list[str]) -> None:
+    says = f"{origin} says how nodes are checked, but nothing asks for checks"
+    if origin.startswith("--"):
+        raise UsageError(f"{says}; right would be --network-check beside it.")
+    # Variables are set for a whole pod, where they may be meant for an ``ft-run check``.
+    remarks.append(f"{says}: it is ignored without --network-check.")
+
+
+def check_spec(given: Given, remarks: list[str], *, only: bool = False) -> CheckSpec:
+    """Return how nodes are to be checked.
+
+    Args:
+        given: the flags and variables.
+        remarks: takes what is ignored.
+        only: the job is the checks: ``ft-run check``.
+
+    Raises:
+        UsageError: a floor cannot be met, the time is too short, or a flag is for several nodes
+            and there is one.
+    """
     _, max_nodes = given.get("nnodes", (1, 1))
-    refuse_timeout(given, is_alone=max_nodes == 1)
-    floors = given_floors(given, max_nodes, remarks)
-    nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
-    accelerator = given.get("accelerator", "auto")
-    refuse_floors(floors, accelerator, known_count(nproc_per_node))
-    threshold = given.get("straggler_threshold", defaults.STRAGGLER_THRESHOLD)
-    if max_nodes == 1 and given["straggler_threshold"] is not None:
-        needs_others(given.origin("straggler_threshold"), remarks)
-        threshold = defaults.STRAGGLER_THRESHOLD
-    compute_threshold = given.get("compute_straggler_threshold", 0.0)
-    if max_nodes == 1 and compute_threshold:
-        needs_others(given.origin("compute_straggler_threshold"), remarks)
-        compute_threshold = 0.0
-    # A node that is checked by itself needs no endpoint, even if a variable names one.
-    rendezvous = read_rendezvous(_as_of_a_job(given), remarks) if max_nodes > 1 else None
-    if rendezvous is not None:
-        rendezvous = replace(rendezvous, trust=trust_options(given, environ))
-    return CheckOptions(
-        rendezvous=rendezvous,
-        remarks=tuple(remarks),
-        nproc_per_node=nproc_per_node,
-        accelerator=accelerator,
-        virtual_local_rank=given["virtual_local_rank"],
-        level=given.get("check_level", defaults.CHECK_LEVEL),
-        timeout_s=given.get("check_timeout", 0.0),
-        floors=floors,
-        straggler_threshold=threshold,
-        compute_threshold=compute_threshold,
-        exclude_straggler=given["exclude_straggler"],
-        is_strict=given["strict"],
-        json=given["json"],
-        report=given["check_report"] or None,
-        log_dir=given["log_dir"] or None,
-        preload=given.get("preload", ()),
+    said = {key: value for key, value in given.values.items() if value is not None}
+    if max_nodes == 1:
+        needs_others = (*_BETWEEN_NODES, *((_THRESHOLD, _COMPUTE_THRESHOLD) if only else ()))
+        for flag in needs_others:
+            if said.pop(flag.key, None) is not None:
+                _needs_others(given.origin(flag.key), remarks)
+    found: dict[str, Any] = {
+        name: said[flag.key] for name, flag in _SPEC.items() if flag.key in said
+    }
+    floors = {name: said[flag.key] for name, flag in FLOORS.items() if flag.key in said}
+    spec = CheckSpec(
+        **found,
+        only=only,
+        is_binding=said.get(_MODE.key) != "warn",
+        floors=tuple(f"{name}={value}" for name, value in floors.items()),
     )
+    nproc_per_node = given.get("nproc_per_node", defaults.NPROC_PER_NODE)
+    workers = int(nproc_per_node) if nproc_per_node.isdigit() else None
+    refuse_floors(spec, given.get("accelerator", "auto"), workers)
+    if spec.timeout_s:
+        _refuse_short(spec, given.origin(TIMEOUT.key), is_alone=max_nodes == 1)
+    return spec
 
 
-def _as_of_a_job(given: Given) -> Given:
-    """Return the given values, with the flags of a job that ``ft-run check`` does not have."""
-    origins = {"rdzv_backend": "--rdzv-backend", "max_restarts": "--max-restarts"}
-    is_somewhere = given["rdzv_endpoint"] is not None or given["master_addr"] is not None
-    # Without a backend the endpoint would be on this host by default, as torchrun's is.
-    values = {"rdzv_backend": None if is_somewhere else "grpc", "max_restarts": None}
-    return Given(values | dict(given.values), origins | dict(given.origins), given.texts)
+def _needs_others(origin: str, remarks: list[str]) -> None:
+    """Report a flag or variable for several nodes in a job of one node."""
+    says = f"{origin} is for several nodes, but there is one only"
+    if origin.startswith("--"):
+        raise UsageError(f"{says}; right would be --nnodes 2 or more beside it.")
+    remarks.append(f"{says}: it is ignored.")  # it may be meant for the training
 
 
-def check_command() -> CommandLine:
-    """Return the flags of ``ft-run check``."""
-    flags = [
-        *_node_flags(),
-        *_check_flags(),
-        *floor_flags(),
-        *straggler_flags(),
-        *rendezvous_flags(),
-        *trust_flags(),
-    ]
-    return CommandLine("ft-run check", flags, HelpText(_BEFORE, _AFTER))
+def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
+    """Refuse a floor for what cannot be measured here: no healthy node would pass.
+
+    Args:
+        spec: has the floors.
+        accelerator: ``--accelerator``.
+        workers: of this node; None where that is not known yet.
+
+    Raises:
+        UsageError: there is such a floor.
+    """
+    names = {text.partition("=")[0] for text in spec.floors}
+    if "copy_gb_per_s" in names and accelerator == "cpu":
+        raise UsageError(
+            "--min-copy-gb-per-s is for the copy from host to GPU, but --accelerator cpu leaves the"
+            " GPUs alone; right would be one of the two without the other."
+        )
+    if "intra_gb_per_s" in names and workers == 1:
+        raise UsageError(
+            "--min-intra-gb-per-s is for the all-reduce within the node, but there is one worker"
+            " only; right would be --nproc-per-node 2 or more."
+        )
 
 
-def _node_flags() -> list[Flag]:
-    return [
-        Flag(
-            "--nproc-per-node",
-            group=_NODE,
-            metavar="N|auto|cpu|gpu",
-            read=values.nproc_per_node,
-            help="Check workers, as many as will train; default 1. auto: one per accelerator,"
-            " else the CPU limit.",
-        ),
-        Flag(
-            "--accelerator",
-            group=_NODE,
-            metavar="TYPE",
-            read=values.accelerator,
-            help="As for training; cpu leaves the GPUs alone.",
-        ),
-        Flag(
-            "--virtual-local-rank",
-            group=_NODE,
-            help="Show each check worker its own device only.",
-        ),
-        Flag(
-            "--log-dir",
-            group=_NODE,
-            metavar="DIR",
-            read=values.string,
-            help="The folder whose disk must have room; default: that of temporary files.",
-        ),
-        Flag(
-            "--preload",
-            group=_NODE,
-            metavar="MODULE,...",
-            read=values.modules,
-            help="Import modules once, such as torch, and fork every check worker from there.",
-        ),
-    ]
+def _refuse_short(spec: CheckSpec, origin: str, *, is_alone: bool) -> None:
+    """Refuse a time in which no healthy node could pass: the level measures for longer."""
+    from ...checks.measure import needed_s  # most jobs have no checks
+    from ...checks.records import Level, Phase
 
-
-def _check_flags() -> list[Flag]:
-    return [
-        Flag(
-            "--check-level",
-            group=_CHECK,
-            metavar="light|full",
-            read=values.one_of(*(level.value for level in Level)),
-            help="light (default): a second or two beyond the import of torch. full: ten.",
-        ),
-        Flag(
-            "--check-timeout",
-            group=_CHECK,
-            metavar="SECONDS",
-            read=values.seconds_above_zero,
-            help=f"For everything together; default {defaults.CHECK_TIMEOUT_S:g}, with GPUs"
-            f" {defaults.CHECK_TIMEOUT_GPUS_S:g}.",
-        ),
-        Flag(
-            "--strict",
-            group=_CHECK,
-            help="Exit with 10 when there are warnings.",
-        ),
-        Flag(
-            "--json",
-            group=_CHECK,
-            help="Print JSON instead of a table. With --nnodes: on one node, the first to attend;"
-            " the others print neither.",
-        ),
-        Flag(
-            "--check-report",
-            group=_CHECK,
-            metavar="FILE",
-            read=values.string,
-            help="Write the same JSON to a file; with --nnodes on that one node only.",
-        ),
-    ]
+    phases = (Phase.SOLO,) if is_alone else (Phase.SOLO, Phase.PAIR)
+    least_s = sum(needed_s(Level(spec.level), phase) for phase in phases)
+    if spec.timeout_s < least_s:
+        raise UsageError(
+            f"{origin} was given {spec.timeout_s:g}, but --check-level {spec.level}"
+            f" measures for {least_s:.3g} s, and torch has to be imported before; right would be"
+            f" such as {defaults.CHECK_TIMEOUT_S:g}."
+        )

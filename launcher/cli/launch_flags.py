@@ -12,8 +12,8 @@ from ..options import (
     LogOptions,
     RendezvousOptions,
 )
+from .check_flags import training_check_flags
 from .command_line import CommandLine, Given, HelpText
-from .network_check_flags import ladder_flags
 from .place_flags import place_flags
 from .policy_flags import policy_flags
 from .script import COMMANDS
@@ -89,7 +89,7 @@ def launch_command() -> CommandLine:
         *flags_of(LaunchOptions),
         *place_flags(),
         *trust_flags(),
-        *ladder_flags(),
+        *training_check_flags(),
         *flags_of(LogOptions),
         *_flags_without_effect(),
         *flags_of(CompletionOptions),

@@ -14,17 +14,16 @@ from ...rendezvous.protocol.messages import HangSpec
 from ...values import replace
 from ..flags.values import BadValue, endpoint, nearest, refuse, seconds, shown
 from ..options import (
-    CheckOptions,
     HostsOptions,
     LaunchOptions,
     LogOptions,
     ScriptMode,
 )
 from . import launch_flags, master_flags
+from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
 from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
-from .network_check_flags import ladder_options
 from .place_flags import answer_dry_run, placed
 from .policy_flags import PolicyOptions
 from .policy_options import explained, launch_policy, refuse_hang_rule
@@ -40,7 +39,6 @@ Options = (
     | MasterOptions
     | StatusOptions
     | StacksOptions
-    | CheckOptions
     | PolicyOptions
     | TokenOptions
     | CompletionOptions
@@ -65,9 +63,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         line = master_flags.stacks_command()
         return _question(line, StacksOptions, argv[1:], environ)
     if argv and argv[0] == "check":
-        from .check_flags import read_check
+        from .check_command import read_check
 
-        return read_check(argv[1:], environ, rendezvous_options)
+        return read_check(argv[1:], environ)
     if argv and argv[0] == "hosts":
         from .hosts_flags import read_hosts
 
@@ -152,7 +150,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         capture_errors=not given["no_capture_errors"],
         hang=hang,
         save_at_breakpoint=launch_flags.saves_at_breakpoint(given),
-        checks=ladder_options(given, remarks),
+        checks=training_checks(given, remarks),
         remarks=tuple(remarks),
     )
     answer_dry_run(line, given, rest, remarks)

@@ -10,26 +10,28 @@ from typing import Final
 
 from ... import defaults, exit_codes
 from ...checks.plan import plan
-from ...checks.records import Level, Metrics, Order, Phase, Record
+from ...checks.records import Level, Order, Phase, Record
 from ...checks.report import report_to_json
 from ...checks.results import Answered, Results, Rules
-from ...checks.verdict import NodeVerdict, Standing, Verdicts, verdict
+from ...checks.verdict import Verdicts, exit_code, verdict
 from ...checks.worker_config import NOT_CARRIED_OUT
 from ...errors import UsageError
 from ...events.checks import CheckSignalled, ChecksProgressed
 from ...events.event import Remark, Severity
 from ...events.workers import PreloadChanged
+from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
+from ..agent.check_workers import crew_plan
 from ..agent.preload import other_interpreter, refuse_missing_modules
-from ..agent.worker_command import check_interpreter, virtual_devices, worker_python
-from ..cli.floor_flags import refuse_floors
+from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
+from ..cli.check_flags import refuse_floors
 from ..logs.log_dir import check_log_dir
-from ..machine.worker_count import omp_num_threads, resolve_worker_count
-from ..options import CheckOptions
+from ..machine.worker_count import resolve_worker_count
+from ..options import LaunchOptions
 from ..preflight.crew import CheckCrew, CrewPlan
-from ..preflight.expected_gpus import gpus_asked_by, shown_gpus
+from ..preflight.expected_gpus import shown_gpus
 from ..preflight.report_file import check_report_path, write_report
 from ..preflight.show import print_report
 from ..processes.tree import require_own_proc
@@ -40,15 +42,17 @@ from ..spawner.client import ForkServerEvent, SpawnerClient
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def run_check(options: CheckOptions) -> int:
+def run_check(options: LaunchOptions) -> int:
     """Check this node and print the result; return the exit status.
 
     Raises:
         FtRunError: what a user can cause: one sentence and an exit code.
     """
+    checks = options.checks
+    assert checks is not None
     require_own_proc()
-    check_report_path(options.report)
-    check_log_dir(options.log_dir)
+    check_report_path(checks.report)
+    check_log_dir(checks.log_dir)
     check_interpreter(os.environ)
     display = Display()
     for text in options.remarks:
@@ -57,21 +61,22 @@ def run_check(options: CheckOptions) -> int:
         display.event(Remark(remark, Severity.WARNING))
         options = replace(options, preload=())
     refuse_missing_modules(options.preload)
-    plan_of_crew = _crew_plan(options)
-    options = replace(options, timeout_s=options.timeout_s or _default_timeout_s(plan_of_crew))
+    workers = _workers(options, checks.spec)
+    default_s = defaults.CHECK_TIMEOUT_GPUS_S if workers.has_gpus else defaults.CHECK_TIMEOUT_S
+    spec = replace(checks.spec, timeout_s=checks.spec.timeout_s or default_s)
     spawner = SpawnerClient()  # before anything starts a thread
     try:
-        verdicts = startup.run(_check(options, plan_of_crew, spawner, display))
+        verdicts = startup.run(_check(spec, workers, spawner, display))
     finally:
         display.close()
     if isinstance(verdicts, int):
         return exit_codes.SIGNAL_BASE + verdicts
     (node,) = verdicts.nodes
-    status = _exit_code(node, options)
+    status = exit_code(node, spec)
     report = report_to_json(verdicts)
-    lost = _lost(partial(print_report, verdicts, report if options.json else None))
-    if options.report is not None:
-        lost = _lost(partial(write_report, options.report, report)) or lost
+    lost = _lost(partial(print_report, verdicts, report if checks.json else None))
+    if checks.report is not None:
+        lost = _lost(partial(write_report, checks.report, report)) or lost
     if lost is not None:
         # A full disk must not turn the exit status of a faulty node into that of wrong usage.
         if status == exit_codes.SUCCESS:
@@ -89,53 +94,28 @@ def _lost(answer: Callable[[], None]) -> UsageError | None:
     return None
 
 
-def _crew_plan(options: CheckOptions) -> CrewPlan:
-    """Return the configuration of the check workers: as many, on the same devices, as train."""
-    environ = dict(os.environ)
+def _workers(options: LaunchOptions, spec: CheckSpec) -> CrewPlan:
     count = resolve_worker_count(
         options.nproc_per_node,
         options.accelerator,
-        environ,
+        os.environ,
         virtual_local_rank=options.virtual_local_rank,
-    )
-    refuse_floors(options.floors, options.accelerator, count.count)
-    if options.virtual_local_rank:
-        from ..machine.accelerators import name_mig_devices
-
-        environ = name_mig_devices(environ)
-    from ..machine.cpu_limit import read_cpu_limit
-
-    threads = omp_num_threads(environ, count.count, read_cpu_limit() if count.count == 1 else None)
-    return CrewPlan(
-        node=socket.gethostname(),
-        local_world_size=count.count,
-        python=worker_python(environ),
-        accelerator=options.accelerator,
-        gpus_asked_by=gpus_asked_by(options.nproc_per_node, options.accelerator),
-        gpus_shown=shown_gpus(options.accelerator),
-        visible_devices=virtual_devices(options.virtual_local_rank, count.count, environ),
-        env={} if threads is None else {"OMP_NUM_THREADS": threads},
-        log_dir=options.log_dir,
-        preload=options.preload,
-    )
-
-
-def _default_timeout_s(crew_plan: CrewPlan) -> float:
-    """Return ``--check-timeout`` where it is not given."""
-    has_gpus = crew_plan.gpus_asked_by or crew_plan.gpus_shown
-    return defaults.CHECK_TIMEOUT_GPUS_S if has_gpus else defaults.CHECK_TIMEOUT_S
+    ).count
+    refuse_floors(spec, options.accelerator, count)
+    commands = WorkerCommands(options, count, worker_environ(options, count))
+    return crew_plan(socket.gethostname(), options, commands, shown_gpus(options.accelerator))
 
 
 async def _check(
-    options: CheckOptions, crew_plan: CrewPlan, spawner: SpawnerClient, display: Display
+    spec: CheckSpec, workers: CrewPlan, spawner: SpawnerClient, display: Display
 ) -> Verdicts | int:
     """Return the verdict, or the number of the signal that ended the check."""
 
     def fork_server_changed(event: ForkServerEvent) -> None:
-        display.event(PreloadChanged(event.state, options.preload, event.text, is_of_checks=True))
+        display.event(PreloadChanged(event.state, workers.preload, event.text, is_of_checks=True))
 
-    crew = CheckCrew(spawner, crew_plan, fork_server_changed)
-    climb = _Climb(options, crew, crew_plan.node, display)
+    crew = CheckCrew(spawner, workers, fork_server_changed)
+    climb = _Climb(spec, crew, workers.worker.node, display)
     task = asyncio.create_task(climb.run())
     received: list[int] = []
 
@@ -166,12 +146,12 @@ async def _check(
 class _Climb:
     """The phases of the checks that a node goes through alone."""
 
-    def __init__(self, options: CheckOptions, crew: CheckCrew, node: str, display: Display) -> None:
-        self._options = options
+    def __init__(self, spec: CheckSpec, crew: CheckCrew, node: str, display: Display) -> None:
+        self._spec = spec
         self._crew = crew
         self._node = node
         self._display = display
-        self._deadline = asyncio.get_running_loop().time() + options.timeout_s
+        self._deadline = asyncio.get_running_loop().time() + spec.timeout_s
         self._doing = "starting"
 
     @property
@@ -181,8 +161,7 @@ class _Climb:
 
     async def run(self) -> Verdicts:
         """Carry out the plan step by step; return the verdicts."""
-        rules = Rules(floors=Metrics(**self._options.floors))
-        results = Results((self._node,), rules=rules)
+        results = Results((self._node,), rules=Rules.of(self._spec))
         while (step := plan(results)) is not None:
             again = any(answered.step.phase is step.phase for answered in results.steps)
             self._doing = step.phase.value + (", once more" if again else "")
@@ -195,13 +174,13 @@ class _Climb:
     async def _record(self, number: int, phase: Phase) -> Record:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
-            time_over = f"the {self._options.timeout_s:g} s of --check-timeout are over"
+            time_over = f"the {self._spec.timeout_s:g} s of --check-timeout are over"
             return Record(self._node, phase, failure=f"{NOT_CARRIED_OUT}: {time_over}")
         return await self._crew.run(
             Order(
                 number=number,
                 phase=phase,
-                level=Level(self._options.level),
+                level=Level(self._spec.level),
                 rank_offset=0,
                 world_size=1,
                 master_addr="",
@@ -212,20 +191,3 @@ class _Climb:
 
     def _remaining_s(self) -> float:
         return max(self._deadline - asyncio.get_running_loop().time(), 0.0)
-
-
-def _exit_code(node: NodeVerdict, options: CheckOptions) -> int:
-    match node.standing:
-        case Standing.SLOW if options.exclude_straggler:
-            return exit_codes.NODE_EXCLUDED
-        case Standing.PASSED | Standing.SLOW:
-            has_warning = node.standing is Standing.SLOW or node.remarks
-            return (
-                exit_codes.CHECKS_WARNED
-                if options.is_strict and has_warning
-                else exit_codes.SUCCESS
-            )
-        case Standing.FAULTY:
-            return exit_codes.NODE_EXCLUDED
-        case _:
-            return exit_codes.CHECKS_FAILED

@@ -6,7 +6,7 @@ from typing import Final
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
 from ...errors import UsageError
-from ..cli.check_flags import check_command
+from ..cli.check_command import check_command
 from ..cli.command_line import CommandLine
 from ..cli.hosts_flags import hosts_command
 from ..cli.launch_flags import launch_command

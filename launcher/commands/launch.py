@@ -13,11 +13,11 @@ from ...values import replace
 from ..agent.parts import NodeParts
 from ..agent.preload import start_preload
 from ..agent.signals import ignore
-from ..agent.worker_command import WorkerCommands, check_interpreter
+from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
 from ..machine.shortage import too_few_files
-from ..machine.worker_count import WorkerCount, omp_num_threads, resolve_worker_count
+from ..machine.worker_count import WorkerCount, resolve_worker_count
 from ..options import LaunchOptions, ScriptMode
 from ..processes.tree import require_own_proc
 from ..reporting.display import Display
@@ -70,15 +70,14 @@ def _parts(options: LaunchOptions) -> NodeParts:
     )
     if options.checks is not None and options.checks.spec.floors:
         # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
-        from ...checks.floors import floor_names
-        from ..cli.floor_flags import refuse_floors
+        from ..cli.check_flags import refuse_floors
 
-        refuse_floors(floor_names(options.checks.spec.floors), options.accelerator, count.count)
+        refuse_floors(options.checks.spec, options.accelerator, count.count)
     if options.mode is not ScriptMode.COMMAND:
         check_interpreter(environ)
-    _set_omp_threads(environ, count)
+    environ = worker_environ(options, count.count)
     timers = _file_timers(environ)
-    commands = WorkerCommands(options, count.count, _with_mig_devices(options, environ))
+    commands = WorkerCommands(options, count.count, environ)
     cpus, gpus_shown = _numa_cpus(options, count), _gpus_shown(options)
     log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
@@ -106,14 +105,6 @@ def _parts(options: LaunchOptions) -> NodeParts:
         gpus_shown=gpus_shown,
         trust=trust,
     )
-
-
-def _with_mig_devices(options: LaunchOptions, environ: dict[str, str]) -> dict[str, str]:
-    if not options.virtual_local_rank:
-        return environ
-    from ..machine.accelerators import name_mig_devices
-
-    return name_mig_devices(environ)
 
 
 def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
@@ -164,16 +155,6 @@ def _file_timers(environ: dict[str, str]) -> "FileTimers | None":
     from ..agent.file_timers import make_file_timers
 
     return make_file_timers(environ)
-
-
-def _set_omp_threads(environ: dict[str, str], count: WorkerCount) -> None:
-    from ..machine.cpu_limit import read_cpu_limit
-
-    if "OMP_NUM_THREADS" not in environ:
-        limit = read_cpu_limit() if count.count == 1 else None
-        threads = omp_num_threads(environ, count.count, limit)
-        if threads is not None:
-            environ["OMP_NUM_THREADS"] = threads
 
 
 def _numa_cpus(options: LaunchOptions, count: WorkerCount) -> tuple[frozenset[int], ...] | None:

@@ -52,6 +52,24 @@ class Flag:
         self.variable = ENVIRONMENT_PREFIX + self.key.upper()
         """The environment variable: ``PET_NPROC_PER_NODE``."""
 
+    def described(
+        self, text: str, heading: "Heading | None" = None, metavar: str | None = None
+    ) -> "Flag":
+        """Return the same flag as another command's help has it.
+
+        Args:
+            text: its help there.
+            heading: under which it stands there; None: the same.
+            metavar: what its value is called there; None: the same.
+        """
+        from copy import copy
+
+        other = copy(self)
+        other.help = text
+        other.group = self.group if heading is None else heading.name
+        other.metavar = metavar or self.metavar
+        return other
+
     @property
     def usage(self) -> str:
         """How the help names it: ``-r, --redirects STREAMS``."""

@@ -8,7 +8,6 @@ forked from a fork server (``spawner.forkserver``), which imports torch once.
 
 import asyncio
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -58,29 +57,25 @@ _ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CrewPlan:
-    """The configuration of a node's check workers: that of the workers that will train there."""
+    """How the check workers of a node are started: as those that will train there."""
 
-    node: str
-    """Identity of the node, as records have it."""
-    local_world_size: int
+    worker: CheckWorkerConfig
+    """What each of them is told, less what is its own."""
     python: str = sys.executable
     """The interpreter of the workers."""
-    accelerator: str = "auto"
-    """``--accelerator``; with ``cpu`` the GPUs are left alone."""
     visible_devices: tuple[Mapping[str, str], ...] = ()
     """The variables that show each worker one device under ``--virtual-local-rank``; else empty."""
-    gpus_asked_by: str = ""
-    """The option that asks for GPUs, if one does."""
-    gpus_shown: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of GPUs that the machine shows, and how they were counted, in words."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What is set on top of the agent's environment, such as ``OMP_NUM_THREADS``."""
     cpus: tuple[frozenset[int], ...] | None = None
     """The CPUs that each worker is bound to."""
-    log_dir: str | None = None
-    script: str | None = None
     preload: tuple[str, ...] = ()
     """Modules that are imported once, in a fork server that the workers are forked from."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the machine shows GPUs, or an option asks for them."""
+        return bool(self.worker.gpus_asked_by or self.worker.gpus_shown)
 
 
 class CheckCrew:
@@ -101,6 +96,7 @@ class CheckCrew:
         """
         self._spawner = spawner
         self._plan = plan
+        self._node, self._workers = plan.worker.node, plan.worker.local_world_size
         self._members: list[CheckMember] = []
         self._generation = 0
         self._passed_alone = 0
@@ -133,7 +129,7 @@ class CheckCrew:
         stage = WAITING if self._spawner.preloading else STARTING
         members: list[CheckMember] = []
         with ExitStack() as undo:
-            for rank in range(self._plan.local_world_size):
+            for rank in range(self._workers):
                 member = CheckMember(rank, self._changed.set, stage)
                 undo.callback(member.drop)
                 members.append(member)
@@ -173,7 +169,7 @@ class CheckCrew:
         if self._spawner_gone:
             return self._not_carried_out(order, _GONE)
         answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
-        record = merge(self._plan.node, order.phase, answers, self._plan.local_world_size)
+        record = merge(self._node, order.phase, answers, self._workers)
         if order.phase is Phase.SOLO and not record.failure and not self._passed_alone:
             self._passed_alone = self._generation
         if not all(member.can_go_on for member in asked):
@@ -213,7 +209,7 @@ class CheckCrew:
 
     def _not_carried_out(self, order: Order, why: str) -> Record:
         failure = f"{NOT_CARRIED_OUT}: check workers could not be started: {why}"
-        return Record(self._plan.node, order.phase, failure=failure)
+        return Record(self._node, order.phase, failure=failure)
 
     @contextmanager
     def _at_home(self, order: Order) -> Iterator[Order]:
@@ -230,7 +226,7 @@ class CheckCrew:
             yield replace(
                 order,
                 rank_offset=0,
-                world_size=1 if is_replaced else self._plan.local_world_size,
+                world_size=1 if is_replaced else self._workers,
                 master_addr=_LOOPBACK,
                 master_port=port.offer.port,
                 interface=interface_towards(_LOOPBACK) or "",
@@ -258,8 +254,7 @@ class CheckCrew:
 
     async def _kill(self) -> None:
         """Kill all workers, and return when none is left."""
-        has_gpus = self._plan.gpus_shown or self._plan.gpus_asked_by
-        limit_s = _KILL_GPUS_S if has_gpus else _KILL_S
+        limit_s = _KILL_GPUS_S if self._plan.has_gpus else _KILL_S
         deadline = asyncio.get_running_loop().time() + limit_s
         if not self._empty and not self._spawner_gone:
             self._spawner.kill()
@@ -284,19 +279,13 @@ class CheckCrew:
 
     def _command(self, member: CheckMember) -> WorkerCommand:
         plan, local_rank = self._plan, member.local_rank
-        post = CheckWorkerConfig(
-            node=plan.node,
+        config = replace(
+            plan.worker,
             local_rank=local_rank,
-            local_world_size=plan.local_world_size,
             device_index=0 if plan.visible_devices else local_rank,
-            accelerator=plan.accelerator,
-            gpus_asked_by=plan.gpus_asked_by,
-            gpus_shown=plan.gpus_shown,
             devices=",".join(own["CUDA_VISIBLE_DEVICES"] for own in plan.visible_devices) or None,
-            log_dir=plan.log_dir if plan.log_dir != os.devnull else None,
-            script=plan.script,
             cpu_cgroups=_cgroups("cpu", "cpu.stat"),
-            cpu_share=min(1.0, (quota_cpus() or math.inf) / plan.local_world_size),
+            cpu_share=min(1.0, (quota_cpus() or math.inf) / self._workers),
             memory_cgroups=_cgroups("memory", "memory.max", "memory.limit_in_bytes"),
             ft_run_version=VERSION,
         )
@@ -304,7 +293,7 @@ class CheckCrew:
         if plan.visible_devices:
             env |= plan.visible_devices[local_rank]
         return WorkerCommand(
-            argv=(*_head(plan.python), post.to_json()),
+            argv=(*_head(plan.python), config.to_json()),
             env=env,
             stdin=member.theirs[0],
             stdout=member.theirs[1],
@@ -337,7 +326,7 @@ class CheckCrew:
 
 
 def _head(python: str) -> tuple[str, ...]:
-    """Return the command of a check worker up to its post."""
+    """Return the command of a check worker up to its configuration."""
     return (python, "-u", _RUN_MODULE, "preflight.worker_main")
 
 

@@ -9,7 +9,7 @@ from ...errors import NodeUnfitError, UsageError
 from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithRemark
 from ...events.event import Remark, Severity
 from ...rendezvous.protocol.check_messages import CheckVerdict
-from ..options import LadderOptions
+from ..options import CheckOptions
 from ..reporting.display import Display
 from ..reporting.standard_output import standard_output
 from .report_file import write_report
@@ -21,7 +21,7 @@ _UNFOLDED: Final = 10_000
 """Columns; more than any line has."""
 
 
-def show_finding(found: CheckVerdict, display: Display, options: LadderOptions) -> None:
+def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -> None:
     """Show what the checks found, and write it to a file where that was asked for.
 
     Args:

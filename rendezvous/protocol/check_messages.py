@@ -10,9 +10,9 @@ from .offer import Offer
 class CheckSpec:
     """How nodes are checked before they enter a world (docs/checks.md)."""
 
-    level: Name
+    level: Name = defaults.CHECK_LEVEL
     """``--check-level``: light or full."""
-    timeout_s: Setting
+    timeout_s: Setting = 0.0
     """For all phases together; 0: the default, which is longer with GPUs."""
     on_restart: Name = "node"
     """``--check-on-restart``: never, node or always."""

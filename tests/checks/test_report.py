@@ -20,7 +20,7 @@ from ft_run.checks.gpu_facts import collect_gpu_facts
 from ft_run.checks.report import report_from_json, report_to_json
 from ft_run.checks.table import noteworthy_nodes
 from ft_run.checks.verdict import NodeVerdict, Standing, Verdicts
-from ft_run.launcher.options import LadderOptions
+from ft_run.launcher.options import CheckOptions
 from ft_run.launcher.preflight.show import show_finding
 from ft_run.launcher.reporting.display import Display
 from ft_run.rendezvous.group.events import GroupSettings
@@ -192,10 +192,10 @@ SHOW = """
 import sys
 from ft_run.launcher.preflight.show import show_finding
 from ft_run.launcher.reporting.display import Display
-from ft_run.launcher.options import LadderOptions
+from ft_run.launcher.options import CheckOptions
 from ft_run.rendezvous.protocol.messages import CheckSpec, CheckVerdict
 found = CheckVerdict(0, "", "1 of 2 nodes pass; faulty: b/0", sys.stdin.read())
-show_finding(found, Display(), LadderOptions(CheckSpec("light", 60.0)))
+show_finding(found, Display(), CheckOptions(CheckSpec("light", 60.0)))
 """
 FAULTY = NodeVerdict("b/0", Standing.FAULTY, "facts: GPU 1 does not answer", {}, facts={"gpus": 8})
 PASSED = NodeVerdict("a/0", Standing.PASSED, "", METRICS, facts={"gpus": 8})
@@ -263,7 +263,7 @@ def test_without_a_terminal_a_line_for_each_node_with_something_to_tell(
     worse = dataclasses.replace(FAULTY, remarks=("driver is 1 here and 2 on most other nodes",))
     report = report_to_json(Verdicts((PASSED, worse, hot), (), "2 of 3 nodes pass"))
     found = CheckVerdict(0, "", "2 of 3 nodes pass", report)
-    show_finding(found, Display(live=False), LadderOptions(CheckSpec("light", 60.0)))
+    show_finding(found, Display(live=False), CheckOptions(CheckSpec("light", 60.0)))
     lines = [line.partition(" ft-run ")[2] for line in capfd.readouterr().err.splitlines()]
     assert lines == [
         "checks: b/0 faulty: facts: GPU 1 does not answer;"

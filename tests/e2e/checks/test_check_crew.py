@@ -14,12 +14,14 @@ import asyncio, json, sys
 from ft_run.launcher.spawner.client import SpawnerClient
 spawners = [SpawnerClient() for _ in range(int(sys.argv[1]))]
 from ft_run.checks.records import Level, Order, Phase, record_to_json
+from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 
 async def carry_out(plan, steps):
     crews = [
-        CheckCrew(spawner, CrewPlan(f"node{i}", plan["workers"], env={"OMP_NUM_THREADS": "1"},
-                                    python=plan["python"], preload=tuple(plan["preload"])))
+        CheckCrew(spawner, CrewPlan(CheckWorkerConfig(f"node{i}", local_world_size=plan["workers"]),
+                                    env={"OMP_NUM_THREADS": "1"}, python=plan["python"],
+                                    preload=tuple(plan["preload"])))
         for i, spawner in enumerate(spawners)
     ]
     total = plan["workers"] * len(crews)
@@ -136,6 +138,7 @@ import asyncio, os, resource
 from ft_run.launcher.spawner.client import SpawnerClient
 spawner = SpawnerClient()
 from ft_run.checks.records import Level, Order, Phase
+from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 
 LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -145,7 +148,7 @@ def limit(count):
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, LIMIT[1]))
 
 async def test():
-    crew = CheckCrew(spawner, CrewPlan("node0", 4))
+    crew = CheckCrew(spawner, CrewPlan(CheckWorkerConfig("node0", local_world_size=4)))
     files = os.listdir("/proc/self/fd")
     for count in range(3, max(map(int, files)) + 18):
         limit(count)

@@ -53,7 +53,7 @@ UNNEEDED = {
     "urllib.request",
     "uuid",
     "ft_run.checks.records",
-    "ft_run.launcher.cli.check_flags",
+    "ft_run.launcher.cli.check_command",
     "ft_run.launcher.machine.accelerators",
     "ft_run.launcher.machine.numa",
     "ft_run.launcher.preflight.crew",

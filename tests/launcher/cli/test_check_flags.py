@@ -2,20 +2,33 @@
 
 import pytest
 from ft_run.errors import UsageError
-from ft_run.launcher.cli.floor_flags import refuse_floors
+from ft_run.launcher.cli.check_flags import refuse_floors
 from ft_run.launcher.cli.parse import parse
-from ft_run.launcher.options import CheckOptions
+from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
+from ft_run.rendezvous.protocol.check_messages import CheckSpec
+from ft_run.values import replace
+
+ALONE = LaunchOptions("", RendezvousOptions(), checks=CheckOptions(CheckSpec(only=True)))
 
 
-def check(*argv, **environ):
-    return parse(["check", *argv], environ)
+def check(*argv: str, **environ: str) -> LaunchOptions:
+    options = parse(["check", *argv], environ)
+    assert isinstance(options, LaunchOptions)
+    assert options.only_checks
+    return options
+
+
+def spec(*argv: str, **environ: str) -> CheckSpec:
+    options = check(*argv, **environ)
+    assert options.checks is not None
+    return options.checks.spec
 
 
 def test_the_defaults():
     options = check()
-    assert isinstance(options, CheckOptions)
-    assert options == CheckOptions()
-    assert (options.level, options.timeout_s, options.nproc_per_node) == ("light", 0.0, "1")
+    assert options == ALONE
+    assert options.is_check_of_one
+    assert (spec().level, spec().timeout_s, options.nproc_per_node) == ("light", 0.0, "1")
 
 
 def test_everything_at_once():
@@ -26,25 +39,28 @@ def test_everything_at_once():
         *("--min-compute-tflops", "500", "--min-memory-gb-per-s", "2e3"),
         *("--preload", "torch,torch.distributed", "--exclude-straggler"),
     )
-    assert options == CheckOptions(
+    spec = CheckSpec(
+        only=True,
+        level="full",
+        timeout_s=90.0,
+        floors=("compute_tflops=500.0", "memory_gb_per_s=2000.0"),
+        exclude_straggler=True,
+        is_strict=True,
+    )
+    assert options == LaunchOptions(
+        script="",
+        rendezvous=RendezvousOptions(),
         nproc_per_node="gpu",
         accelerator="nvidia.com/gpu",
         virtual_local_rank=True,
-        level="full",
-        timeout_s=90.0,
-        floors={"compute_tflops": 500.0, "memory_gb_per_s": 2000.0},
-        exclude_straggler=True,
-        is_strict=True,
-        json=True,
-        report="r.json",
-        log_dir="/logs",
+        checks=CheckOptions(spec, report="r.json", json=True, log_dir="/logs"),
         preload=("torch", "torch.distributed"),
     )
 
 
 def test_variables_stand_for_flags_and_are_beaten_by_them():
-    options = check("--check-level", "light", PET_CHECK_LEVEL="full", PET_STRICT="1")
-    assert (options.level, options.is_strict) == ("light", True)
+    found = spec("--check-level", "light", PET_CHECK_LEVEL="full", PET_STRICT="1")
+    assert (found.level, found.is_strict) == ("light", True)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +98,11 @@ def test_wrong_usage(argv, words):
 
 
 def test_a_floor_that_can_be_met_is_taken():
-    options = check("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
-    assert options.floors == {"copy_gb_per_s": 9.0, "intra_gb_per_s": 8.0}
-    refuse_floors(options.floors, "auto", 2)
+    found = spec("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
+    assert found.floors == ("copy_gb_per_s=9.0", "intra_gb_per_s=8.0")
+    refuse_floors(found, "auto", 2)
     with pytest.raises(UsageError, match="one worker only"):
-        refuse_floors(options.floors, "auto", 1)
+        refuse_floors(found, "auto", 1)
 
 
 def test_several_nodes_have_floors_for_what_they_measure_together():
@@ -95,13 +111,15 @@ def test_several_nodes_have_floors_for_what_they_measure_together():
         *("--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", *floors),
         *("--straggler-threshold", "3"),
     )
-    assert options.straggler_threshold == 3.0
-    assert options.floors == {
-        "memory_gb_per_s": 1.0,
-        "latency_us": 50.0,
-        "bandwidth_gb_per_s": 9.0,
-    }
     assert options.remarks == ()
+    assert not options.is_check_of_one
+    assert options.checks == CheckOptions(
+        CheckSpec(
+            only=True,
+            straggler_threshold=3.0,
+            floors=("memory_gb_per_s=1.0", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,14 +130,14 @@ def test_a_variable_for_several_nodes_that_may_be_meant_for_the_training_is_rema
 ):
     options = check("--nnodes", "1", **{variable: value})
     says = f"{variable} is for several nodes, but there is one only: it is ignored."
-    assert options == CheckOptions(remarks=(says,))
+    assert options == replace(ALONE, remarks=(says,))
 
 
 def test_one_node_is_checked_by_itself_whatever_is_said_of_an_endpoint():
-    assert check("--rdzv-endpoint", "h:1").rendezvous is None
+    assert check("--rdzv-endpoint", "h:1") == ALONE
     variables = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "h:1"}
     assert check(**variables).rendezvous.max_nodes == 2
-    assert check("--nnodes", "1", **variables) == CheckOptions()
+    assert check("--nnodes", "1", **variables) == ALONE
 
 
 def test_the_first_node_can_be_named_as_under_torchrun():

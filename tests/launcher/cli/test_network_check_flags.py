@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from ft_run.checks.floors import floors
 from ft_run.checks.records import Metrics
+from ft_run.checks.results import Rules
 from ft_run.errors import UsageError
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.commands.launch import launch
@@ -64,7 +64,7 @@ def test_nodes_are_held_to_floors_before_training() -> None:
     assert found.spec.floors == (
         *("compute_tflops=2.5", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
     )
-    assert floors(found.spec.floors) == Metrics(
+    assert Rules.of(found.spec).floors == Metrics(
         compute_tflops=2.5, latency_us=50.0, bandwidth_gb_per_s=9.0
     )
 

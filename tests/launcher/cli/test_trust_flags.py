@@ -8,7 +8,7 @@ from ft_run.errors import UsageError
 from ft_run.launcher.cli.master_flags import MasterOptions, StacksOptions, StatusOptions
 from ft_run.launcher.cli.parse import parse
 from ft_run.launcher.cli.trust_flags import TokenOptions
-from ft_run.launcher.options import CheckOptions, LaunchOptions
+from ft_run.launcher.options import LaunchOptions
 from ft_run.rendezvous.trust.source import TrustOptions
 from ft_run.rendezvous.trust.token import Token
 
@@ -32,9 +32,6 @@ def trust(command: Sequence[str], *flags: str, **environ: str) -> TrustOptions |
     options = parse([*command, *flags, *script], environ)
     match options:
         case LaunchOptions(rendezvous=rendezvous):
-            return rendezvous.trust
-        case CheckOptions(rendezvous=rendezvous):
-            assert rendezvous is not None
             return rendezvous.trust
         case MasterOptions() | StatusOptions() | StacksOptions():
             return options.trust

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 from ft_run.checks.records import Level, Order, Phase
+from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.agent.worker_command import virtual_devices
 from ft_run.launcher.preflight import crew as crew_module
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
@@ -56,7 +57,7 @@ def order(number: int, deadline_s: float) -> Order:
 def test_the_answer_does_not_wait_for_a_worker_to_die_but_the_next_order_does() -> None:
     async def test() -> None:
         spawner = SlowToKill()
-        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1))
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan(CheckWorkerConfig("n")))
         first = await crew.run(order(1, 2.0))
         assert first.failure == "no answer within 2 s (matrix product)"
         assert spawner.did == ["spawn 1"], "nothing was killed before the answer"
@@ -88,7 +89,7 @@ def test_no_worker_starts_beside_one_that_survives_sigkill_for_now(
 
     async def test() -> None:
         spawner = SlowToKill()
-        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1))
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan(CheckWorkerConfig("n")))
         assert "no answer within" in (await crew.run(order(1, 0.2))).failure
         second = await crew.run(order(2, 30.0))  # waits for the kill's time to be over
         assert second.failure.endswith("those of the order before have not ended")
@@ -120,7 +121,7 @@ def test_nccl_and_tuning_are_set_for_checks_whatever_the_training_has() -> None:
     async def test() -> None:
         spawner = Commands()
         theirs = {"TORCH_NCCL_BLOCKING_WAIT": "1", "PYTORCH_TUNABLEOP_ENABLED": "1", "A": "b"}
-        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1, env=theirs))
+        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan(CheckWorkerConfig("n"), env=theirs))
         crew.start()
         (command,) = spawner.commands
         assert command.env == {
@@ -140,7 +141,7 @@ def test_each_check_worker_has_the_device_of_the_worker_that_will_train() -> Non
         spawner = Commands()
         environ = {"HIP_VISIBLE_DEVICES": "7,4"}
         devices = virtual_devices(True, 2, environ)
-        plan = CrewPlan("n", 2, visible_devices=devices)
+        plan = CrewPlan(CheckWorkerConfig("n", local_world_size=2), visible_devices=devices)
         crew = CheckCrew(cast(SpawnerClient, spawner), plan)
         crew.start()
         for command, own in zip(spawner.commands, devices, strict=True):
@@ -160,7 +161,9 @@ def test_gpus_have_longer_to_give_back_what_was_pinned(
 
     async def test() -> None:
         spawner = SlowToKill()
-        crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan("n", 1, gpus_shown=shown))
+        crew = CheckCrew(
+            cast(SpawnerClient, spawner), CrewPlan(CheckWorkerConfig("n", gpus_shown=shown))
+        )
         crew.start()
         limits = []
 

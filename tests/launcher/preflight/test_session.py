@@ -20,7 +20,7 @@ from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.machine.worker_count import WorkerCount
-from ft_run.launcher.options import LadderOptions, LaunchOptions, RendezvousOptions
+from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
 from ft_run.launcher.preflight.session import CheckSession
 from ft_run.launcher.reporting.display import Display
 from ft_run.launcher.spawner.client import SpawnerClient
@@ -87,7 +87,7 @@ class Node:
     def __init__(self, *, only: bool = True) -> None:
         spec = CheckSpec(level="light", timeout_s=60.0, only=only)
         rendezvous = RendezvousOptions(job_id="job", min_nodes=2, max_nodes=2)
-        options = LaunchOptions("", rendezvous, checks=LadderOptions(spec))
+        options = LaunchOptions("", rendezvous, checks=CheckOptions(spec))
         self.crew, self.link = FakeCrew(), FakeLink()
         self.port = PortReservation(lambda: "127.0.0.1", None)
         self.identity = NodeIdentity("job")

@@ -1,0 +1,28 @@
+"""The check workers of a node, from the options."""
+
+import os
+from pathlib import Path
+
+import pytest
+from ft_run.launcher.agent.check_workers import crew_plan
+from ft_run.launcher.agent.worker_command import WorkerCommands
+from ft_run.launcher.cli.parse import parse
+from ft_run.launcher.options import LaunchOptions
+
+
+@pytest.mark.parametrize(
+    ("folder", "reaches"), [("logs", True), (os.devnull, False)], ids=["folder", "none"]
+)
+def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created_there(
+    folder: str, reaches: bool, tmp_path: Path
+) -> None:
+    logs = str(tmp_path / folder)
+    options = parse(
+        ["check", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", "--log-dir", logs],
+        {},
+    )
+    assert isinstance(options, LaunchOptions)
+    assert options.logs.log_dir is None
+    plan = crew_plan("a/0", options, WorkerCommands(options, 1, {}), {})
+    assert plan.worker.log_dir == (logs if reaches else None)
+    assert plan.worker.script is None
