@@ -19,7 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Final
 
-from .devices.nvml import NvmlLoader, load_nvml
+from ..launcher.machine.nvml import NvmlLoader, load_nvml
 from .gpu_facts import collect_gpu_facts
 from .records import Fact
 

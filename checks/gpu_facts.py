@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from .devices.nvml import (
+from ..launcher.machine.nvml import (
     Nvml,
     NvmlFailedError,
     NvmlLoader,

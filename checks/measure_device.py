@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from .devices.gpu_timer import GpuTimer
-from .devices.locality import near
+from ..launcher.machine.locality import near
 from .faults import ActiveFaults
+from .gpu_timer import GpuTimer
 from .measure import Budget, QuotaWatch, best_time_s, largest_within, settled_time_s
 
 _CPU_SIZES: Final = (128, 192, 256, 320, 384, 512, 768, 1024)

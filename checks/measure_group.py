@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 
-from .devices.gpu_timer import GpuTimer
 from .faults import ActiveFaults
+from .gpu_timer import GpuTimer
 from .measure import Budget
 from .measure_device import WrongValueError
 

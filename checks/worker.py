@@ -42,7 +42,7 @@ from .worker_config import (
 if TYPE_CHECKING:
     import torch
 
-    from .devices.gpu_timer import GpuTimer
+    from .gpu_timer import GpuTimer
     from .measure_group import GroupProbe, Meeting
 
 _PATIENCE: Final = 0.85
@@ -184,7 +184,7 @@ class CheckWorker:
         return {f"local_rank{self._config.local_rank}_throttled_by": words} if words else {}
 
     def _timer(self) -> "GpuTimer":
-        from .devices.gpu_timer import GpuTimer
+        from .gpu_timer import GpuTimer
 
         return GpuTimer(self._give_up_at)
 

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Collection
 
-from ...checks.devices.nvml import has_driver
+from ..machine.nvml import has_driver
 from ..processes.dying import SURVIVES_KILL_S, Dying
 from ..processes.prctl import become_subreaper
 from ..processes.tree import descendants, kill_all, reap_all

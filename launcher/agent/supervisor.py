@@ -13,7 +13,6 @@ from functools import partial
 from typing import Protocol
 
 from ... import defaults
-from ...checks.devices.nvml import has_driver
 from ...events.event import Remark, Severity
 from ...events.workers import (
     CollectivesRecorded,
@@ -31,6 +30,7 @@ from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
 from ...values import dataclass
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
+from ..machine.nvml import has_driver
 from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED

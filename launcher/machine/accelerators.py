@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...checks.devices.nvml import (
+from ...values import dataclass
+from .nvml import (
     NvmlFailedError,
     NvmlGpu,
     NvmlLoader,
@@ -20,8 +21,7 @@ from ...checks.devices.nvml import (
     opened,
     read_gpus,
 )
-from ...checks.devices.visible_devices import Chosen, choose, leading_names
-from ...values import dataclass
+from .visible_devices import Chosen, choose, leading_names
 
 _ROOT: Final = Path("/")
 _PROPERTY: Final = re.compile(r"^(\w+) ([0-9]{1,20})$", re.MULTILINE)

@@ -10,9 +10,9 @@ import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from ...checks.devices import nvml
 from ...events.workers import GpuMemoryHeld
 from ...tasks import show_bug
+from . import nvml
 
 Used = Mapping[str, int]
 """Bytes in use, by the UUID of the GPU."""

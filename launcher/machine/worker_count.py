@@ -10,9 +10,9 @@ from ...values import dataclass
 # What looks at the machine is imported where it is needed: a plain number needs none of it, and
 # the time counts from the command to the first line of a worker.
 if TYPE_CHECKING:
-    from ...checks.devices.nvml import NvmlLoader
     from .accelerators import AcceleratorKind, Accelerators
     from .cpu_limit import CpuLimit
+    from .nvml import NvmlLoader
 
 
 _NOTHING_TO_COUNT = (

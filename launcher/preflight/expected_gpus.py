@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...checks.devices.nvml import NvmlLoader
 from ..machine.accelerators import AUTO, AcceleratorKind, find_accelerators
+from ..machine.nvml import NvmlLoader
 
 _KINDS = (AcceleratorKind.NVIDIA, AcceleratorKind.AMD)
 """Those that are torch's ``cuda`` devices."""

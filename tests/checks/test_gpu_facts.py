@@ -4,15 +4,15 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from ft_run.checks.devices.nvml import (
+from ft_run.checks.fact_rules import findings
+from ft_run.checks.gpu_facts import collect_gpu_facts, throttled_by
+from ft_run.launcher.machine.nvml import (
     GPU_IS_LOST,
     NO_PERMISSION,
     RESET_REQUIRED,
     Nvml,
     NvmlFailedError,
 )
-from ft_run.checks.fact_rules import findings
-from ft_run.checks.gpu_facts import collect_gpu_facts, throttled_by
 
 
 class NVMLError(Exception):

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from ft_run.checks.devices.locality import near, near_cpus
 from ft_run.checks.faults import ActiveFaults, parse_faults
 from ft_run.checks.measure import BUDGETS, Budget, QuotaWatch, settled_time_s
 from ft_run.checks.records import Level, Phase
+from ft_run.launcher.machine.locality import near, near_cpus
 
 SHORT = Budget(0.01, 0.01, 0.01, 0.01, 0.01, 64 << 20, 8 << 20)
 
@@ -48,7 +48,7 @@ class FakeGpu:
 @pytest.fixture
 def lab(monkeypatch):
     """A fake GPU under the timer. Torch is imported by the tests that use it."""
-    from ft_run.checks.devices import gpu_timer
+    from ft_run.checks import gpu_timer
 
     gpu = FakeGpu()
     monkeypatch.setattr(gpu_timer, "_event", gpu.event)

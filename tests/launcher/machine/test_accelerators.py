@@ -12,8 +12,7 @@ from unittest import mock
 
 import pytest
 from ft_run.checks import gpu_facts
-from ft_run.checks.devices import nvml
-from ft_run.checks.devices.nvml import GPU_IS_LOST, NO_PERMISSION, Nvml, load_nvml
+from ft_run.launcher.machine import nvml
 from ft_run.launcher.machine.accelerators import (
     ACCELERATOR_CHOICES,
     AcceleratorKind,
@@ -23,6 +22,7 @@ from ft_run.launcher.machine.accelerators import (
     find_devices,
     name_mig_devices,
 )
+from ft_run.launcher.machine.nvml import GPU_IS_LOST, NO_PERMISSION, Nvml, load_nvml
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from ft_run.checks.devices import nvml
-from ft_run.checks.devices.nvml import NvmlFailedError
+from ft_run.launcher.machine import nvml
 from ft_run.launcher.machine.gpu_memory import GpuMemory, Used, ask_used
+from ft_run.launcher.machine.nvml import NvmlFailedError
 from ft_run.launcher.processes.tree import children
 from ft_run.tests.harness.hand_clock import HandClock
 
@@ -123,7 +123,7 @@ def test_the_driver_is_asked_by_a_process_with_a_deadline(
 
 _AGENT = """
 import asyncio, os, sys, threading, time
-from ft_run.checks.devices import nvml
+from ft_run.launcher.machine import nvml
 from ft_run.launcher.machine.gpu_memory import ask_used
 from ft_run.launcher.processes.tree import reap_all
 

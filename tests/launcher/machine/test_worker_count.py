@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run.checks.devices.nvml import Nvml
 from ft_run.errors import UsageError
 from ft_run.launcher.machine.cpu_limit import CpuLimit
+from ft_run.launcher.machine.nvml import Nvml
 from ft_run.launcher.machine.worker_count import (
     Machine,
     WorkerCount,

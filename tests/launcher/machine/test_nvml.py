@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from ft_run.checks.devices import nvml
-from ft_run.checks.devices.nvml import NvmlFailedError, NvmlGpu, ask_in_process
-from ft_run.launcher.machine import accelerators
+from ft_run.launcher.machine import accelerators, nvml
 from ft_run.launcher.machine.accelerators import AcceleratorKind, find_accelerators
+from ft_run.launcher.machine.nvml import NvmlFailedError, NvmlGpu, ask_in_process
 
 DEADLINE_S = 0.5
 
@@ -76,7 +75,7 @@ def test_a_hung_driver_leaves_the_device_files(monkeypatch, tmp_path):
 def test_what_a_process_tells_is_what_was_read(monkeypatch):
     gpus = [NvmlGpu(2, "GPU-a", "0000:01:00.0", "H100", (("MIG-a", "MIG-GPU-a/1/0"),))]
     text = f"import json; print(json.dumps({{'answer': {gpus!r}}}))"
-    text = "from ft_run.checks.devices.nvml import NvmlGpu; " + text
+    text = "from ft_run.launcher.machine.nvml import NvmlGpu; " + text
     monkeypatch.setattr(nvml, "command", lambda _: program(text))
     assert nvml.gpus_by_process() == gpus
 

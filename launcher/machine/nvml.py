@@ -24,7 +24,7 @@ DEADLINE_S: Final = 15.0
 PROGRAM: Final = (
     # A folder of the user's, which -c puts first on the path, must not stand in for a library.
     "import sys; sys.path[:] = filter(None, sys.path);"
-    "from ft_run.checks.devices.nvml import main; main()"
+    "from ft_run.launcher.machine.nvml import main; main()"
 )
 
 NO_PERMISSION, GPU_IS_LOST, RESET_REQUIRED = 4, 15, 16
