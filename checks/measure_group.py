@@ -8,7 +8,6 @@ import inspect
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not declared
 
+from ..rendezvous.protocol.check_messages import CheckOrder
 from .faults import ActiveFaults
 from .gpu_timer import GpuTimer
 from .measure import Budget
@@ -36,30 +36,33 @@ _DISTINCT_RANKS: Final = 64
 _LEAVE_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the workers of one order meet."""
-
-    number: int
-    rank: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    timeout_s: float
-
-
 class GroupProbe:
     """One process group, from its formation to its end. Use as a context manager."""
 
     def __init__(
         self,
-        meeting: Meeting,
+        order: CheckOrder,
+        rank: int,
+        limit_s: float,
         device: torch.device,
         budget: Budget,
         faults: ActiveFaults,
         timer: GpuTimer | None = None,
     ) -> None:
-        self._meeting = meeting
+        """Describe a group.
+
+        Args:
+            order: that its workers carry out.
+            rank: of this one.
+            limit_s: after which an operation of the group times out.
+            device: of this one.
+            budget: how long is measured.
+            faults: that are injected.
+            timer: of the device.
+        """
+        self._order = order
+        self._rank = rank
+        self._limit = timedelta(seconds=limit_s)
         self._device = device
         self._on_gpu = device.type == "cuda"
         self._timer = timer or GpuTimer()
@@ -68,12 +71,12 @@ class GroupProbe:
         self._store: TCPStore | None = None
 
     def __enter__(self) -> "GroupProbe":
-        meeting, limit = self._meeting, timedelta(seconds=self._meeting.timeout_s)
+        order, limit = self._order, self._limit
         self._store = TCPStore(
-            meeting.master_addr,
-            meeting.master_port,
-            meeting.world_size,
-            is_master=meeting.rank == 0,
+            order.master_addr,
+            order.master_port,
+            order.world_size,
+            is_master=self._rank == 0,
             timeout=limit,
             wait_for_workers=False,
         )
@@ -84,9 +87,9 @@ class GroupProbe:
             dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 "nccl" if self._on_gpu else "gloo",
-                store=PrefixStore(f"order-{meeting.number}", self._store),
-                rank=meeting.rank,
-                world_size=meeting.world_size,
+                store=PrefixStore(f"order-{order.number}", self._store),
+                rank=self._rank,
+                world_size=order.world_size,
                 timeout=limit,
                 **self._bound_device(),
             )
@@ -128,7 +131,7 @@ class GroupProbe:
         while size < self._budget.message_max_bytes and self._piece_s(size) < _PIECE_S:
             size *= 2
         time_s = self._best_time_s(size, self._budget.bandwidth_s)
-        workers = self._meeting.world_size
+        workers = self._order.world_size
         return size / time_s * 2 * (workers - 1) / workers / 1e9
 
     def _piece_s(self, size: int) -> float:
@@ -160,7 +163,8 @@ class GroupProbe:
 
     def _all_reduce(self, size: int) -> "_AllReduce":
         timer = self._timer if self._on_gpu else None
-        return _AllReduce(size, self._meeting, self._device, self._faults, timer)
+        workers = self._order.world_size
+        return _AllReduce(size, self._rank, workers, self._device, self._faults, timer)
 
     def _bound_device(self) -> dict[str, Any]:
         """Return the argument that has NCCL connect at once; torch knows it from 2.3 on."""
@@ -171,9 +175,9 @@ class GroupProbe:
         """Rank 0, which hosts the store, leaves last: no rank finds it gone in the middle."""
         if self._store is None:
             return
-        if self._store.add("left", 1) == self._meeting.world_size:
+        if self._store.add("left", 1) == self._order.world_size:
             self._store.set("all-left", "1")
-        if self._meeting.rank == 0:
+        if self._rank == 0:
             with suppress(RuntimeError):  # a rank failed after the last collective
                 self._store.wait(["all-left"], timedelta(seconds=_LEAVE_S))
 
@@ -184,7 +188,8 @@ class _AllReduce:
     def __init__(
         self,
         size: int,
-        meeting: Meeting,
+        rank: int,
+        workers: int,
         device: torch.device,
         faults: ActiveFaults,
         timer: GpuTimer | None,
@@ -192,14 +197,14 @@ class _AllReduce:
         count = size // 4
         period = torch.arange(1, _PATTERN + 1, dtype=torch.float32, device=device)
         pattern = period.repeat(count // _PATTERN + 1)[:count]
-        weights = [rank % _DISTINCT_RANKS + 1 for rank in range(meeting.world_size)]
-        self._mine = pattern * weights[meeting.rank]
+        weights = [number % _DISTINCT_RANKS + 1 for number in range(workers)]
+        self._mine = pattern * weights[rank]
         self._expected = pattern * sum(weights)
         if faults.wrong_value:
             self._mine[count // 2] += 1
         self._buffer = torch.empty_like(self._mine)
         self._size = size
-        self._workers = meeting.world_size
+        self._workers = workers
         self._timer = timer
         run = self._all_reduce
         self._run: Callable[[], None] = faults.slow_communication(run)

@@ -1,8 +1,8 @@
-"""What a check measured, and what is to be checked: plain values and their JSON. Pure.
+"""What a check measured: plain values and their JSON. Pure.
 
-Check workers read orders and write records as JSON lines, agents send records to the master, and
-reports hold them: this is the one place that knows their form. What is read here may come from a
-network: everything is looked at before it is believed.
+Check workers write records as JSON lines, agents send them to the master, and reports hold them:
+this is the one place that knows their form. What is read here may come from a network: everything
+is looked at before it is believed.
 """
 
 import enum
@@ -16,7 +16,7 @@ Fact = str | int | float
 
 
 class RecordError(ValueError):
-    """Raised when a text is not the JSON of a record or an order."""
+    """Raised when a text is not the JSON of a record."""
 
 
 class Phase(enum.Enum):
@@ -73,29 +73,6 @@ class Record:
     """What the node says of itself, by name; units are in the names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What one node is to check now."""
-
-    number: int
-    """Grows with each order of the job: an answer to an earlier one is told from this one's."""
-    phase: Phase
-    level: Level
-    rank_offset: int
-    """Rank of this node's local rank 0 among the workers that meet."""
-    world_size: int
-    """All workers that meet, this node's included."""
-    master_addr: str
-    """Where the workers that meet find their store; rank 0 hosts it."""
-    master_port: int
-    deadline_s: float
-    """Seconds, from the moment the order arrives, after which no answer counts."""
-    interface: str = ""
-    """The network interface that leads to the store; empty where it is not known."""
-    unix_time_s: float = 0.0
-    """The node's clock when the order arrived there; 0 where it was not looked at."""
-
-
 def metric_values(metrics: Metrics) -> dict[str, float]:
     """Return what was measured, by name."""
     return {name: value for name, value in asdict(metrics).items() if value is not None}
@@ -132,32 +109,6 @@ def record_from_json(text: str | bytes) -> Record:
     )
 
 
-def order_to_json(order: Order) -> str:
-    """Return an order as one line."""
-    return _line(asdict(order) | {"phase": order.phase.value, "level": order.level.value})
-
-
-def order_from_json(text: str | bytes) -> Order:
-    """Return the order that a line stands for.
-
-    Raises:
-        RecordError: it is none, with what is wrong in words.
-    """
-    parts = _parse(text, *(part.name for part in fields(Order)))
-    return Order(
-        number=_whole(parts, "number"),
-        phase=_member(Phase, parts, "phase"),
-        level=_member(Level, parts, "level"),
-        rank_offset=_whole(parts, "rank_offset"),
-        world_size=_whole(parts, "world_size"),
-        master_addr=_text(parts, "master_addr"),
-        master_port=_whole(parts, "master_port"),
-        deadline_s=_number(parts, "deadline_s"),
-        interface=_text(parts, "interface"),
-        unix_time_s=_number(parts, "unix_time_s"),
-    )
-
-
 # --- the forms of values ---------------------------------------------------------------------
 
 
@@ -190,13 +141,6 @@ def _text(parts: Mapping[str, Any], name: str) -> str:
     value = parts.get(name)
     if not isinstance(value, str):
         raise RecordError(f"{name} must be a text; given was {value!r}")
-    return value
-
-
-def _whole(parts: Mapping[str, Any], name: str) -> int:
-    value = parts.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise RecordError(f"{name} must be a whole number from 0; given was {value!r}")
     return value
 
 

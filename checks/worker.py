@@ -19,12 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
+from ..rendezvous.protocol.check_messages import CheckOrder
 from . import fact_rules
 from .facts import FactSources, collect_facts, kind_of_gpus
 from .faults import VARIABLE, ActiveFaults, parse_faults
 from .gpu_facts import throttled_by
 from .measure import BUDGETS, QuotaWatch
-from .records import Fact, Metrics, Order, Phase, Record, order_from_json, record_to_json
+from .records import Fact, Level, Metrics, Phase, Record, record_to_json
 from .worker_config import (
     ANSWER,
     FAREWELL,
@@ -35,7 +36,7 @@ from .worker_config import (
     SMALL,
     STAGE,
     CheckWorkerConfig,
-    age_s,
+    Delivery,
     first_words,
 )
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from .gpu_timer import GpuTimer
-    from .measure_group import GroupProbe, Meeting
+    from .measure_group import GroupProbe
 
 _PATIENCE: Final = 0.85
 """The part of an order's time after which a collective gives up: its reason then still counts."""
@@ -67,6 +68,8 @@ class CheckWorker:
         self._orders = os.fdopen(orders_fd, "rb", buffering=0)
         self._answers_fd = answers_fd
         self._binds_gloo = _GLOO_INTERFACE not in os.environ
+        self._interface = ""
+        """The one that leads to the store of the present order."""
         self._stage = ""
         self._has_torch = False
         self._on_gpu = False
@@ -87,11 +90,11 @@ class CheckWorker:
                 line = self._orders.readline()
                 if not line:
                     return
-                order = order_from_json(line)
-                record = self._carry_out(order)
+                delivery = Delivery.from_json(line)
+                record = self._carry_out(delivery)
                 with self._saying:
                     self._disarm()
-                    self._answer(order, record)
+                    self._answer(delivery.order, record)
 
     def _has_order(self) -> bool:
         return bool(select.select([self._orders], [], [], 0)[0])
@@ -105,14 +108,16 @@ class CheckWorker:
                 importlib.import_module("torch.distributed")
             self._has_torch = True
 
-    def _carry_out(self, order: Order) -> Record:
-        record = Record(self._config.node, order.phase)
+    def _carry_out(self, delivery: Delivery) -> Record:
+        order = delivery.order
+        record = Record(self._config.node, Phase(order.phase))
         self._on_gpu = False
-        self._give_up_at = time.monotonic() + _PATIENCE * order.deadline_s - age_s(order)
+        self._interface = delivery.interface
+        self._give_up_at = time.monotonic() + _PATIENCE * order.deadline_s - delivery.age_s
         try:
-            match order.phase:
+            match record.phase:
                 case Phase.FACTS:
-                    return self._facts(order, record)
+                    return self._facts(record, delivery.unix_time_s)
                 case Phase.SOLO:
                     metrics, facts = self._solo(order)
                     return replace(record, metrics=plausible(metrics), facts=facts)
@@ -125,7 +130,7 @@ class CheckWorker:
 
     # --- phases ------------------------------------------------------------------------------
 
-    def _facts(self, order: Order, record: Record) -> Record:
+    def _facts(self, record: Record, unix_time_s: float) -> Record:
         self._enter("collecting facts")
         config = self._config
         facts = collect_facts(
@@ -138,7 +143,7 @@ class CheckWorker:
                 memory_cgroups=config.memory_cgroups,
                 ft_run_version=config.ft_run_version,
                 environ=_environ_of_node(config),
-                unix_time_s=order.unix_time_s or None,
+                unix_time_s=unix_time_s or None,
             )
         )
         found = fact_rules.findings(facts)
@@ -148,12 +153,12 @@ class CheckWorker:
             facts[fact_rules.WARNINGS] = "; ".join(warnings)
         return replace(record, facts=facts, failure="; ".join(fatal))
 
-    def _solo(self, order: Order) -> tuple[Metrics, dict[str, Fact]]:
+    def _solo(self, order: CheckOrder) -> tuple[Metrics, dict[str, Fact]]:
         device, faults = self._begin(order)
         from .measure_device import DeviceProbe
 
         quota = QuotaWatch(self._config.cpu_cgroups, self._config.cpu_share)
-        probe = DeviceProbe(device, BUDGETS[order.level], quota, faults, self._timer())
+        probe = DeviceProbe(device, BUDGETS[Level(order.level)], quota, faults, self._timer())
         self._enter("matrix product")
         compute = probe.compute_tflops()
         facts = self._throttled(device)
@@ -188,7 +193,7 @@ class CheckWorker:
 
         return GpuTimer(self._give_up_at)
 
-    def _together(self, order: Order) -> Metrics:
+    def _together(self, order: CheckOrder) -> Metrics:
         device, faults = self._begin(order)
         with self._group(order, device, faults) as group:
             self._enter(SMALL)
@@ -198,20 +203,24 @@ class CheckWorker:
 
     @contextmanager
     def _group(
-        self, order: Order, device: "torch.device", faults: ActiveFaults
+        self, order: CheckOrder, device: "torch.device", faults: ActiveFaults
     ) -> "Iterator[GroupProbe]":
         from .measure_group import GroupProbe
 
-        budget = BUDGETS[order.level]
-        if order.phase is Phase.ALL:
+        budget = BUDGETS[Level(order.level)]
+        if order.phase == Phase.ALL.value:
             # That it works, and its values, are all that counts: how fast all together are is
             # no node's own speed.
             budget = replace(budget, latency_s=0.0, bandwidth_s=0.0)
         self._enter(MEETING)
-        with GroupProbe(self._meeting(order), device, budget, faults, self._timer()) as group:
+        if self._binds_gloo:
+            bind_gloo(self._interface)
+        rank = order.rank_offset + self._config.local_rank
+        limit_s = max(self._give_up_at - time.monotonic(), 1.0)
+        with GroupProbe(order, rank, limit_s, device, budget, faults, self._timer()) as group:
             yield group
 
-    def _begin(self, order: Order) -> "tuple[torch.device, ActiveFaults]":
+    def _begin(self, order: CheckOrder) -> "tuple[torch.device, ActiveFaults]":
         """Return the device and the faults of this order.
 
         Raises:
@@ -224,7 +233,7 @@ class CheckWorker:
         config = self._config
         self._enter("opening the device")
         injected = parse_faults(os.environ.get(VARIABLE, ""))
-        faults = ActiveFaults(injected, config.node, config.local_rank, order.phase)
+        faults = ActiveFaults(injected, config.node, config.local_rank, Phase(order.phase))
         faults.strike(lambda: os._exit(1))
         built_for = kind_of_gpus(torch.version.cuda, torch.version.hip)
         if not has_gpu(config, torch.cuda, built_for):
@@ -235,23 +244,9 @@ class CheckWorker:
         torch.cuda.set_device(device)
         return device, faults
 
-    def _meeting(self, order: Order) -> "Meeting":
-        from .measure_group import Meeting
-
-        if self._binds_gloo:
-            bind_gloo(order.interface)
-        return Meeting(
-            number=order.number,
-            rank=order.rank_offset + self._config.local_rank,
-            world_size=order.world_size,
-            master_addr=order.master_addr,
-            master_port=order.master_port,
-            timeout_s=max(self._give_up_at - time.monotonic(), 1.0),
-        )
-
     # --- the crew ----------------------------------------------------------------------------
 
-    def _arm(self, order: Order) -> None:
+    def _arm(self, order: CheckOrder) -> None:
         """Give up what the main thread cannot: a call that does not return, as NCCL's can."""
         left_s = self._give_up_at - time.monotonic() + _LAST_RESORT * order.deadline_s
         self._last_resort = threading.Timer(max(left_s, 0.0), self._give_up, (order,))
@@ -263,17 +258,17 @@ class CheckWorker:
             self._last_resort.cancel()
             self._last_resort = None
 
-    def _give_up(self, order: Order) -> None:
+    def _give_up(self, order: CheckOrder) -> None:
         """Tell what hangs, and end. In a thread of its own."""
         with self._saying:
             if self._last_resort is None:
                 return  # it is answered after all
             self._must_end = True
             failure = f"{self._stage}: it does not return, and has timed out"
-            self._answer(order, Record(self._config.node, order.phase, failure=failure))
+            self._answer(order, Record(self._config.node, Phase(order.phase), failure=failure))
             os._exit(0)
 
-    def _answer(self, order: Order, record: Record) -> None:
+    def _answer(self, order: CheckOrder, record: Record) -> None:
         word = FAREWELL if self._must_end else ANSWER
         self._say(f"{word} {order.number} {record_to_json(record)}")
 

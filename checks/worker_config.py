@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from .records import Order
+from ..rendezvous.protocol.check_messages import CheckOrder
 
 STAGE: Final = "stage"
 ANSWER: Final = "answer"
@@ -66,11 +66,32 @@ def first_words(text: str) -> str:
     return f"{first[: REASON_MAX // 2]} ({_LAST_ERROR.lower()} {' '.join(last.split())})"
 
 
-def age_s(order: Order) -> float:
-    """Return how long ago an order came: it waits while torch is imported."""
-    if not order.unix_time_s:
-        return 0.0
-    return min(max(time.time() - order.unix_time_s, 0.0), order.deadline_s)
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An order on its way from the agent to a check worker."""
+
+    order: CheckOrder
+    interface: str = ""
+    """The network interface that leads to the store; empty where it is not known."""
+    unix_time_s: float = 0.0
+    """The node's clock when the order arrived there; 0 where it was not looked at."""
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the order came: it waits while torch is imported."""
+        if not self.unix_time_s:
+            return 0.0
+        return min(max(time.time() - self.unix_time_s, 0.0), self.order.deadline_s)
+
+    def to_json(self) -> str:
+        """Return it as one line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> "Delivery":
+        """Return what a line stands for."""
+        parts = json.loads(text)
+        return Delivery(**parts | {"order": CheckOrder(**parts["order"])})
 
 
 @dataclass(frozen=True, slots=True)

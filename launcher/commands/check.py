@@ -10,7 +10,7 @@ from typing import Final
 
 from ... import defaults, exit_codes
 from ...checks.plan import plan
-from ...checks.records import Level, Order, Phase, Record
+from ...checks.records import Phase, Record
 from ...checks.report import report_to_json
 from ...checks.results import Answered, Results, Rules
 from ...checks.verdict import Verdicts, exit_code, verdict
@@ -19,7 +19,7 @@ from ...errors import UsageError
 from ...events.checks import CheckSignalled, ChecksProgressed
 from ...events.event import Remark, Severity
 from ...events.workers import PreloadChanged
-from ...rendezvous.protocol.check_messages import CheckSpec
+from ...rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ...rendezvous.protocol.failure import signal_name
 from ...values import replace
 from .. import startup
@@ -177,10 +177,10 @@ class _Climb:
             time_over = f"the {self._spec.timeout_s:g} s of --check-timeout are over"
             return Record(self._node, phase, failure=f"{NOT_CARRIED_OUT}: {time_over}")
         return await self._crew.run(
-            Order(
+            CheckOrder(
                 number=number,
-                phase=phase,
-                level=Level(self._spec.level),
+                phase=phase.value,
+                level=self._spec.level,
                 rank_offset=0,
                 world_size=1,
                 master_addr="",

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...checks.measure import needed_s
 from ...checks.merge import WorkerAnswer
-from ...checks.records import Order, Record, RecordError, order_to_json, record_from_json
+from ...checks.records import Level, Phase, Record, RecordError, record_from_json
 from ...checks.worker_config import (
     COLLECTIVE_STAGES,
     FAREWELL,
@@ -18,8 +18,10 @@ from ...checks.worker_config import (
     STARTING,
     STARTUP_STAGES,
     WAITING,
+    Delivery,
     no_answer,
 )
+from ...rendezvous.protocol.check_messages import CheckOrder
 from ...rendezvous.protocol.failure import signal_name
 
 _STDERR_TAIL_BYTES: Final = 4096
@@ -45,7 +47,7 @@ class CheckMember:
         self._buffer = bytearray()
         self._errors = bytearray()
         self._stage = stage
-        self._order: Order | None = None
+        self._order: CheckOrder | None = None
         self._record: Record | None = None
         self._end = ""
         """How the process ended, in words."""
@@ -94,14 +96,14 @@ class CheckMember:
         if self._stage == WAITING:
             self._stage = STARTING
 
-    def ask(self, order: Order) -> None:
+    def ask(self, delivery: Delivery) -> None:
         """Give an order; the result of the previous one is dropped."""
-        self._order, self._record = order, None
+        self._order, self._record = delivery.order, None
         self._asked_at = asyncio.get_running_loop().time()
         if self._stage not in STARTUP_STAGES:
             self._stage = IDLE
         with suppress(BrokenPipeError):  # its end is reported by the spawner
-            os.write(self._orders_to, (order_to_json(order) + "\n").encode())
+            os.write(self._orders_to, (delivery.to_json() + "\n").encode())
 
     def not_started(self, why: str) -> None:
         """The program could not be executed."""
@@ -116,7 +118,7 @@ class CheckMember:
         last = self._errors.decode(errors="replace").strip().rpartition("\n")[2].strip()
         self._end = self._end or (f"{text}: {last}" if last else text)
 
-    def outcome(self, order: Order, *, was_cut_short: bool) -> WorkerAnswer:
+    def outcome(self, order: CheckOrder, *, was_cut_short: bool) -> WorkerAnswer:
         """Return the result of the order, also if the worker did not answer.
 
         Args:
@@ -133,7 +135,7 @@ class CheckMember:
         if was_cut_short:
             return WorkerAnswer(self.local_rank, f"not finished ({self._stage})", held_up=True)
         had_s = order.deadline_s - max(self._ready_at - self._asked_at, 0.0)
-        needed = needed_s(order.level, order.phase)
+        needed = needed_s(Level(order.level), Phase(order.phase))
         failure = no_answer(self._stage, order.deadline_s, had_s, needed)
         return WorkerAnswer(self.local_rank, failure, held_up=self._stage in COLLECTIVE_STAGES)
 
@@ -176,7 +178,7 @@ class CheckMember:
         try:
             self._record = record_from_json(text)
         except RecordError as error:
-            self._record = Record("", self._order.phase, failure=f"not understood: {error}")
+            self._record = Record("", Phase(self._order.phase), failure=f"not understood: {error}")
         self._says_farewell = word == FAREWELL
         self._changed()
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from ...checks.merge import merge
-from ...checks.records import Order, Phase, Record
-from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig
+from ...checks.records import Phase, Record
+from ...checks.worker_config import NOT_CARRIED_OUT, STARTING, WAITING, CheckWorkerConfig, Delivery
+from ...rendezvous.protocol.check_messages import CheckOrder
 from ...values import dataclass, field, replace
 from ..machine.cgroups import own_directory
 from ..machine.cpu_limit import quota_cpus
@@ -142,7 +143,7 @@ class CheckCrew:
         for member in members:
             member.started()
 
-    async def run(self, order: Order) -> Record:
+    async def run(self, order: CheckOrder) -> Record:
         """Carry out one order and return this node's record of it, at the latest in its time.
 
         In the phases that a node goes through alone, the ranks and the address of the order are not
@@ -157,20 +158,21 @@ class CheckCrew:
         with ExitStack() as stack:
             try:
                 self.start()
-                own_order = stack.enter_context(self._at_home(order))
+                delivery = stack.enter_context(self._at_home(order))
             except OSError as error:
                 return self._not_carried_out(order, error.strerror or str(error))
             if not self._members:
                 return self._not_carried_out(order, _GONE if self._spawner_gone else _LEFT)
-            asked = self._members[:1] if order.phase is Phase.FACTS else self._members
+            phase = Phase(order.phase)
+            asked = self._members[:1] if phase is Phase.FACTS else self._members
             for member in asked:
-                member.ask(own_order)
+                member.ask(delivery)
             in_time = await self._answers(asked, deadline)
         if self._spawner_gone:
             return self._not_carried_out(order, _GONE)
         answers = [member.outcome(order, was_cut_short=in_time) for member in asked]
-        record = merge(self._node, order.phase, answers, self._workers)
-        if order.phase is Phase.SOLO and not record.failure and not self._passed_alone:
+        record = merge(self._node, phase, answers, self._workers)
+        if phase is Phase.SOLO and not record.failure and not self._passed_alone:
             self._passed_alone = self._generation
         if not all(member.can_go_on for member in asked):
             # A worker may take long to die. The answer goes out meanwhile: it has a deadline.
@@ -207,30 +209,30 @@ class CheckCrew:
             renewal.result()
         return True
 
-    def _not_carried_out(self, order: Order, why: str) -> Record:
+    def _not_carried_out(self, order: CheckOrder, why: str) -> Record:
         failure = f"{NOT_CARRIED_OUT}: check workers could not be started: {why}"
-        return Record(self._node, order.phase, failure=failure)
+        return Record(self._node, Phase(order.phase), failure=failure)
 
     @contextmanager
-    def _at_home(self, order: Order) -> Iterator[Order]:
+    def _at_home(self, order: CheckOrder) -> Iterator[Delivery]:
         """Give the workers their order; their meeting port is reserved meanwhile."""
-        order = replace(order, unix_time_s=time.time())
-        if order.phase not in (Phase.FACTS, Phase.SOLO):
-            yield replace(order, interface=interface_towards(order.master_addr) or "")
+        now = time.time()
+        if Phase(order.phase) not in (Phase.FACTS, Phase.SOLO):
+            yield Delivery(order, interface_towards(order.master_addr) or "", now)
             return
         # Workers in the place of others that hung with a partner have to get ready to meet the
         # next one. What the node's own all-reduce is like is known, and NCCL is slow to start.
         is_replaced = self._passed_alone not in (0, self._generation)
         port = PortReservation(lambda: _LOOPBACK, None)
         try:
-            yield replace(
+            own = replace(
                 order,
                 rank_offset=0,
                 world_size=1 if is_replaced else self._workers,
                 master_addr=_LOOPBACK,
                 master_port=port.offer.port,
-                interface=interface_towards(_LOOPBACK) or "",
             )
+            yield Delivery(own, interface_towards(_LOOPBACK) or "", now)
         finally:
             port.close()
 

@@ -21,7 +21,7 @@ from ...tasks import show_bug
 from ...values import replace
 
 if TYPE_CHECKING:
-    from ...checks.records import Order, Record
+    from ...checks.records import Record
 
 
 _ALONE = ("facts", "solo")
@@ -38,7 +38,7 @@ class Crew(Protocol):
             OSError: there are too many open files.
         """
 
-    async def run(self, order: "Order") -> "Record":
+    async def run(self, order: CheckOrder) -> "Record":
         """Carry out one order and return this node's record of it, at the latest in its time."""
 
     async def rest(self) -> None:
@@ -154,7 +154,7 @@ class CheckSession:
         while (order := self._next) is not None:
             self._order, self._next, self._result = order, None, None
             self._is_of_old_stream = False
-            record = await self._crew.run(_for_crew(order))
+            record = await self._crew.run(order)
             if self.node_id:
                 record = replace(record, node=self.node_id)
             if self._is_overtaken():
@@ -166,18 +166,3 @@ class CheckSession:
     def _is_overtaken(self) -> bool:
         """Whether another order has come meanwhile, perhaps from another master."""
         return self._next is not None
-
-
-def _for_crew(order: CheckOrder) -> "Order":
-    from ...checks.records import Level, Order, Phase
-
-    return Order(
-        number=order.number,
-        phase=Phase(order.phase),
-        level=Level(order.level),
-        rank_offset=order.rank_offset,
-        world_size=order.world_size,
-        master_addr=order.master_addr,
-        master_port=order.master_port,
-        deadline_s=order.deadline_s,
-    )

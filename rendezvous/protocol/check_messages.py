@@ -47,7 +47,7 @@ class CheckOrder:
     master_port: int
     deadline_s: float
     """Seconds from now after which no answer counts."""
-    progress: str
+    progress: str = ""
     """How far the checks are, for people."""
 
 

@@ -12,6 +12,7 @@ from ft_run.checks.faults import ActiveFaults, parse_faults
 from ft_run.checks.measure import BUDGETS, Budget, QuotaWatch, settled_time_s
 from ft_run.checks.records import Level, Phase
 from ft_run.launcher.machine.locality import near, near_cpus
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 SHORT = Budget(0.01, 0.01, 0.01, 0.01, 0.01, 64 << 20, 8 << 20)
 
@@ -226,9 +227,10 @@ def group(lab, monkeypatch):
     lazy = LazyGroup(lab.gpu)
     monkeypatch.setattr("torch.distributed.all_reduce", lazy.all_reduce)
     monkeypatch.setattr(measure_group, "time", SimpleNamespace(perf_counter=lambda: lab.gpu.host_s))
-    meeting = measure_group.Meeting(1, 0, 2, "127.0.0.1", 1, 9.0)
+    order = CheckOrder(1, "pair", "light", 0, 2, "127.0.0.1", 1, 9.0)
     faults = ActiveFaults((), "n0", 0, Phase.PAIR)
-    probe = measure_group.GroupProbe(meeting, torch.device("cpu"), SHORT, faults, lab.timer())
+    device, timer = torch.device("cpu"), lab.timer()
+    probe = measure_group.GroupProbe(order, 0, 9.0, device, SHORT, faults, timer)
     probe._on_gpu = True
     return SimpleNamespace(probe=probe, lazy=lazy, module=measure_group, torch=torch, gpu=lab.gpu)
 

@@ -1,32 +1,15 @@
-"""Records and orders as JSON: there and back, and what is not believed."""
+"""Records as JSON: there and back, and what is not believed."""
 
 import json
 
 import pytest
 from ft_run.checks.records import (
-    Level,
     Metrics,
-    Order,
     Phase,
     Record,
     RecordError,
-    order_from_json,
-    order_to_json,
     record_from_json,
     record_to_json,
-)
-
-ORDER = Order(
-    number=7,
-    phase=Phase.PAIR,
-    level=Level.FULL,
-    rank_offset=2,
-    world_size=4,
-    master_addr="fd00::1",
-    master_port=29500,
-    deadline_s=12.5,
-    interface="eth0",
-    unix_time_s=1.8e9,
 )
 
 RECORDS = (
@@ -35,10 +18,6 @@ RECORDS = (
     Record("a", Phase.PAIR, "all-reduce gave 3, not 4\nüber", Metrics(latency_us=3)),
     Record("a", Phase.ALL),
 )
-
-
-def _with(text: str, **parts: object) -> str:
-    return json.dumps(json.loads(text) | parts)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.phase.value)
@@ -51,12 +30,6 @@ def test_a_record_survives_its_json(record: Record) -> None:
 
 def test_what_is_empty_is_not_written() -> None:
     assert json.loads(record_to_json(RECORDS[3])) == {"node": "a", "phase": "all"}
-
-
-def test_an_order_survives_its_json() -> None:
-    line = order_to_json(ORDER)
-    assert "\n" not in line
-    assert order_from_json(line) == ORDER
 
 
 @pytest.mark.parametrize(
@@ -88,23 +61,6 @@ def test_an_order_survives_its_json() -> None:
 def test_what_is_no_record_is_refused(text: str, says: str) -> None:
     with pytest.raises(RecordError, match=says):
         record_from_json(text)
-
-
-@pytest.mark.parametrize(
-    ("parts", "says"),
-    [
-        ({"number": -1}, "number must be a whole number"),
-        ({"number": True}, "number must be a whole number"),
-        ({"world_size": 1.5}, "world_size must be a whole number"),
-        ({"level": "medium"}, "level must be one of light, full"),
-        ({"deadline_s": None}, "deadline_s must be a number"),
-        ({"master_addr": 1}, "master_addr must be a text"),
-        ({"more": 1}, "unknown parts: more"),
-    ],
-)
-def test_what_is_no_order_is_refused(parts: dict[str, object], says: str) -> None:
-    with pytest.raises(RecordError, match=says):
-        order_from_json(_with(order_to_json(ORDER), **parts))
 
 
 def test_a_number_that_is_none_is_not_written() -> None:

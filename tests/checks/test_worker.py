@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from ft_run.checks.records import Level, Metrics, Order, Phase, order_to_json, record_from_json
+from ft_run.checks.records import Metrics, Phase, record_from_json
 from ft_run.checks.worker import (
     CheckError,
     CheckWorker,
@@ -17,7 +17,8 @@ from ft_run.checks.worker import (
     has_gpu,
     plausible,
 )
-from ft_run.checks.worker_config import REASON_MAX, CheckWorkerConfig, age_s, first_words
+from ft_run.checks.worker_config import REASON_MAX, CheckWorkerConfig, Delivery, first_words
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 
 class SeenGpus:
@@ -39,7 +40,15 @@ class SeenGpus:
 
 
 def facts_order(number, unix_time_s=0.0):
-    return Order(number, Phase.FACTS, Level.LIGHT, 0, 1, "", 0, 10.0, unix_time_s=unix_time_s)
+    return Delivery(CheckOrder(number, "facts", "light", 0, 1, "", 0, 10.0), "", unix_time_s)
+
+
+def test_an_order_reaches_a_worker_as_it_came():
+    order = CheckOrder(7, "pair", "full", 2, 4, "fd00::1", 29500, 12.5)
+    delivery = Delivery(order, "eth0", 1.8e9)
+    line = delivery.to_json()
+    assert "\n" not in line
+    assert Delivery.from_json(line) == delivery
 
 
 def test_a_post_survives_the_command_line():
@@ -57,7 +66,7 @@ def answers():
     def run(config, *orders):
         orders_from, orders_to = os.pipe()
         answers_from, answers_to = os.pipe()
-        os.write(orders_to, "".join(order_to_json(order) + "\n" for order in orders).encode())
+        os.write(orders_to, "".join(order.to_json() + "\n" for order in orders).encode())
         os.close(orders_to)
         CheckWorker(config, orders_from, answers_to).run()
         os.close(answers_to)
@@ -192,8 +201,8 @@ def test_the_last_error_of_nccl_is_a_part_of_the_reason():
 GPU_THAT_HANGS = """
 import os, sys, threading, time
 from ft_run.checks import worker
-from ft_run.checks.records import Level, Order, Phase, order_to_json
-from ft_run.checks.worker_config import CheckWorkerConfig
+from ft_run.checks.worker_config import CheckWorkerConfig, Delivery
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 class Hung(worker.CheckWorker):
     def _import_torch(self): self._has_torch = True
@@ -208,8 +217,8 @@ class Hung(worker.CheckWorker):
 def never(): time.sleep(600)
 threading._register_atexit(never)  # what waits for kernels when an interpreter ends in order
 orders, to = os.pipe()
-order = Order(1, Phase.SOLO, Level.LIGHT, 0, 1, "", 0, 1.0)
-os.write(to, order_to_json(order).encode() + b"\\n" + order_to_json(order).encode() + b"\\n")
+line = Delivery(CheckOrder(1, "solo", "light", 0, 1, "", 0, 1.0)).to_json().encode() + b"\\n"
+os.write(to, line * 2)
 Hung(CheckWorkerConfig("n0", 0, 1, 0), orders, 1).run()
 os._exit(0)
 """
@@ -234,10 +243,10 @@ def test_a_worker_whose_gpu_fails_tells_it_and_ends(how, failure):
 
 
 def test_an_order_that_has_waited_has_less_time_left():
-    order = Order(1, Phase.SOLO, Level.LIGHT, 0, 1, "", 0, 10.0, unix_time_s=time.time() - 4)
-    assert 4 <= age_s(order) <= 10
-    assert age_s(replace(order, unix_time_s=0.0)) == 0
-    assert age_s(replace(order, unix_time_s=1.0)) == 10
+    delivery = facts_order(1, unix_time_s=time.time() - 4)
+    assert 4 <= delivery.age_s <= 10
+    assert facts_order(1, unix_time_s=0.0).age_s == 0
+    assert facts_order(1, unix_time_s=1.0).age_s == 10
 
 
 def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(monkeypatch):
@@ -273,7 +282,7 @@ def test_copies_begin_together_and_heat_is_looked_at_right_after_the_product(mon
     one = CheckWorker(CheckWorkerConfig("n0", 3, 8, 3), orders[0], answers[1])
     monkeypatch.setattr(one, "_begin", lambda _: (device, None))
     monkeypatch.setattr(one, "_group", group)
-    _, facts = one._solo(Order(1, Phase.SOLO, Level.LIGHT, 3, 8, "", 0, 10.0))
+    _, facts = one._solo(CheckOrder(1, "solo", "light", 3, 8, "", 0, 10.0))
     assert did == [
         *("compute_tflops", "GPU-a1", "memory_gb_per_s"),
         *("meet", "copy_gb_per_s", "bandwidth_gb_per_s", "close"),

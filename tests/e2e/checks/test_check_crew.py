@@ -13,7 +13,8 @@ DRIVER = """
 import asyncio, json, sys
 from ft_run.launcher.spawner.client import SpawnerClient
 spawners = [SpawnerClient() for _ in range(int(sys.argv[1]))]
-from ft_run.checks.records import Level, Order, Phase, record_to_json
+from ft_run.checks.records import record_to_json
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 
@@ -27,8 +28,8 @@ async def carry_out(plan, steps):
     total = plan["workers"] * len(crews)
     for number, step in enumerate(steps):
         orders = [
-            Order(number, Phase(step["phase"]), Level.LIGHT, i * plan["workers"], total,
-                  "127.0.0.1", step.get("port", 0), step["deadline_s"])
+            CheckOrder(number, step["phase"], "light", i * plan["workers"], total,
+                       "127.0.0.1", step.get("port", 0), step["deadline_s"])
             for i in range(len(crews))
         ]
         records = await asyncio.gather(*(c.run(o) for c, o in zip(crews, orders)))
@@ -137,12 +138,12 @@ TOO_MANY_FILES = """
 import asyncio, os, resource
 from ft_run.launcher.spawner.client import SpawnerClient
 spawner = SpawnerClient()
-from ft_run.checks.records import Level, Order, Phase
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.preflight.crew import CheckCrew, CrewPlan
 
 LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
-FACTS = Order(1, Phase.FACTS, Level.LIGHT, 0, 4, "", 0, 50.0)
+FACTS = CheckOrder(1, "facts", "light", 0, 4, "", 0, 50.0)
 
 def limit(count):
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, LIMIT[1]))
@@ -234,13 +235,14 @@ peer = os.fork()
 import torch, torch.distributed as dist
 from ft_run.checks.faults import ActiveFaults
 from ft_run.checks.measure import BUDGETS
-from ft_run.checks.measure_group import GroupProbe, Meeting
+from ft_run.checks.measure_group import GroupProbe
 from ft_run.checks.records import Level, Phase
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 def group(number, rank, size, port):
-    meeting = Meeting(number, rank, size, "127.0.0.1", port, 60.0)
+    order = CheckOrder(number, "pair", "light", 0, size, "127.0.0.1", port, 60.0)
     faults = ActiveFaults((), "node", 0, Phase.PAIR)
-    return GroupProbe(meeting, torch.device("cpu"), BUDGETS[Level.LIGHT], faults)
+    return GroupProbe(order, rank, 60.0, torch.device("cpu"), BUDGETS[Level.LIGHT], faults)
 
 with group(1, 1 if peer else 0, 2, int(sys.argv[1])) as first:
     first.latency_us()
@@ -270,8 +272,8 @@ def test_a_rank_that_cannot_take_leave_leaves_and_meets_again(ft):
 TOGETHER = """
 import os, sys
 import torch, torch.distributed as dist
-from ft_run.checks.worker_config import CheckWorkerConfig
-from ft_run.checks.records import Level, Order, Phase, order_to_json
+from ft_run.checks.worker_config import CheckWorkerConfig, Delivery
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 from ft_run.checks.worker import CheckWorker
 
 rank = 0 if os.fork() else 1
@@ -282,8 +284,8 @@ def counted(tensor, *args, **more):
     return all_reduce(tensor, *args, **more)
 dist.all_reduce = counted
 orders, to = os.pipe()
-order = Order(1, Phase(sys.argv[1]), Level.LIGHT, rank, 2, "127.0.0.1", int(sys.argv[2]), 50.0)
-os.write(to, order_to_json(order).encode() + b"\\n")
+order = CheckOrder(1, sys.argv[1], "light", rank, 2, "127.0.0.1", int(sys.argv[2]), 50.0)
+os.write(to, Delivery(order).to_json().encode() + b"\\n")
 os.close(to)
 answers, answers_to = os.pipe()
 CheckWorker(CheckWorkerConfig(f"n{rank}", 0, 1, 0, "cpu"), orders, answers_to).run()

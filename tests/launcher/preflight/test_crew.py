@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
-from ft_run.checks.records import Level, Order, Phase
 from ft_run.checks.worker_config import CheckWorkerConfig
 from ft_run.launcher.agent.worker_command import virtual_devices
 from ft_run.launcher.preflight import crew as crew_module
@@ -19,6 +18,7 @@ from ft_run.launcher.spawner.client import (
     SpawnerEvent,
     WorkerCommand,
 )
+from ft_run.rendezvous.protocol.check_messages import CheckOrder
 
 
 class SlowToKill:
@@ -50,8 +50,8 @@ class SlowToKill:
         self.did.append("close")
 
 
-def order(number: int, deadline_s: float) -> Order:
-    return Order(number, Phase.SOLO, Level.LIGHT, 0, 1, "", 0, deadline_s)
+def order(number: int, deadline_s: float) -> CheckOrder:
+    return CheckOrder(number, "solo", "light", 0, 1, "", 0, deadline_s)
 
 
 def test_the_answer_does_not_wait_for_a_worker_to_die_but_the_next_order_does() -> None:

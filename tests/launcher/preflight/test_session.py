@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from ft_run import exit_codes
-from ft_run.checks.records import Order, Record
+from ft_run.checks.records import Phase, Record
 from ft_run.errors import NodeUnfitError
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.identity import NodeIdentity
@@ -59,10 +59,10 @@ class FakeCrew:
     def start(self) -> None:
         self.did.append("start")
 
-    async def run(self, order: Order) -> Record:
+    async def run(self, order: CheckOrder) -> Record:
         self.did.append(f"order {order.number}")
         await self.answer.wait()
-        return Record("n", order.phase)
+        return Record("n", Phase(order.phase))
 
     async def rest(self) -> None:
         self.did.append("rest")
