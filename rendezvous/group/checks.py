@@ -1,4 +1,6 @@
-"""The gate of a job with checks: which nodes are examined when, and which of them fit. Pure.
+"""The gate before a world: which nodes are examined when, and which of them fit. Pure.
+
+In a job without checks every node passes, and none is examined.
 
 What is measured, which nodes meet and which of them is at fault is not decided here: an
 ``Examiner``, which the launcher gives to the master, does. Here are orders and answers, nodes that
@@ -22,7 +24,6 @@ from ..protocol.check_messages import (
 )
 from ..protocol.messages import Claim, NodeSpec
 from .examination import CheckStep, Conclusion, Examination, Examiner
-from .gate import Findings, Gate
 from .outbox import Outbox
 from .roster import Node, NodePhase
 from .state import JobState
@@ -34,10 +35,22 @@ _PROGRESS_S = 1.0
 """How often people are told how far a step is, at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What an examination that is over means for the next world."""
+
+    sentence: str
+    ends_job: bool
+    """The job was to check its nodes, and nothing else."""
+    costs_nodes: bool
+    """Nodes were sent away, or cannot be in one world with another."""
+
+
 @dataclass(slots=True)
 class _Current:
     """An examination on its way."""
 
+    spec: CheckSpec
     examination: Examination
     nodes: frozenset[str]
     until: float
@@ -53,8 +66,8 @@ class _Current:
     """A node has answered since."""
 
 
-class Checks(Gate):
-    """Lets no node into a world that has not passed, in a job with checks."""
+class Checks:
+    """What the rounds ask before they form a world, and tell when one is over."""
 
     def __init__(
         self,
@@ -87,11 +100,16 @@ class Checks(Gate):
     # --- what may be in a world ---------------------------------------------------------------
 
     def may_join(self, ready: int) -> int:
-        """See ``Gate``: all but those on the wrong end of a bad link."""
+        """Return how many of that many ready nodes may turn out to be fit for one world.
+
+        All but those on the wrong end of a bad link.
+        """
         return ready - len(self._kept_out(self._roster.ready_nodes())) if self._bad_links else ready
 
     def fit(self, ready: Sequence[Node]) -> list[Node]:
-        """See ``Gate``."""
+        """Return which of the ready nodes are known to be fit for one world."""
+        if self._spec is None:
+            return list(ready)
         out = self._kept_out(ready)
         fit = [node for node in ready if node.passed and node.spec.node_id not in out]
         # A node that passed alone, beside others that did so another time, is not known to be good
@@ -123,19 +141,22 @@ class Checks(Gate):
         return out
 
     def must_examine(self, size: int) -> bool:
-        """See ``Gate``: unless that many have passed already."""
+        """Return whether an examination comes before a world of that many nodes.
+
+        Unless that many have passed already.
+        """
+        if self._spec is None:
+            return False
         fit = self._state.usable(len(self.fit(self._roster.ready_nodes())))
         return self._spec.only or fit != size
 
     @property
-    def _spec(self) -> CheckSpec:
-        """What the job wants checked: this gate is closed only where it wants that."""
-        assert self._state.job is not None
-        assert self._state.job.checks is not None
-        return self._state.job.checks
+    def _spec(self) -> CheckSpec | None:
+        """How the job wants its nodes checked; None: it does not."""
+        return self._state.job.checks if self._state.job is not None else None
 
     def admit(self, node: Node, claim: Claim | None) -> None:
-        """See ``Gate``: under this master or an earlier one."""
+        """A node has joined: take over what it has passed, under this master or an earlier one."""
         is_trusted = claim is not None and claim.checked and node.spec.node_id not in self._doubted
         node.passed = is_trusted
         node.has_met = is_trusted and claim is not None and claim.nodes != 1
@@ -143,13 +164,14 @@ class Checks(Gate):
     # --- doubt -------------------------------------------------------------------------------
 
     def round_ended(self, postmortem: Postmortem) -> None:
-        """See ``Gate``: some or all nodes have to pass again."""
-        if not postmortem.counted:
+        """A round is over: its failures may cast doubt on nodes, which have to pass again."""
+        spec = self._spec
+        if spec is None or not postmortem.counted:
             return
-        if self._spec.on_restart == "always":
+        if spec.on_restart == "always":
             self._doubt(list(self._roster))
         cause = postmortem.cause
-        if self._spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
+        if spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
             all_nodes = casts_doubt_on_all(cause)
             suspects = [node for node in self._roster if all_nodes or node.rank == cause.node_rank]
             self._doubt([node for node in suspects if node.round == self._state.round])
@@ -159,14 +181,16 @@ class Checks(Gate):
             node.passed = False
 
     def lost(self, node_id: str) -> None:
-        """See ``Gate``: what they claim counts no more."""
-        if self._spec.on_restart != "never":
+        """A node was lost: there is doubt about it, should it come back."""
+        if self._spec is not None and self._spec.on_restart != "never":
             self._doubted.add(node_id)
 
     # --- an examination ----------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """See ``Gate``."""
+        """Begin to examine all nodes that are ready."""
+        spec = self._spec
+        assert spec is not None
         assert self._examiner is not None, "a job with checks is admitted only where they can be"
         nodes = self._roster.ready_nodes()
         names = [node.spec.node_id for node in nodes]
@@ -175,10 +199,10 @@ class Checks(Gate):
         vouched = [
             node.spec.node_id for node in nodes if node.passed and (node.has_met or len(nodes) == 2)
         ]
-        examination = self._examiner(self._spec, names, vouched)
+        examination = self._examiner(spec, names, vouched)
         # With the default, the examination knows whether it may use all of it: with GPUs.
-        most_s = self._spec.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
-        self._current = _Current(examination, frozenset(names), now + most_s)
+        most_s = spec.timeout_s or defaults.CHECK_TIMEOUT_GPUS_S
+        self._current = _Current(spec, examination, frozenset(names), now + most_s)
         self._out.note(ChecksBegun(len(names) - len(vouched), len(names)))
 
     def reset(self) -> None:
@@ -189,13 +213,16 @@ class Checks(Gate):
         self._told.clear()
 
     def give_up(self) -> None:
-        """See ``Gate``."""
+        """Forget the examination: there is no use for what it would find."""
         if self._current is not None:
             self._out.note(ChecksGivenUp())
             self._current = None
 
     def advance(self, now: float) -> Findings | None:
-        """See ``Gate``: as soon as no answer is waited for."""
+        """Go on with the examination; return what was found, once, when it is over.
+
+        A step follows as soon as no answer to the one before is waited for.
+        """
         current = self._current
         if current is None:
             return None
@@ -214,7 +241,7 @@ class Checks(Gate):
         return None
 
     def deadline(self) -> float | None:
-        """See ``Gate``."""
+        """Return when the examination has something to do if nothing happens."""
         current = self._current
         if current is None:
             return None
@@ -245,7 +272,7 @@ class Checks(Gate):
                 order = CheckOrder(
                     number=self._order_number,
                     phase=step.phase,
-                    level=self._spec.level,
+                    level=current.spec.level,
                     rank_offset=offset,
                     world_size=size,
                     master_addr=nodes[0].offer.address,
@@ -258,7 +285,9 @@ class Checks(Gate):
                 self._out.send(node, order)
 
     def result(self, node: Node, result: CheckResult, now: float) -> None:
-        """See ``Gate``."""
+        """A node has carried out an order."""
+        if self._spec is None:
+            return
         if result.number > self._order_number:
             node.offer = result.offer  # the answer to an earlier master, which is not waited for
             return
@@ -275,13 +304,13 @@ class Checks(Gate):
         current.has_news = True
 
     def repeat_order(self, node: Node) -> None:
-        """See ``Gate``."""
+        """A node is back: the order, or the answer to it, may be lost."""
         order = self._current.orders.get(node.spec.node_id) if self._current is not None else None
         if order is not None:
             self._out.send(node, order)
 
     def forget(self, node_id: str) -> None:
-        """See ``Gate``: it is waited for no longer, and not blamed."""
+        """A node is gone, for whatever reason: it is waited for no longer, and not blamed."""
         current = self._current
         if current is not None and node_id in current.nodes:
             current.orders.pop(node_id, None)
@@ -298,7 +327,7 @@ class Checks(Gate):
         self._out.note(ChecksConcluded(conclusion.sentence))
         went = self._tell_findings(current, conclusion)
         costs_nodes = bool(went or conclusion.bad_links)
-        return Findings(conclusion.sentence, self._spec.only, costs_nodes)
+        return Findings(conclusion.sentence, current.spec.only, costs_nodes)
 
     def _tell_findings(self, current: _Current, conclusion: Conclusion) -> int:
         """Tell every node what was found of it; return how many were sent away."""
@@ -326,7 +355,7 @@ class Checks(Gate):
                 self._state.aftermath.ledger.exclude(
                     name, f"it failed the checks: {finding.sentence}"
                 )
-            if node.link is None and self._spec.only:
+            if node.link is None and current.spec.only:
                 continue  # the verdict on the job waits for it: it has not heard its own
             self._out.close(node.link)
             self._gone(node)
@@ -334,7 +363,10 @@ class Checks(Gate):
         return went
 
     def tell_again(self, link: int, spec: NodeSpec) -> bool:
-        """See ``Gate``: the first time may have been lost."""
+        """Tell a node on a new stream what was found of it; return whether it has to go.
+
+        The first time may have been lost.
+        """
         found = self._told.get((spec.node_id, spec.incarnation))
         if found is None:
             return False

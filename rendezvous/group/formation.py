@@ -4,7 +4,7 @@ from ...events.master import RoundFormed
 from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Outcome, Start
 from ..protocol.offer import Resumption
-from .gate import Findings
+from .checks import Findings
 from .lobby import Lobby
 from .outbox import Outbox
 from .phases import Checking, Gathering

@@ -17,7 +17,6 @@ from ..protocol.offer import Offer, Saving
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Hung
-from .gate import Gate
 from .lobby import Lobby
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
@@ -47,13 +46,12 @@ class Rounds:
             state: what is known of the job.
             out: where messages go.
             lobby: where nodes wait for the next round.
-            checks: the gate of a job with checks.
+            checks: what stands between the ready nodes and a world.
             gone: told of each node that is gone; ``Group`` tells the parts.
         """
         self._state, self._roster, self._out = state, state.roster, out
-        self._lobby, self._checks, self._gone = lobby, checks, gone
-        self.gate = Gate()
-        """What stands between the ready nodes and a world of this job."""
+        self._lobby, self._gone = lobby, gone
+        self.gate = checks
         self.postmortem = Postmortem()
         self.answer = RoundDecision()
         """To the end of the last round."""
@@ -62,9 +60,8 @@ class Rounds:
 
     def agree(self, job: JobSpec | None) -> None:
         """From now on these are the options of the job; None: no node is left of it."""
-        self._checks.reset()
+        self.gate.reset()
         self._state.job = job
-        self.gate = self._checks if job is not None and job.checks is not None else Gate()
 
     def begin(self, now: float) -> Postmortem:
         """A round begins; return what is known of the end of the one before."""
