@@ -6,7 +6,7 @@ with one, or until nothing but a fault of its own can explain its failures. Ther
 most four rounds of meetings, whatever the number of nodes, each with all its meetings at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 
@@ -78,7 +78,7 @@ def _next_step(results: Results, rounds: int) -> Step | None:
         if pairs:
             return Step(Phase.PAIR, pairs)
     if results.rounds < rounds and not results.all_steps():
-        meetings = tuple(_second_meetings(results))
+        meetings = _second_meetings(results)
         if meetings:
             return Step(Phase.SUSPECTS, meetings)
     return _next_for_all(results, rounds)
@@ -137,47 +137,76 @@ def _first_pairs(results: Results) -> tuple[Meeting, ...]:
     return tuple(zip(fresh[::2], fresh[1::2], strict=False))
 
 
-def _second_meetings(results: Results) -> Iterator[Meeting]:
+class _Pairing:
+    """Meetings of one round: no node is in two of them, and none meets a partner again."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._busy: set[str] = set()
+        self._pools: list[dict[str, None]] = []
+        self.meetings: list[Meeting] = []
+
+    def pool(self, nodes: Iterable[str]) -> Iterable[str]:
+        """Return the free ones of these nodes, also later: who finds a partner is taken out.
+
+        So thousands are not gone through for each of thousands.
+        """
+        pool = dict.fromkeys(node for node in nodes if node not in self._busy)
+        self._pools.append(pool)
+        return pool
+
+    def pair(self, node: str, partners: Iterable[str]) -> None:
+        """Let a free node meet the first of these partners that is free and new to it, if any."""
+        if node in self._busy:
+            return
+        met, busy = self._results.met(node), self._busy
+        new = (name for name in partners if name != node and name not in met)
+        partner = next((name for name in new if name not in busy), None)
+        if partner is None:
+            return
+        self.meetings.append((node, partner))
+        for name in (node, partner):
+            self._busy.add(name)
+            for pool in self._pools:
+                pool.pop(name, None)
+
+
+def _second_meetings(results: Results) -> tuple[Meeting, ...]:
     """Let each node that is not yet judged meet another one."""
-    order = {node: position for position, node in enumerate(results.sound)}
+    pairing = _Pairing(results)
     needy = [node for node in results.sound if _needs_partner(results, node)]
     fast = results.trusted - results.slow_in_meetings
-    # A node with a partner is taken out: thousands are not gone through for each of thousands.
-    good = dict.fromkeys(node for node in results.sound if node in fast)
-    free = dict.fromkeys(needy)
-    busy: set[str] = set()
-
-    def meet(node: str, partners: Iterable[str]) -> Iterator[Meeting]:
-        if node in busy:
-            return
-        out = results.met(node) | {node}
-        partner = next((name for name in partners if name not in busy and name not in out), None)
-        if partner is not None:
-            for name in (node, partner):
-                busy.add(name)
-                good.pop(name, None)
-                free.pop(name, None)
-            yield node, partner
-
-    def urgency(node: str) -> tuple[int, int, int, int]:
-        # Nodes that may be bad come before nodes that may be slow. Of a failed pair one after the
-        # other: each that passes is a partner for the next.
-        has_passed = node in results.trusted
-        failed_with = len(results.failed[node] & results.trusted)
-        return has_passed, failed_with, order[node] % 2, order[node]
-
-    for node in sorted(needy, key=urgency):
-        yield from meet(node, good)
+    good = pairing.pool(node for node in results.sound if node in fast)
+    for node in _most_urgent_first(results, needy):
+        pairing.pair(node, good)
+    # Those for which no good node is left meet each other.
+    free = pairing.pool(needy)
     for node in needy:
-        yield from meet(node, free)
+        pairing.pair(node, free)
     if _slow_ones_could_hide(results):
         alike = [node for node in results.sound if results.passed[node]]
         for position, node in enumerate(alike):
-            yield from meet(node, (*alike[position + 1 : position + 2], *alike[:1], *alike))
+            pairing.pair(node, (*alike[position + 1 : position + 2], *alike))
     if results.rounds < MAX_ROUNDS - 1:  # the last one is for links that only all together show
         for node in results.sound:
             if node in results.slow_in_meetings and _could_be_fast(results, node):
-                yield from meet(node, good)
+                pairing.pair(node, good)
+    return tuple(pairing.meetings)
+
+
+def _most_urgent_first(results: Results, needy: Sequence[str]) -> list[str]:
+    """Return the nodes in the order in which they get a good partner.
+
+    Nodes that may be bad come before nodes that may be slow, and those with fewer failures first.
+    Of a failed pair one comes after the other: each that passes is a partner for the next.
+    """
+    order = {node: position for position, node in enumerate(results.sound)}
+
+    def urgency(node: str) -> tuple[bool, int, int, int]:
+        failed_with = len(results.failed[node] & results.trusted)
+        return node in results.trusted, failed_with, order[node] % 2, order[node]
+
+    return sorted(needy, key=urgency)
 
 
 def _needs_partner(results: Results, node: str) -> bool:
@@ -225,28 +254,33 @@ def bad_links(nodes: int) -> int:
 def is_surely_bad(results: Results, node: str) -> bool:
     """Return whether a node is bad, since nothing else explains its failures.
 
-    It is, if it fails with two that pass with others, and either has met all others or up to
-    ``FAULTS`` faults cannot explain what failed unless it is one of them. Where there must be
-    more faults than that, they may be anywhere among many nodes, but not around one: only those
-    count that hang together by failed meetings.
+    It fails with two nodes that pass with others. And either it has failed with all others, or
+    ``FAULTS`` faults cannot explain what failed if it is none of them.
     """
-    if len(results.failed[node] & results.trusted) < 2:
+    failed_with = results.failed[node]
+    if len(failed_with & results.trusted) < 2:
         return False
-    if len(results.failed[node]) == len(results.sound) - 1:
+    if len(failed_with) == len(results.sound) - 1:
         return True
-    links = bad_links(len(results.sound))
-    failed = frozenset(results.failures) if len(results.failures) <= _EXPLAINED_MAX else None
-    if failed is None or not _is_explained(failed, _suspects(results, failed), FAULTS, links):
-        failed = _around(results, node)
-    return not _is_explained(failed, _suspects(results, failed) - {node}, FAULTS, links)
+    failures = _failures_to_explain(results, node)
+    return not _can_be_explained(results, failures, innocent=node)
+
+
+def _failures_to_explain(results: Results, node: str) -> frozenset[Meeting]:
+    """Return the failed meetings that a node may be the reason of.
+
+    All, where ``FAULTS`` faults can explain them. Else there are more faults; they may be anywhere
+    among many nodes, but not around one: only failures count that hang together with its own.
+    """
+    if len(results.failures) <= _EXPLAINED_MAX:
+        failures = frozenset(results.failures)
+        if _can_be_explained(results, failures):
+            return failures
+    return _around(results, node)
 
 
 _EXPLAINED_MAX = FAULTS * MAX_ROUNDS
 """More failed meetings ``FAULTS`` faults never explain: no node is in two of one round."""
-
-
-def _suspects(results: Results, failed: frozenset[Meeting]) -> set[str]:
-    return {name for meeting in failed for name in meeting} - results.trusted
 
 
 def _around(results: Results, node: str) -> frozenset[Meeting]:
@@ -263,31 +297,31 @@ def _around(results: Results, node: str) -> frozenset[Meeting]:
     return frozenset(edges)
 
 
-def _is_explained(
-    edges: frozenset[Meeting], could_be_bad: set[str], faults: int, links: int
-) -> bool:
-    """Return whether so many faults can be behind all these failed meetings.
+def _can_be_explained(results: Results, failures: frozenset[Meeting], innocent: str = "") -> bool:
+    """Return whether ``FAULTS`` bad nodes and links can be behind all these failed meetings.
 
     Args:
-        edges: the failed meetings.
-        could_be_bad: the nodes that may be the reason.
-        faults: how many bad nodes and bad links there may be.
-        links: how many of them may be links.
+        results: what is known: a node that has passed is not bad.
+        failures: the failed meetings.
+        innocent: a node that is not bad either.
     """
-    if not edges:
-        return True
-    if len(edges) > faults * MAX_ROUNDS:  # no node is in more of them
-        return False
-    first = min(edges)
-    if links and _is_explained(edges - {first}, could_be_bad, faults - 1, links - 1):
-        return True
-    return any(
-        _is_explained(
-            frozenset(edge for edge in edges if node not in edge), could_be_bad, faults - 1, links
+    could_be_bad = {name for meeting in failures for name in meeting} - results.trusted - {innocent}
+
+    def explained(failures: frozenset[Meeting], faults: int, links: int) -> bool:
+        """Whether that many faults, of them so many links, are enough."""
+        if not failures:
+            return True
+        if len(failures) > faults * MAX_ROUNDS:  # no node is in more of them
+            return False
+        first = min(failures)  # one fault is behind it: the link, or one of the two nodes
+        if links and explained(failures - {first}, faults - 1, links - 1):
+            return True
+        return any(
+            explained(frozenset(m for m in failures if node not in m), faults - 1, links)
+            for node in could_be_bad.intersection(first)
         )
-        for node in first
-        if node in could_be_bad
-    )
+
+    return explained(failures, FAULTS, bad_links(len(results.sound)))
 
 
 # --- all together ----------------------------------------------------------------------------
