@@ -21,8 +21,9 @@ from ft_run.checks.plan import (
 )
 from ft_run.checks.records import Level, Metrics, Phase, Record
 from ft_run.checks.results import Answered, Known, Results, Rules, Step
-from ft_run.checks.verdict import Standing, Verdicts, verdict
+from ft_run.checks.verdict import NodeVerdict, Standing, Verdicts, exit_code, verdict
 from ft_run.checks.worker_config import NO_ANSWER, NOT_CARRIED_OUT
+from ft_run.rendezvous.protocol.check_messages import CheckSpec
 from ft_run.tests.harness import ladder_world
 from ft_run.tests.harness.ladder_world import Clock, Pace, World, climb, names
 
@@ -611,6 +612,26 @@ def test_a_failure_that_was_told_counts_before_what_was_not_measured():
 def test_one_node_alone_is_held_to_the_floors():
     verdicts, _ = climb(World(names(1)), rules=Rules(floors=Metrics(memory_gb_per_s=11)))
     assert verdicts.of("n0").slow == ("memory_gb_per_s",)
+
+
+@pytest.mark.parametrize(
+    ("standing", "remarks", "more", "expected"),
+    [
+        (Standing.PASSED, (), {"is_strict": True}, 0),
+        (Standing.PASSED, ("hot",), {}, 0),
+        (Standing.PASSED, ("hot",), {"is_strict": True}, 10),
+        (Standing.SLOW, (), {}, 0),
+        (Standing.SLOW, (), {"is_strict": True}, 10),
+        (Standing.SLOW, (), {"is_strict": True, "exclude_straggler": True}, 30),
+        (Standing.FAULTY, (), {}, 30),
+        (Standing.UNDECIDED, (), {}, 20),
+        (Standing.LEFT_OUT, (), {}, 0),
+        (Standing.LEFT_OUT, (), {"only": True}, 20),
+    ],
+)
+def test_what_a_node_ends_with(standing, remarks, more, expected):
+    found = NodeVerdict("n0", standing, "", {}, remarks=remarks)
+    assert exit_code(found, CheckSpec(**more)) == expected
 
 
 # --- many nodes ------------------------------------------------------------------------------

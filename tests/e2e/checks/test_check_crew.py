@@ -69,25 +69,42 @@ def crews(ft):
 
 # Check workers live in another time: that of the facts is when the order came to the agent.
 LONG_AGO = """
-import sys, time
-if "-c" in sys.orig_argv:
+import time
+if "preflight.worker_main" in sys.orig_argv:
     time.time = lambda: 1.0
 """
 
 
-def test_facts_and_solo_of_two_workers(crews, ft):
-    ft.script(LONG_AGO, "sitecustomize.py")
-    steps = ({"phase": "facts"}, {"phase": "solo"})
-    facts, solo = crews(*steps, workers=2, env={"PYTHONPATH": str(ft.folder)})
+@pytest.mark.parametrize("preload", [(), ("torch",)], ids=["started", "forked"])
+def test_what_two_workers_measure_and_what_becomes_of_those_that_hang_or_end(crews, ft, preload):
+    noted, library = ft.folder / "imports", ft.folder / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(torch_notes(noted) + LONG_AGO)
+    facts, solo, hung, replaced, ended, again = crews(
+        {"phase": "facts"},
+        {"phase": "solo"},
+        {"phase": "suspects", "deadline_s": 5.0},  # torch is imported by then
+        {"phase": "facts"},
+        {"phase": "pair"},
+        {"phase": "facts"},
+        workers=2,
+        fault="hang@phase=suspects; exit@local-rank=1,phase=pair",
+        preload=preload,
+        env={"PYTHONPATH": str(library)},
+    )
     assert facts["facts"]["unix_time_s"] > 1.7e9
-    assert facts["node"] == "node0"
-    assert "failure" not in facts
-    assert facts["facts"]["local_world_size"] == 2
+    assert (facts["node"], facts["facts"]["local_world_size"]) == ("node0", 2)
     assert facts["facts"]["torch"]
     assert "failure" not in solo
-    metrics = solo["metrics"]
-    assert set(metrics) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
-    assert all(value > 0 for value in metrics.values())
+    assert set(solo["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
+    assert all(value > 0 for value in solo["metrics"].values())
+    assert hung["failure"] == "local rank 0: no answer within 5 s (opening the device)"
+    assert ended["failure"] == "local rank 1: the check worker exited with 1 (opening the device)"
+    for record in (facts, replaced, again):
+        assert "failure" not in record
+        assert record["facts"]["torch"] == facts["facts"]["torch"]
+    if preload:
+        assert noted.read_text() == "torch\n", "also those after a kill are forked"
 
 
 def test_nodes_meet_one_is_slow_and_a_wrong_value_is_seen_on_both(crews, free_port):
@@ -101,23 +118,6 @@ def test_nodes_meet_one_is_slow_and_a_wrong_value_is_seen_on_both(crews, free_po
         assert set(record["metrics"]) == {"latency_us", "bandwidth_gb_per_s"}
     assert "32 bytes among 2 workers returned 1 wrong value" in first["failure"]
     assert "32 bytes among 2 workers returned 1 wrong value" in second["failure"]
-
-
-def test_a_worker_that_ends_speaks_for_its_node_and_is_replaced(crews):
-    fault = "exit@local-rank=1,phase=solo; fail@local-rank=0,phase=all"
-    steps = [{"phase": "solo"}, {"phase": "facts"}]
-    ended, again = crews(*steps, workers=2, fault=fault)
-    assert ended["failure"] == "local rank 1: the check worker exited with 1 (opening the device)"
-    assert "failure" not in again
-
-
-def test_a_worker_that_hangs_is_killed_at_the_deadline(crews):
-    # The time counts from the order: torch is imported by then.
-    steps = [{"phase": "solo"}, {"phase": "suspects", "deadline_s": 5.0}, {"phase": "facts"}]
-    solo, hung, again = crews(*steps, fault="hang@phase=suspects")
-    assert "failure" not in solo
-    assert hung["failure"] == "no answer within 5 s (opening the device)"
-    assert "failure" not in again
 
 
 def test_a_fault_that_is_misspelt_fails_the_check(crews):
@@ -181,41 +181,6 @@ def test_too_many_open_files_are_said_and_none_is_left_open(ft):
     # Before the workers are started, and where they run but have no port to meet at.
     assert command.stdout.splitlines() == [f"{why} files", "", f"{why} files", ""]
     assert command.stderr == ""
-
-
-# --- forked from a fork server ------------------------------------------------------------------
-
-
-@pytest.fixture
-def imports(ft):
-    """Return where imports of torch are noted, and the variables that it takes."""
-    noted = ft.folder / "imports"
-    library = ft.folder / "library"
-    library.mkdir()
-    (library / "sitecustomize.py").write_text(torch_notes(noted))
-    return noted, {"PYTHONPATH": str(library)}
-
-
-def test_workers_are_forked_from_the_fork_server_also_those_after_a_kill(crews, imports):
-    noted, env = imports
-    steps = [{"phase": "facts"}, {"phase": "solo"}, {"phase": "facts"}]
-    fault = "exit@local-rank=1,phase=solo"
-    facts, ended, again = crews(*steps, workers=2, fault=fault, preload=["torch"], env=env)
-    assert facts["facts"]["torch"]
-    assert ended["failure"] == "local rank 1: the check worker exited with 1 (opening the device)"
-    assert again["facts"]["torch"] == facts["facts"]["torch"]
-    assert noted.read_text() == "torch\n"
-
-
-def test_forked_workers_measure_as_others_and_hang_as_others(crews, imports):
-    noted, env = imports
-    steps = [{"phase": "solo"}, {"phase": "suspects", "deadline_s": 5.0}, {"phase": "facts"}]
-    fault = "hang@phase=suspects"
-    solo, hung, again = crews(*steps, workers=2, fault=fault, preload=["torch"], env=env)
-    assert set(solo["metrics"]) == {"compute_tflops", "memory_gb_per_s", "intra_gb_per_s"}
-    assert "no answer within 5 s (opening the device)" in hung["failure"]
-    assert "failure" not in again
-    assert noted.read_text() == "torch\n"
 
 
 def test_an_import_that_hangs_ends_at_the_deadline_and_says_nothing_of_the_node(crews, ft):

@@ -35,7 +35,7 @@ def test_two_nodes_are_checked_and_one_of_them_prints_the_table(together):
     assert all("the checks are over" in command.stderr for _, command in (first, second))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_nodes_that_miss_a_floor_together_pass_with_a_warning(together):
     # Processors of a busy machine differ by more than nodes do.
     same = ("--straggler-threshold", 1000)

@@ -26,3 +26,19 @@ def test_the_folder_of_the_logs_reaches_the_check_workers_and_nothing_is_created
     plan = crew_plan("a/0", options, WorkerCommands(options, 1, {}), {})
     assert plan.worker.log_dir == (logs if reaches else None)
     assert plan.worker.script is None
+
+
+@pytest.mark.parametrize("command", [("check",), ("--standalone", "--network-check")])
+def test_what_asks_for_gpus_reaches_the_check_workers(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    script = () if command == ("check",) else (str(tmp_path / "train.py"),)
+    options = parse([*command, "--nproc-per-node", "gpu", *script], {})
+    assert isinstance(options, LaunchOptions)
+    shown = {"nvidia.com/gpu": "device files"}
+    plan = crew_plan("a/0", options, WorkerCommands(options, 2, {}), shown)
+    assert plan.worker.gpus_asked_by == "--nproc-per-node=gpu"
+    assert (plan.worker.gpus_shown, plan.worker.local_world_size) == (shown, 2)
+    assert plan.has_gpus
+    assert plan.worker.script == (script[0] if script else None)
