@@ -1,6 +1,10 @@
 """For all tests: on a machine that can run them all, none may be skipped."""
 
+import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -34,6 +38,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """Parallel runs hand out one test after the other, not a share of all in advance."""
     if getattr(config.option, "maxschedchunk", 1) is None:  # without pytest-xdist there is none
         config.option.maxschedchunk = 1
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        _compile_torch()
+
+
+def _compile_torch() -> None:
+    """Import torch once where nothing has yet, as where pip was told not to compile.
+
+    Each process of the first tests would compile what it imports, which takes ten seconds of a
+    processor, and no import of torch that comes before the first has ended is spared that.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or sys.dont_write_bytecode:
+        return
+    if not Path(importlib.util.cache_from_source(spec.origin)).exists():
+        modules = "torch, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp"
+        modules += ", torch.distributed.tensor.parallel"
+        subprocess.run([sys.executable, "-c", f"import {modules}"], check=False)
+        subprocess.run([sys.executable, "-c", "import sklearn.datasets"], check=False)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,7 +1,8 @@
 """What people train with, under ft-run: a rank dies, all resume, and the result is the right one.
 
 Each script trains a tiny model on random tensors with one library, saves as it goes, and says
-whether its weights are those of a plain loop that knows nothing of ranks.
+whether its weights are those of a plain loop that knows nothing of ranks. For the night: what the
+libraries read, the environment, the conformance tests compare for each change.
 """
 
 import json
@@ -24,9 +25,7 @@ STACKS = {
 }
 """Each with what it says of the way it was launched."""
 
-SLOW = pytest.mark.slow
-
-pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ecosystem, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def results(command: Command) -> list[dict[str, Any]]:
@@ -58,12 +57,7 @@ def run_with_a_fault(ft: Launcher, stack: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "stack",
-    # One of them for every change; what they read, the environment, the conformance tests compare.
-    [stack if stack == "accelerate" else pytest.param(stack, marks=SLOW) for stack in STACKS],
-)
+@pytest.mark.parametrize("stack", STACKS)
 def test_a_rank_dies_and_the_weights_are_those_of_a_plain_loop(ft: Launcher, stack: str) -> None:
     pytest.importorskip(stack)
     found = run_with_a_fault(ft, stack)
@@ -75,7 +69,6 @@ def test_a_rank_dies_and_the_weights_are_those_of_a_plain_loop(ft: Launcher, sta
     assert found[0]["weights"] == found[1]["weights"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
 def test_they_are_those_of_torchrun_bit_by_bit(ft: Launcher, stack: str) -> None:
     pytest.importorskip(stack)

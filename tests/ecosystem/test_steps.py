@@ -13,9 +13,7 @@ from ft_run.tests.e2e.conftest import Launcher
 
 HERE = Path(__file__).parent
 
-pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(600)]
-
-SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.ecosystem, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +22,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ft_run.tests.e2e.conftest.TIMEOUT_S", 500.0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("library", "way"),
-    [
-        pytest.param("torch", (), marks=SLOW),
-        pytest.param("torch", ("--preload", "torch"), marks=SLOW),
-        *(
-            pytest.param(library, way, marks=SLOW)
-            for library in ("lightning", "transformers", "accelerate")
-            for way in ((), ("--preload", "torch"))
-        ),
-    ],
-)
+@pytest.mark.parametrize("way", [(), ("--preload", "torch")], ids=["cold", "warm"])
+@pytest.mark.parametrize("library", ["torch", "lightning", "transformers", "accelerate"])
 def test_steps_are_counted_right(ft: Launcher, library: str, way: tuple[str, ...]) -> None:
     pytest.importorskip(library)
     command = ft.start(

@@ -217,7 +217,7 @@ class TestCompare:
         cells = [cell.strip() for cell in first.split("|")[2:-1]]
         assert cells == ["4.00", "4.00", "1.00", "1.00", "0.25", "<= 0.25 x", "yes", "2+1 of 4"]
 
-    @pytest.mark.long
+    @pytest.mark.slow
     def test_one_row_end_to_end(self, tmp_path: Path) -> None:
         path = tmp_path / "figures.json"
         result = run_benchmark("compare.py", "--quick", "--rows", "restart-1", "--json", path)
@@ -256,6 +256,7 @@ class TestWatching:
         assert wakeups >= 0
         assert percent >= 0
 
+    @pytest.mark.slow
     def test_steps_are_timed(self, load: Callable[[str], Any]) -> None:
         (microseconds,) = load("watching")._step_us(10, 50)(True)
         assert microseconds > 0
@@ -273,6 +274,7 @@ class TestScale:
         # One report; per agent a stop, a confirmation and a start.
         assert [(cost["sent"], cost["received"]) for cost in size["rounds"]] == [(21, 40)] * 2
 
+    @pytest.mark.slow
     def test_agents_can_share_connections(self) -> None:
         result = run_benchmark(
             "scale.py", "--agents", 20, "--repeats", 1, "--idle-s", 0, "--streams-per-channel", 8
@@ -281,6 +283,7 @@ class TestScale:
 
 
 class TestChecks:
+    @pytest.mark.slow
     def test_two_healthy_nodes(self, tmp_path: Path) -> None:
         path = tmp_path / "checks.json"
         result = run_benchmark(

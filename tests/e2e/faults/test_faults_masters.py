@@ -37,6 +37,7 @@ def test_a_lone_master_dies_while_the_nodes_train(ft, network):
     assert "(1 of 9 restarts used)" in job.agents["c"].stderr
 
 
+@pytest.mark.slow
 def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
     job = Cluster(ft, network, "abcm", "--nnodes", 3, master="m")
     master = job.master("m")
@@ -51,7 +52,7 @@ def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
     assert successor.wait() == 0
 
 
-@pytest.mark.parametrize("dies", ["during", "before"])
+@pytest.mark.parametrize("dies", ["during", pytest.param("before", marks=pytest.mark.slow)])
 def test_a_lone_master_dies_around_a_stop(ft, network, dies):
     """The failure comes before it dies, or while it is away; either way it costs one restart."""
     job = Cluster(ft, network, "abcm", "--nnodes", 3, master="m")
@@ -219,6 +220,7 @@ def test_the_node_that_hosts_the_master_dies_before_all_have_come(ft, network):
     job.ends("abc")
 
 
+@pytest.mark.slow
 def test_the_node_that_hosts_the_master_dies_during_a_stop(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 3)
     job.start("abc")
@@ -312,6 +314,7 @@ def test_node_0_that_hosts_the_master_comes_back_at_another_address(ft, network)
 # --- few are left --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_agents_but_one_are_killed_under_a_lone_master(ft, network):
     job = Cluster(ft, network, "abcm", "--nnodes", "1:3", master="m")
     master = job.master("m")
@@ -342,6 +345,7 @@ def test_all_agents_but_one_are_killed_and_with_them_the_master(ft, network):
     job.ends("ac")
 
 
+@pytest.mark.slow
 def test_nodes_that_are_left_when_the_master_dies_for_good_say_so(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "1:3", conf="master_timeout=2")
     before = job.start("abc")
@@ -352,6 +356,7 @@ def test_nodes_that_are_left_when_the_master_dies_for_good_say_so(ft, network):
     assert not job.are_alive(before["c"])
 
 
+@pytest.mark.slow
 def test_a_spare_outlives_the_host_of_the_master(ft, network):
     job = Cluster(ft, network, "abcd", "--nnodes", 3)
     before = job.start("abc")
@@ -384,6 +389,7 @@ def test_the_node_that_hosts_the_master_is_preempted_and_the_others_run_on_witho
     assert "(0 of 9 restarts used)" in job.agents["b"].stderr
 
 
+@pytest.mark.slow
 def test_the_node_that_hosts_the_master_is_preempted_and_too_few_are_left(ft, network):
     job = Cluster(ft, network, "ab", "--nnodes", 2)
     job.start("ab")

@@ -144,11 +144,22 @@ def check(named: str, rank: int, node: int, how: str) -> None:
 
 # --- one node --------------------------------------------------------------------------------
 
-WAYS = ["kill", "segv", "exit", "raise", "record", pytest.param("oom", marks=pytest.mark.root)]
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("how", WAYS)
+def rows(ranks: tuple[int, int], *always: tuple[str, int]) -> list[object]:
+    """Return each way to fail at each of these ranks, all but a few of them for the night."""
+    return [
+        pytest.param(
+            *(how, rank),
+            marks=[pytest.mark.root] * (how == "oom") + [SLOW] * ((how, rank) not in always),
+        )
+        for how in SAYS
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize(("how", "rank"), rows((0, 2), *((how, 2) for how in SAYS), ("kill", 0)))
 def test_on_one_node(
     ft: "Launcher", script: Path, request: pytest.FixtureRequest, how: str, rank: int
 ) -> None:
@@ -160,7 +171,7 @@ def test_on_one_node(
     check(root_cause(command), rank, 0, how)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 2])
 def test_on_one_node_without_an_error_message(ft: "Launcher", script: Path, rank: int) -> None:
     flags = ("--standalone", "--nproc-per-node", 3, "--no-capture-errors")
     command = ft.run(*flags, script, rank, "raise")
@@ -193,8 +204,7 @@ def start_nodes(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(("how", "rank"), rows((0, 3), ("kill", 0), ("raise", 3), ("oom", 3)))
 def test_on_several_nodes(
     ft: "Launcher",
     script: Path,
@@ -213,7 +223,7 @@ def test_on_several_nodes(
     check(named.pop(), rank, rank // 2, how)
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 3])
 def test_on_several_nodes_without_an_error_message(
     ft: "Launcher", script: Path, free_port: int, rank: int
 ) -> None:
@@ -224,7 +234,7 @@ def test_on_several_nodes_without_an_error_message(
     assert named <= first_to_die(*nodes)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=SLOW)])
 def test_a_dead_agent_is_named(ft: "Launcher", script: Path, free_port: int, lost: int) -> None:
     master = ft.start("master", "--bind", f"127.0.0.1:{free_port}")
     master.expect("listening at")
@@ -238,7 +248,7 @@ def test_a_dead_agent_is_named(ft: "Launcher", script: Path, free_port: int, los
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("cut", [pytest.param(0, marks=SLOW), 1])
 def test_a_node_whose_link_is_cut_is_named(
     ft: "Launcher", script: Path, network: "Network", cut: int
 ) -> None:

@@ -148,7 +148,9 @@ def test_the_steps_of_the_workflow_run(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("has_token", [False, True], ids=["open", "token"])
+@pytest.mark.parametrize(
+    "has_token", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["open", "token"]
+)
 def test_the_two_nodes_of_the_guide_train(ft: Launcher, free_port: int, has_token: bool) -> None:
     """By the command of the guide, and with what it says of a token."""
     guide = (EXAMPLES / "README.md").read_text().partition("## Two nodes")[2].partition("\n## ")[0]

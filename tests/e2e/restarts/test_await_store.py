@@ -32,7 +32,11 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("way", [["--preload", "torch"], ["--watch-workers"]])
+@pytest.mark.parametrize(
+    "way",
+    [["--preload", "torch"], pytest.param(["--watch-workers"], marks=pytest.mark.slow)],
+    ids=["preload", "watched"],
+)
 def test_a_rank_waits_until_the_store_listens(ft: "Launcher", way: list[str]) -> None:
     os.mkfifo(ft.folder / "refused")
     script = ft.script(SCRIPT, "train.py")

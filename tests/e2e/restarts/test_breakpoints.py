@@ -70,7 +70,7 @@ def names(folder: Path) -> set[str]:
     return {name for name in os.listdir(folder) if not name.startswith("step-")}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_newest_snapshot_is_saved_before_the_end(ft: "Launcher") -> None:
     command = start(ft, 10**6, 8)
     assert command.wait() == 1

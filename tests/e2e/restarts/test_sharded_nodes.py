@@ -105,7 +105,7 @@ def check(ft: "Launcher", *nodes: "Command") -> None:
     assert [[state] for state in load(ft, *paths)] == states
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_a_failed_job_of_two_nodes_leaves_is_a_checkpoint(
     ft: "Launcher", free_port: int
 ) -> None:
