@@ -70,7 +70,7 @@ def checkpoint(epoch: int) -> dict[str, Any]:
 
 
 class TestTraining:
-    @pytest.mark.long
+    @pytest.mark.slow  # for each change the soak compares the weights, and a recipe the accuracy
     def test_learns_dies_resumes_and_ends_alike(self, tmp_path: Path) -> None:
         """One story, because a run costs seconds of imports."""
         command = ("--epochs", "6", "--save-weights", "weights.bin", "--die", "1:3")
@@ -110,7 +110,7 @@ class TestTraining:
         assert sha256_line(again.stdout) == sha256_line(first.stdout)
 
 
-@pytest.mark.slow  # the e2e tests of snapshots show it for each change
+@pytest.mark.slow  # for each change the tests of snapshots show it
 def test_the_variant_with_a_checkpointer_dies_resumes_and_ends_alike(tmp_path: Path) -> None:
     undisturbed = run("--epochs", "3", cwd=tmp_path, script=WITH_CHECKPOINTER)
     assert undisturbed.returncode == 0, undisturbed.stderr

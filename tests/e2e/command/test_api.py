@@ -206,12 +206,15 @@ def agent_of(command: "Command") -> int:
     return agent
 
 
-@pytest.mark.parametrize("ignores_sigterm", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ignores_sigterm", [False, True])
 def test_a_killed_caller_leaves_neither_processes_nor_files(
     ft: "Launcher", ignores_sigterm: bool
 ) -> None:
-    head = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if ignores_sigterm else ""
-    command = start(ft, head + WAITING)
+    text = WAITING
+    if ignores_sigterm:
+        ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        text = ignores + WAITING.replace("shutdown_timeout=20", "shutdown_timeout=1")
+    command = start(ft, text)
     command.expect("waiting", 4)
     command.send(signal.SIGKILL)
     ft.wait_until(lambda: not ft.processes(), "everything is gone")

@@ -1,6 +1,6 @@
 """Hangs as a user meets them: found, named by rank and line, restarted; and what is none.
 
-The whole matrix is for the night; a few rows of it run always.
+The whole matrix is for the night; one row of it runs always.
 """
 
 import itertools
@@ -85,14 +85,12 @@ CALLS = ("sleeps", "spins", "spins in C", "reads", "locks", "loads")
 CAUSES = (*CALLS, "stops", "skips", "differs")
 TOGETHER = {"one node": 1, "two nodes": 2}
 STARTS = {"executed": (), "forked": ("--preload", "torch")}
-ALWAYS = {
-    ("sleeps", 1, "two nodes", "executed"),
-    ("skips", 1, "two nodes", "forked"),
-}
+ALWAYS = {("skips", 1, "two nodes", "forked")}
+"""A call that hangs is always found in the jobs without torch, which are below."""
 
 
 def rows() -> list[object]:
-    """Return the rows of the matrix, all but a few of them for the night."""
+    """Return the rows of the matrix, all but one of them for the night."""
     every = itertools.product(CAUSES, (0, 1), TOGETHER, STARTS)
     slow = pytest.mark.slow
     return [pytest.param(*row, marks=() if row in ALWAYS else (slow,)) for row in every]

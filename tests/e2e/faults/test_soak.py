@@ -1,6 +1,6 @@
 """A training run on four hosts with random faults ends as one that was left alone, bit for bit.
 
-``FT_RUN_SOAK_FAULTS`` says how many faults (3, of as many kinds), ``FT_RUN_SOAK_SEED`` which; the
+``FT_RUN_SOAK_FAULTS`` says how many faults (2, of as many kinds), ``FT_RUN_SOAK_SEED`` which; the
 seed is printed. A fault comes when training has made progress since the last one.
 """
 
@@ -20,7 +20,7 @@ from ft_run.tests.e2e.cluster import PORT
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Command
 
-FAULTS = int(os.environ.get("FT_RUN_SOAK_FAULTS", "3"))
+FAULTS = int(os.environ.get("FT_RUN_SOAK_FAULTS", "2"))
 SEED = int(os.environ.get("FT_RUN_SOAK_SEED") or random.SystemRandom().randrange(2**32))
 TRAINING = Path(__file__).resolve().parents[3] / "examples" / "train_digits.py"
 ARGUMENTS = (TRAINING, "--epochs", 10 + 10 * FAULTS)

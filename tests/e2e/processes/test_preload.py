@@ -94,6 +94,7 @@ def test_every_agent_of_a_job_has_its_fork_server(ft, free_port):
             assert output.count(f"attempt {attempt} rank {rank} warm True") == 1
 
 
+@pytest.mark.slow
 def test_check_workers_have_a_fork_server_of_their_own(ft):
     noted = ft.folder / "imports"
     ft.script(torch_notes(noted), "sitecustomize.py")
@@ -236,9 +237,10 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
             ("--preload", "json.no_such_module"),
             "preload: there is no module 'json.no_such_module'; workers start the ordinary way",
         ),
-        (
+        pytest.param(
             ("--preload", "json.no_such_module", "--network-check"),
             "preload: there is no module 'json.no_such_module'; workers start the ordinary way",
+            marks=pytest.mark.slow,
         ),
         (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
     ],
