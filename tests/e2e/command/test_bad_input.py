@@ -250,21 +250,6 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-def test_two_nodes_with_one_node_rank(ft: "Launcher", free_port: int, tmp_path: Path) -> None:
-    script, gate = ft.script(HOLD), tmp_path / "gate"
-    common = ("--nnodes", 2, "--rdzv-id", "j", "--rdzv-endpoint", f"127.0.0.1:{free_port}")
-    first = ft.start(*common, "--node-rank", 0, script, gate)
-    first.expect("waiting for nodes: 1 of 2")
-    told = sentence(ft.start(*common, "--node-rank", 0, script, gate), exit_codes.REFUSED)
-    assert told == (
-        "--node-rank 0 belongs to another node that is alive; give each node its own rank, or none."
-    )
-    second = ft.start(*common, "--node-rank", 1, script, gate)
-    second.expect("up 1")
-    gate.touch()
-    assert [first.wait(), second.wait()] == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [

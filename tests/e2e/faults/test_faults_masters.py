@@ -37,21 +37,6 @@ def test_a_lone_master_dies_while_the_nodes_train(ft, network):
     assert "(1 of 9 restarts used)" in job.agents["c"].stderr
 
 
-@pytest.mark.slow
-def test_a_lone_master_dies_before_all_nodes_have_come(ft, network):
-    job = Cluster(ft, network, "abcm", "--nnodes", 3, master="m")
-    master = job.master("m")
-    for name in "ab":
-        job.agent(name).expect("waiting for nodes: . of 3")
-    kill(master)
-    job.expect("ab", "no connection to the master at .*reconnecting")
-    job.agent("c")
-    successor = job.master("m")
-    job.started("abc", 0)
-    job.ends("abc")
-    assert successor.wait() == 0
-
-
 @pytest.mark.parametrize("dies", ["during", pytest.param("before", marks=pytest.mark.slow)])
 def test_a_lone_master_dies_around_a_stop(ft, network, dies):
     """The failure comes before it dies, or while it is away; either way it costs one restart."""
@@ -304,23 +289,6 @@ def test_node_0_that_hosts_the_master_comes_back_at_another_address(ft, network)
 # --- few are left --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_all_agents_but_one_are_killed_under_a_lone_master(ft, network):
-    job = Cluster(ft, network, "abcm", "--nnodes", "1:3", master="m")
-    master = job.master("m")
-    job.start("abc")
-    since = time.monotonic()
-    for name in "ab":
-        job.agents[name].send(signal.SIGKILL)
-    job.noticed("two of three agents killed", since, "c", r"stopping 1 worker.* was lost")
-    # Of two that die at once one may be lost a moment before the other.
-    job.agents["c"].expect(r"started ranks=0 of 1 on 1 node")
-    for name in "ab":
-        assert job.agents[name].wait() == -signal.SIGKILL
-    job.ends("c")
-    assert master.wait() == 0
-
-
 def test_all_agents_but_one_are_killed_and_with_them_the_master(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", "2:3")
     before = job.start("abc")
@@ -333,17 +301,6 @@ def test_all_agents_but_one_are_killed_and_with_them_the_master(ft, network):
     assert sorted(started.node_rank for started in after.values()) == [0, 1]
     assert not job.are_alive(before["c"])
     job.ends("ac")
-
-
-@pytest.mark.slow
-def test_nodes_that_are_left_when_the_master_dies_for_good_say_so(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", "1:3", conf="master_timeout=2")
-    before = job.start("abc")
-    for name in "ab":
-        job.kill_agent(name)
-    assert job.agents["c"].wait() == exit_codes.RENDEZVOUS_FAILED
-    assert "the master at a:29400 stayed away for 2 s" in job.agents["c"].stderr.splitlines()[-1]
-    assert not job.are_alive(before["c"])
 
 
 @pytest.mark.slow

@@ -99,23 +99,6 @@ def test_three_survivors_of_a_job_in_pairs(ft, network):
     assert "(2 of 9 restarts used)" in job.agents["b"].stderr
 
 
-def test_a_node_with_other_options_is_refused_with_the_difference(ft, network):
-    job = Cluster(ft, network, "abc", "--nnodes", 2)
-    workers = job.start("ab")
-    other = job.agent("c", "--nnodes", "2:3", "--max-restarts", 5)
-    assert other.wait() == exit_codes.REFUSED
-    assert other.stderr.splitlines()[-1] == (
-        "ft-run: error: this node's options differ from the job's: the maximum of --nnodes is 3 "
-        "here and 2 there, --max-restarts is 5 here and 9 there."
-    )
-    another = job.agent("c", "--rdzv-id", "another")
-    assert another.wait() == exit_codes.REFUSED
-    assert "--rdzv-id 'another' is another job than 'faults'" in another.stderr
-    assert job.are_alive(*workers.values())
-    job.ends("ab")
-    assert [job.rounds(name) for name in "ab"] == [[0], [0]]
-
-
 @pytest.mark.parametrize("is_ranked", [False, True], ids=["no-rank", "node-rank"])
 def test_hosts_of_one_name_are_nodes_with_numbers_of_their_own(ft, network, is_ranked):
     """A number that the master gave is the node's also when its agent is started again."""
@@ -152,22 +135,6 @@ def test_two_nodes_with_one_rank(ft, network):
     assert job.agents["b"].wait() == exit_codes.REFUSED
     assert not job.was_asked_to_stop(workers["b"]), "its worker is stale"
     job.ends("ac")
-
-
-def test_nodes_that_never_come_end_the_job(ft, network):
-    job = Cluster(ft, network, "ab", "--nnodes", 4, conf="join_timeout=10")
-    for rank, name in enumerate("ab"):
-        job.agent(name, "--node-rank", rank)
-    for name in "ab":
-        assert job.agents[name].wait() == exit_codes.RENDEZVOUS_FAILED
-        assert (
-            job.agents[name]
-            .stderr.splitlines()[-1]
-            .endswith(
-                "job FAILED: 2 of at least 4 nodes came within 10 s; "
-                "missing: --node-rank 2, --node-rank 3"
-            )
-        )
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ft_run import exit_codes
@@ -114,24 +113,6 @@ def test_no_error_file_ends_the_agent_or_silences_the_report(ft):
         assert "Root cause: rank 0 on node 0" in command.stderr, kind
         assert "  exitcode  : 5 (pid: " in command.stderr, kind
         assert ("exited with 5: fish" in command.stderr) == (kind == "nanoseconds"), kind
-
-
-def test_an_out_of_memory_kill_is_called_one(ft):
-    memory = Path("/sys/fs/cgroup/memory")
-    if os.geteuid() != 0 or not (memory / "memory.limit_in_bytes").exists():
-        pytest.skip("needs root and the v1 memory controller")
-    group = memory / f"ft-run-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(200 * 1024 * 1024))
-        script = ft.script("data = [bytes(b'x' * 1024 * 1024) for _ in range(1024)]\n")
-        enter = f'echo $$ > {group}/cgroup.procs; exec "$@"'
-        command = ft.run("--standalone", script, program=("bash", "-c", enter, "bash", *ft.program))
-        assert command.process.returncode == 1
-        assert "rank 0 on node 0" in command.stderr
-        assert "was killed by the kernel's OOM killer (out of memory)" in command.stderr
-    finally:
-        group.rmdir()
 
 
 # Becomes a program whose standard error has no reader.

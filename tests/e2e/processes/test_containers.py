@@ -104,18 +104,26 @@ def test_pid_1_restarts_its_workers_after_a_kill(ft: "Launcher") -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("flags", "prepare", "wrong"),
+    ("words", "flags", "prepare", "wrong"),
     [
-        (("--pid", "--fork", "--kill-child"), ":", r"this process is 1 here and \d+ in /proc"),
-        (("--mount",), "umount --lazy /proc", r"/proc/self cannot be read \(No such file .*\)"),
+        (
+            ("--standalone", "--no-python", "true"),
+            ("--pid", "--fork", "--kill-child"),
+            ":",
+            r"this process is 1 here and \d+ in /proc",
+        ),
+        (
+            ("check",),
+            ("--mount",),
+            "umount --lazy /proc",
+            r"/proc/self cannot be read \(No such file .*\)",
+        ),
     ],
     ids=["another", "none"],
 )
-@pytest.mark.parametrize("command", [(), ("check",)], ids=["launch", "check"])
 def test_a_proc_that_shows_other_processes_is_refused(
-    ft: "Launcher", flags: tuple[str, ...], prepare: str, wrong: str, command: tuple[str, ...]
+    ft: "Launcher", words: tuple[str, ...], flags: tuple[str, ...], prepare: str, wrong: str
 ) -> None:
-    words = command or ("--standalone", "--no-python", "true")
     done = ft.run(*words, program=in_namespaces(ft, *flags, prepare=prepare))
     assert done.process.returncode == exit_codes.USAGE
     assert re.fullmatch(

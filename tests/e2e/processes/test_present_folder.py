@@ -51,7 +51,10 @@ ALONE = (*AGENT, "--standalone")
         (*ALONE, "--tee", "3", "-m", "script"),
         (*ALONE, "--store", "separate", "script.py"),
         (*ALONE, "--preload", "colorsys", "script.py"),
-        (*ALONE, "--network-check", "--accelerator", "cpu", "script.py"),
+        pytest.param(
+            (*ALONE, "--network-check", "--accelerator", "cpu", "script.py"),
+            marks=pytest.mark.slow,
+        ),
         ("python", "-m", "ft_run", *ALONE[1:], "script.py"),
     ],
     ids=["agent", "relay", "store", "fork-server", "checks", "module"],
