@@ -161,7 +161,7 @@ TICKS = {
 def test_every_step_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(STEPS)
     order = {
-        "modules": ["torch"],
+        "modules": ["torch", "torch._dynamo"],  # which each optimizer imports
         "watched": True,
         "workers": [{"argv": [sys.executable, "-u", "work.py", case]} for case in TICKS],
         # New interpreters import torch, which takes as long as all the rest.

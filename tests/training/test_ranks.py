@@ -25,10 +25,10 @@ if len(texts) > 1:
     ("texts", "found"),
     [
         (["none"], "None [0]"),
-        (["a word"], "'a word' [0]"),
-        (["none", "none"], "None [0]"),
+        pytest.param(["a word"], "'a word' [0]", marks=pytest.mark.slow),
+        pytest.param(["none", "none"], "None [0]", marks=pytest.mark.slow),
         (["none", "schön ✓", "another"], "'schön ✓' [0]"),
-        (["none", ""], "'' [0]"),
+        pytest.param(["none", ""], "'' [0]", marks=pytest.mark.slow),
         (["none", "file \udcff"], "'file ?' [0]"),
         (["x" + "é" * 1500, "none"], "'x" + "é" * 999 + "' [0]"),
     ],

@@ -84,7 +84,7 @@ dist.destroy_process_group()
 CALLS = ("sleeps", "spins", "spins in C", "reads", "locks", "loads")
 CAUSES = (*CALLS, "stops", "skips", "differs")
 TOGETHER = {"one node": 1, "two nodes": 2}
-STARTS = {"executed": (), "forked": ("--preload", "torch")}
+STARTS = {"executed": (), "forked": ("--preload", "torch,torch._dynamo")}
 ALWAYS = {("skips", 1, "two nodes", "forked")}
 """A call that hangs is always found in the jobs without torch, which are below."""
 

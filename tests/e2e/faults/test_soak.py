@@ -212,7 +212,7 @@ def digest(*commands) -> list[str]:
     ("kind", "options"),
     [
         pytest.param(Soak, (), id="cold", marks=pytest.mark.slow),
-        pytest.param(Soak, ("--preload", "torch,sklearn"), id="warm"),
+        pytest.param(Soak, ("--preload", "torch,torch._dynamo,sklearn"), id="warm"),
         pytest.param(ListedSoak, (), id="listed", marks=pytest.mark.slow),
     ],
 )
