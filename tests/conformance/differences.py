@@ -1,7 +1,7 @@
 """Every difference between torchrun and ft-run that is meant, once.
 
 A row of ``rows.py`` names the differences that it meets; one that it does not name, or names and
-does not meet, fails its test. The README's comparison table is ``README_TABLE``.
+does not meet, fails its test. ``TABLE`` is what the documents list.
 """
 
 import re
@@ -14,49 +14,49 @@ from typing import Any, Final
 from ft_run import exit_codes
 from ft_run.tests.conformance.observation import NOTHING
 
-README_TABLE: Final = {
+TABLE: Final = {
     "`--max-restarts`, restart count": (
-        "counted by each node for itself",
+        "counted by each node separately",
         "one count for the job, the same on every node",
     ),
     "a rank dies": (
-        "polls; the other nodes notice when a collective breaks",
-        "pushed to every node at once; all stop, all restart",
+        "polled; other nodes notice when a collective fails",
+        "pushed to every node at once; all workers stop and restart",
     ),
-    "`--nnodes 2:5`, four are there": (
+    "`--nnodes 2:5`, four nodes present": (
         "waits 30 s at every restart",
-        "waits for late-comers once, at the start",
+        "waits for late nodes once, at the start",
     ),
     "ranks after a restart": (
-        "sorted by address as text; they move",
-        "a survivor keeps its rank, a replacement takes the vacant one",
+        "sorted by address as text, so they move",
+        "surviving nodes keep their ranks; a replacement takes the free one",
     ),
-    "budget spent": (
-        "other nodes may run on, hang, or exit 0",
+    "restarts used up": (
+        "other nodes may continue, hang or exit 0",
         "every node exits 1 with the same report",
     ),
     "the agent is killed with SIGKILL": (
-        "its workers live on",
-        "its spawner kills them and all they started; so does its guard when both are killed",
+        "its workers keep running",
+        "all its workers and their child processes are killed",
     ),
-    "the host of the rendezvous dies": (
-        "the other nodes exit 1, whatever the budget",
-        "workers run on; the host that comes back takes the job over",
+    "the rendezvous host dies": (
+        "the other nodes exit 1, regardless of `--max-restarts`",
+        "workers keep running; the returning host takes the job over",
     ),
     "a node leaves": (
-        "nothing, until a collective times out",
-        "the others regroup at once",
+        "nothing happens until a collective times out",
+        "the other nodes form a new round at once",
     ),
     "rank 0's node is replaced": (
-        "survivors keep the dead `MASTER_ADDR`",
-        "a new store, announced to all nodes",
+        "surviving nodes keep the old `MASTER_ADDR`",
+        "all nodes receive the address of a new store",
     ),
     "a node that is not needed": (
         "crashes at the end, exit 1",
-        "a spare; exits 0 with the job",
+        "is a spare; exits 0 with the job",
     ),
     "clocks of hosts differ by more than 15 s": (
-        "live nodes are taken for dead",
+        "live nodes are considered dead",
         "clocks are not compared",
     ),
     "a worker in uninterruptible sleep": (
@@ -64,11 +64,11 @@ README_TABLE: Final = {
         "reported, exit 1",
     ),
     "a script without `@record` raises an exception": (
-        "exit status only",
-        "type, message and traceback in the report, unless `--no-capture-errors` is given",
+        "reports only the exit status",
+        "reports type, message and traceback, unless `--no-capture-errors` is given",
     ),
     "SIGHUP under `nohup`": (
-        "kills the job",
+        "ends the job",
         "stays ignored",
     ),
     "SIGTERM to the agent": (
@@ -76,45 +76,45 @@ README_TABLE: Final = {
         "one line, orderly stop, exit 143",
     ),
     "`--nproc-per-node cpu`, and `auto` without accelerators": (
-        "the machine's CPUs",
-        "the container's CPU limit (cgroup v1, v2); without one, `cpu` is the machine's CPUs and "
-        "`auto` is 1",
+        "the CPUs of the machine",
+        "the CPU limit of the container (cgroup v1, v2); without a limit, `cpu` is the "
+        "CPUs of the machine and `auto` is 1",
     ),
     "master, rendezvous": (
-        "pickles over an open port",
+        "pickled data over an open port",
         "protobuf only; the master of a standalone job opens no port",
     ),
     "`--standalone --nnodes 2`": (
         "waits 600 s",
         "refused at once",
     ),
-    "a wrong command line": (
+    "an invalid command line": (
         "a usage text, or a traceback and exit 1",
-        "one sentence, exit 2, before anything starts",
+        "a one-line error, exit 2, before anything starts",
     ),
     "`PET_STANDALONE=true`, `PET_NNODES=` (empty)": (
         "traceback",
-        "1/0, true/false, yes/no; an empty variable counts as not set",
+        "1/0, true/false and yes/no are accepted; an empty variable counts as not set",
     ),
     "`--redirects 10:3`": (
         "refused: ranks above 9 cannot be named",
         "accepted",
     ),
     "`--standalone --rdzv-id X`": (
-        "another id is made up",
-        "the id that was given",
+        "the id is replaced by a generated one",
+        "the id is used",
     ),
     "`--run-path`": (
-        "in the launcher's session, with its files open",
-        "in an interpreter and a session of its own",
+        "runs in the launcher's session, with its files open",
+        "runs in its own interpreter and session",
     ),
     "SIGUSR1, SIGUSR2 to the agent": (
-        "kill it; its workers live on",
-        "go to the workers",
+        "kill it; its workers keep running",
+        "are forwarded to the workers",
     ),
     "`--event-log-handler console`": (
-        "with `ASSIGN_WORKER_RANKS`",
-        "without it: there is no such step",
+        "includes `ASSIGN_WORKER_RANKS`",
+        "does not include it: ft-run has no such step",
     ),
     "too few nodes": (
         "exit 1",
@@ -125,15 +125,15 @@ README_TABLE: Final = {
         "removed after success",
     ),
     "`--master-port P`, several nodes": (
-        "the workers' `MASTER_PORT` too",
-        "the port of the rendezvous; `--worker-port` sets `MASTER_PORT`",
+        "also the workers' `MASTER_PORT`",
+        "the port of the rendezvous only; `--worker-port` sets `MASTER_PORT`",
     ),
     "store": (
-        "the agent's, shared by all attempts",
-        "rank 0's, at a fresh port each round (`TORCHELASTIC_USE_AGENT_STORE=False`)",
+        "hosted by the agent, shared by all attempts",
+        "hosted by rank 0, on a new port each round (`TORCHELASTIC_USE_AGENT_STORE=False`)",
     ),
 }
-"""What, torchrun, ft-run: the rows of the table in the README."""
+"""What, torchrun, ft-run: the rows of the table in docs/reference/torchrun-differences.md."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Difference:
     """One difference that is meant: the facts it explains, and how they may differ."""
 
     reason: str
-    readme: str
-    """The row of ``README_TABLE`` that tells users of it."""
+    entry: str
+    """The entry of ``TABLE`` that documents it."""
     fact: str
     """Regular expression of the names of the facts it explains."""
     holds: Callable[[Any, Any], bool]
@@ -161,11 +161,11 @@ def _changes(before: object, after: object) -> Callable[[Any, Any], bool]:
     return lambda theirs, ours: (theirs, ours) == (before, after)
 
 
-def _accepted(reason: str, readme: str) -> Difference:
+def _accepted(reason: str, entry: str) -> Difference:
     """What torchrun refuses and ft-run takes."""
     return Difference(
         reason,
-        readme=readme,
+        entry=entry,
         fact=r"agent.*: (exit status|stdout)|worker .*",
         holds=lambda theirs, ours: theirs in (1, NOTHING, []),
         is_better=True,
@@ -175,65 +175,65 @@ def _accepted(reason: str, readme: str) -> Difference:
 DIFFERENCES: Final = {
     "store": Difference(
         "rank 0 hosts the store, since the agent never loads torch",
-        readme="store",
+        entry="store",
         fact=r"worker .*: env TORCHELASTIC_USE_AGENT_STORE",
         holds=_changes("True", "False"),
     ),
     "port": Difference(
         "a port cannot be both that of the master and that of the workers' store",
-        readme="`--master-port P`, several nodes",
+        entry="`--master-port P`, several nodes",
         fact=r"worker .*: env MASTER_PORT",
         holds=_changes("<port>", "<free port>"),
     ),
     "address": Difference(
         "an address, so that no name needs to be resolved",
-        readme="store",
+        entry="store",
         fact=r"worker .*: env MASTER_ADDR",
         holds=lambda theirs, ours: not _IPV4.fullmatch(theirs) and bool(_IPV4.fullmatch(ours)),
     ),
     "temporary files": Difference(
         "what nobody asked for and nobody finds is removed after success",
-        readme="temporary log folder",
+        entry="temporary log folder",
         fact=r"file <tmp>/.*",
         holds=lambda theirs, ours: theirs != NOTHING and ours == NOTHING,
         is_better=True,
     ),
     "standalone id": Difference(
         "an id that the user gave names his log folder, and his job in the log",
-        readme="`--standalone --rdzv-id X`",
+        entry="`--standalone --rdzv-id X`",
         fact=r"worker .*: env TORCHELASTIC_RUN_ID",
         holds=_changes("<id>", "mine"),
     ),
     "signal": Difference(
         "who asked for the end is told that it came, as by any other program",
-        readme="SIGTERM to the agent",
+        entry="SIGTERM to the agent",
         fact=r"agent.*: exit status",
         holds=lambda theirs, ours: theirs == 1 and ours > 128,
         is_better=True,
     ),
     "no traceback": Difference(
         "a traceback of the launcher helps nobody to find what is wrong with his training",
-        readme="budget spent",
+        entry="restarts used up",
         fact=r"agent.*: traceback of the launcher",
         holds=_changes(True, False),
         is_better=True,
     ),
     "events": Difference(
         "the ranks come with the round: giving them out is no step of its own",
-        readme="`--event-log-handler console`",
+        entry="`--event-log-handler console`",
         fact=r"agent: event torchelastic\.worker\.status\.ASSIGN_WORKER_RANKS .*",
         holds=lambda theirs, ours: theirs != NOTHING and ours == NOTHING,
     ),
     "ended workers": Difference(
         "a worker that the launcher ended has not failed",
-        readme="budget spent",
+        entry="restarts used up",
         fact=r"agent.*: report: others",
         holds=lambda theirs, ours: "(SIGTERM)" in theirs and ours == "",
         is_better=True,
     ),
     "user signal": Difference(
         "SIGUSR1 and SIGUSR2 are for the workers; here they get it, then SIGTERM ends the job",
-        readme="SIGUSR1, SIGUSR2 to the agent",
+        entry="SIGUSR1, SIGUSR2 to the agent",
         fact=r"agent: (exit status|stdout)",
         holds=lambda theirs, ours: (
             (theirs, ours) == (-signal.SIGUSR1, 128 + signal.SIGTERM)
@@ -247,7 +247,7 @@ DIFFERENCES: Final = {
     ),
     "captured exception": Difference(
         "the report says why, also for a script without @record",
-        readme="a script without `@record` raises an exception",
+        entry="a script without `@record` raises an exception",
         fact=r"agent.*: report: (error_file|traceback)|file .*/error\.json",
         holds=lambda theirs, ours: (
             (theirs in ("<N/A>", NOTHING) or theirs.startswith("To enable traceback"))
@@ -258,7 +258,7 @@ DIFFERENCES: Final = {
     ),
     "host": Difference(
         "the host's own name: no name is looked up where a host has just failed",
-        readme="budget spent",
+        entry="restarts used up",
         fact=r"agent.*: report: host",
         holds=lambda theirs, ours: (
             (theirs, ours) == (socket.getfqdn(), socket.gethostname()) and theirs != ours
@@ -266,52 +266,52 @@ DIFFERENCES: Final = {
     ),
     "rendezvous failed": Difference(
         "a scheduler can tell a job that never began from one that failed",
-        readme="too few nodes",
+        entry="too few nodes",
         fact=r"agent.*: exit status",
         holds=_changes(1, exit_codes.RENDEZVOUS_FAILED),
     ),
     "run-path": Difference(
         "a fresh interpreter in a session of its own, with no files of the launcher's, that finds "
         "modules in the working directory",
-        readme="`--run-path`",
+        entry="`--run-path`",
         fact=r"worker .*: (files|own session|path\[0\])",
         holds=lambda theirs, ours: ours in ([0, 1, 2], True, "") and theirs != ours,
         is_better=True,
     ),
     "usage": Difference(
         "one sentence that says what is wrong, was given and would be right",
-        readme="a wrong command line",
+        entry="an invalid command line",
         fact=r"agent.*: exit status",
         holds=_changes(1, exit_codes.USAGE),
         is_better=True,
     ),
     "standalone nodes": Difference(
         "a standalone job has one node: others would never come",
-        readme="`--standalone --nnodes 2`",
+        entry="`--standalone --nnodes 2`",
         fact=r"agent.*: exit status",
         holds=_changes(1, exit_codes.USAGE),
         is_better=True,
     ),
     "ranks above 9": _accepted(
-        "there are hosts with more than ten GPUs", readme="`--redirects 10:3`"
+        "there are hosts with more than ten GPUs", entry="`--redirects 10:3`"
     ),
     "a switch by words": _accepted(
-        "a switch that is set to true is on", readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)"
+        "a switch that is set to true is on", entry="`PET_STANDALONE=true`, `PET_NNODES=` (empty)"
     ),
     "an empty variable": _accepted(
         "a variable that says nothing is not given",
-        readme="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
+        entry="`PET_STANDALONE=true`, `PET_NNODES=` (empty)",
     ),
     "worker count": Difference(
         "as many workers as the container has CPUs for",
-        readme="`--nproc-per-node cpu`, and `auto` without accelerators",
+        entry="`--nproc-per-node cpu`, and `auto` without accelerators",
         fact=r"worker [1-9].*|worker 0 .*: env .*WORLD_SIZE",
         holds=lambda theirs, ours: ours == NOTHING or (int(theirs) > 1 and ours == "1"),
         is_better=True,
     ),
     "no such script": Difference(
         "no node starts what every node would only see fail",
-        readme="a wrong command line",
+        entry="an invalid command line",
         fact=r"agent.*: report: .*",
         holds=lambda theirs, ours: ours == NOTHING,
         is_better=True,

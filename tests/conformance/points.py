@@ -30,8 +30,8 @@ class Point:
 
     number: int
     claim: Callable[[Job], None]
-    readme: str
-    """The row of the README's table that tells users of it."""
+    entry: str
+    """The entry of ``differences.TABLE`` that documents it."""
     needs_root: bool = False
 
     @property
@@ -305,15 +305,15 @@ def a_worker_that_cannot_be_interrupted_is_no_success(job: Job) -> None:
 
 POINTS: Final = [
     Point(1, restarts_are_counted_once_for_the_job, "`--max-restarts`, restart count"),
-    Point(2, the_end_of_one_node_is_the_end_of_all, "budget spent"),
+    Point(2, the_end_of_one_node_is_the_end_of_all, "restarts used up"),
     Point(3, all_nodes_of_a_static_job_restart, "a rank dies"),
     Point(4, nothing_is_left_of_an_agent_that_was_killed, "the agent is killed with SIGKILL"),
-    Point(4, a_job_outlives_the_host_of_its_rendezvous, "the host of the rendezvous dies"),
+    Point(4, a_job_outlives_the_host_of_its_rendezvous, "the rendezvous host dies"),
     Point(5, a_node_that_leaves_is_noticed, "a node leaves"),
     Point(
         6,
         a_restart_does_not_wait_for_nodes_that_are_not_there,
-        "`--nnodes 2:5`, four are there",
+        "`--nnodes 2:5`, four nodes present",
     ),
     Point(7, nobody_keeps_the_address_of_a_dead_rank_0, "rank 0's node is replaced", True),
     Point(8, sigterm_is_an_orderly_end, "SIGTERM to the agent"),
