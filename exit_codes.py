@@ -10,28 +10,28 @@ SUCCESS: Final = 0
 """The job succeeded."""
 
 WORKERS_FAILED: Final = 1
-"""Workers failed and the restart budget is spent (as torchrun), or one survived SIGKILL."""
+"""Workers failed and no restarts are left (as torchrun), or a worker survived SIGKILL."""
 
 USAGE: Final = 2
-"""The command line, the environment or a file it names is wrong."""
+"""Usage error: the command line, a variable, or a file that it names is invalid."""
 
 POLICY_ENDED_JOB: Final = 3
-"""The failure policy ended the job: trying again would not help."""
+"""The failure policy ended the job: a retry would fail again."""
 
 CHECKS_WARNED: Final = 10
-"""``ft-run check --strict``: the node has passed, with a warning."""
+"""``ft-run check --strict``: the node passed with warnings."""
 
 CHECKS_FAILED: Final = 20
-"""Checks failed; worth retrying."""
+"""Checks failed or left too few nodes; a retry may succeed."""
 
 NODE_EXCLUDED: Final = 30
-"""This node is unhealthy and was excluded."""
+"""This node was excluded, by the failure policy or by the checks."""
 
 RENDEZVOUS_FAILED: Final = 40
-"""No master, or not enough nodes in time."""
+"""Rendezvous failed: no master, or too few nodes in time."""
 
 REFUSED: Final = 41
-"""The master refused this node: configuration, version, job id, identity or token."""
+"""The master refused this node: options, version, job id, identity or token differ."""
 
 SIGNAL_BASE: Final = 128
 """128 + n: ended by signal n after an orderly stop."""

@@ -1,53 +1,179 @@
 #!/usr/bin/env python3
-"""Make flags.md and ft-run.1, the manual page, from the parser: ``python docs/generate.py``.
+"""Make the parts of pages that the code knows, and the manual page: ``python docs/generate.py``.
 
-A test compares both files with what this makes.
+In the pages of ``reference`` they are between two comments: what stands around them is written by
+hand. A test compares the files with what this makes.
 """
 
+import ast
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ft_run import defaults
+from ft_run.launcher.cli import rdzv_conf
 from ft_run.launcher.cli.command_line import CommandLine
 from ft_run.launcher.commands.completion import command_lines
 from ft_run.launcher.flags.flag import Flag
+from ft_run.rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
+from ft_run.values import names
 
-_INTRODUCTION = """\
-# Flags
+_ROOT = Path(__file__).resolve().parents[1]
+_BEGIN = "<!-- made by docs/generate.py -->\n"
+_END = "<!-- end -->\n"
+_HEADING = re.compile(r"^# --- (.*?) -*$", re.MULTILINE)
 
-<!-- Made by docs/generate.py from the parser; a change goes there. -->
+_RETRY = {
+    "WORKERS_FAILED": "no",
+    "USAGE": "no",
+    "POLICY_ENDED_JOB": "no",
+    "CHECKS_FAILED": "yes",
+    "NODE_EXCLUDED": "on another node",
+    "RENDEZVOUS_FAILED": "yes",
+    "REFUSED": "no",
+}
 
-Every flag of `ft-run` can be set by a variable too, `PET_` and its name: `PET_NNODES=2`. The
-command line beats it. Underscores may stand for dashes, and a name may be cut short while it is
-unambiguous. Every time is a number of seconds, or has a unit: `90s`, `5m` (or `5min`), `24h`, `7d`.
-*torchrun* marks the flags that torchrun has as well, with the first version where it is a new one.
-"""
+_KEYS = {
+    "join_timeout": "How long nodes wait until enough of them are connected, at the start and for a"
+    " replacement; then they exit 40.",
+    "last_call_timeout": "How long an elastic job waits for more nodes, once, after its minimum is"
+    " reached.",
+    "node_grace": "How long the connection of a node may be gone before the node is lost.",
+    "node_timeout": "How long a node may be silent before it is lost, `node_grace` included.",
+    "master_timeout": "How long nodes wait for a master that is gone; then they stop their workers"
+    " and exit 40. For `ft-run master`: how long it keeps a round while it hears no node.",
+    "connect_timeout": "How long the first connection to the master may take; then exit 40.",
+    "lease": "With several endpoints: how long leadership is valid without renewal.",
+    "fence": "With several endpoints: how long workers keep running without a leader.",
+    "rescale_delay": "How long a new node waits for more nodes before the world grows"
+    " (`--rescale-delay`, which overrides it).",
+    "is_host": "Whether this node hosts the master; by default, the host that the endpoint names.",
+}
+
+_TYPES = {
+    "seconds": "seconds, 0 or more",
+    "seconds_above_zero": "seconds, above 0",
+    "seconds_or_never": "seconds or `never`",
+    "boolean": "true or false",
+}
 
 
 def files() -> dict[str, str]:
     """Return the files of this folder that are made here, by their names."""
-    return {"flags.md": _markdown(), "ft-run.1": _manual()}
+    parts = {
+        "flags.md": _flags,
+        "exit-codes.md": _exit_codes,
+        "rdzv-conf.md": _rdzv_conf,
+        "environment.md": _environment,
+        "events.md": _events,
+    }
+    pages = {f"reference/{name}": _page(name, part()) for name, part in parts.items()}
+    return pages | {"ft-run.1": _manual()}
 
 
-def _markdown() -> str:
-    parts = [_INTRODUCTION]
+def _page(name: str, part: str) -> str:
+    """Return a page with the part that is made here."""
+    text = (_ROOT / "docs" / "reference" / name).read_text()
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    return f"{before}{begin}{part}{end}{after}"
+
+
+def _documented(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AnnAssign, str]]:
+    """Return (name, assignment, docstring) of each annotated name."""
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            text = ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                text = _plain(str(following.value.value))
+            yield statement.target.id, statement, text
+
+
+def _plain(docstring: str) -> str:
+    """Return a docstring as a line of Markdown."""
+    return " ".join(docstring.split()).replace("``", "`")
+
+
+def _exit_codes() -> str:
+    rows = [("status", "name in `ft_run.exit_codes`", "meaning", "retry")]
+    body = ast.parse((_ROOT / "exit_codes.py").read_text()).body
+    for name, assignment, text in _documented(body):
+        assert isinstance(assignment.value, ast.Constant)
+        status = str(assignment.value.value)
+        if name == "SIGNAL_BASE":
+            status, text = status + " + n", text.partition(": ")[2].capitalize()
+        rows.append((status, f"`{name}`", text, _RETRY.get(name, "")))
+    return _table(rows)
+
+
+def _rdzv_conf() -> str:
+    rows = [("key", "type", "default", "meaning")]
+    known = {f"{key}_s": key for key in _KEYS}
+    times = {known[name]: getattr(NO_TIMEOUTS_GIVEN, name) for name in names(Timeouts)}
+    times["rescale_delay"] = defaults.RESCALE_DELAY_S
+    for key in rdzv_conf.KEYS:
+        default = f"{times[key]:g} s" if key in times else ""
+        rows.append((f"`{key}`", _TYPES[rdzv_conf.READERS[key].__name__], default, _KEYS[key]))
+    return _table(rows)
+
+
+def _environment() -> str:
+    flags = [flag for flag in command_lines()[""].flags if flag.group != "Help"]
+    rows = [(f"`{flag.variable}`", f"`{flag.usage}`") for flag in flags]
+    return _table([("variable", "option"), *rows])
+
+
+def _events() -> str:
+    source = (_ROOT / "events.py").read_text()
+    parts = []
+    at = 0
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        between = "\n".join(source.splitlines()[at : node.lineno])
+        at = node.lineno
+        parts += [f"\n## {name.capitalize()}\n" for name in _HEADING.findall(between)]
+        text = _plain(ast.get_docstring(node) or "")
+        parts.append(f"\n### {node.name}\n\n{text}\n")
+        values = [child.value for child in node.body if isinstance(child, ast.Assign)]
+        if values:
+            shown = ", ".join(f"`{ast.literal_eval(value)}`" for value in values)
+            parts.append(f"\nValues: {shown}.\n")
+        rows = [
+            (f"`{name}`", f"`{ast.unparse(field.annotation)}`", meaning)
+            for name, field, meaning in _documented(node.body)
+        ]
+        if rows:
+            parts.append("\n" + _table([("field", "type", "meaning"), *rows]))
+    return "".join(parts) + "\n"
+
+
+def _flags() -> str:
+    parts = []
     for name, line in command_lines().items():
-        parts.append(f"## {line.name}\n")
+        parts.append(f"\n## {line.name}\n")
         for group in _groups(line):
-            parts += [f"### {group}\n"] * (not name)
-            parts.append("| flag | | |\n| --- | --- | --- |")
-            parts += [_row(flag, is_launch=not name) for flag in line.flags if flag.group == group]
-            parts.append("")
-    return "\n".join(parts)
+            parts.append("\n" if name else f"\n### {group}\n\n")
+            flags = [flag for flag in line.flags if flag.group == group]
+            rows = [_row(flag, is_launch=not name) for flag in flags]
+            parts.append(_table([("flag", "meaning", "also in"), *rows]))
+    return "".join(parts) + "\n"
+
+
+def _row(flag: Flag, *, is_launch: bool) -> tuple[str, str, str]:
+    of_torchrun = f"torchrun {flag.since}".rstrip() if is_launch and not flag.ours else ""
+    return f"`{flag.usage}`", flag.help, of_torchrun
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table with the first row as its head."""
+    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
 
 
 def _groups(line: CommandLine) -> list[str]:
     return list(dict.fromkeys(flag.group for flag in line.flags))
-
-
-def _row(flag: Flag, *, is_launch: bool) -> str:
-    spelling = flag.usage.replace("|", "\\|")
-    of_torchrun = f"torchrun {flag.since}".rstrip() if is_launch and not flag.ours else ""
-    return f"| `{spelling}` | {flag.help.replace('|', chr(92) + '|')} | {of_torchrun} |"
 
 
 def _manual() -> str:
@@ -56,7 +182,7 @@ def _manual() -> str:
         '.\\" Made by docs/generate.py from the parser.',
         ".TH FT-RUN 1",
         ".SH NAME",
-        "ft-run \\- start training on every node, and restart it when it fails",
+        "ft-run \\- launch PyTorch training on one or more nodes and restart it on failure",
         ".SH SYNOPSIS",
     ]
     for line in lines.values():
@@ -72,10 +198,10 @@ def _manual() -> str:
                     parts += [".TP", f".B {roff(flag.usage)}", roff(flag.help)]
     parts += [
         ".SH ENVIRONMENT",
-        "Every option of ft\\-run can be set by a variable, such as PET_NNODES=2 or"
-        " PET_STANDALONE=1. The command line beats it.",
+        "Every option of ft\\-run has an environment variable, e.g. PET_NNODES=2 or"
+        " PET_STANDALONE=1. The command line overrides it.",
         ".SH TIMES",
-        "Every time is a number of seconds, or has a unit: 90s, 5m (or 5min), 24h, 7d.",
+        "A time is a number of seconds, or has a unit: 90s, 5m (or 5min), 24h, 7d.",
         ".SH EXIT STATUS",
     ]
     for status, meaning in re.findall(r"^  (\S+) +(.*)$", lines[""].text.after, re.MULTILINE):
@@ -98,7 +224,7 @@ def roff(text: str) -> str:
 def main() -> None:
     """Write the files."""
     for name, text in files().items():
-        Path(__file__).with_name(name).write_text(text)
+        (_ROOT / "docs" / name).write_text(text)
 
 
 if __name__ == "__main__":

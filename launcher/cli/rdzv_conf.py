@@ -17,7 +17,7 @@ from ..flags.values import (
     shown,
 )
 
-_READERS: Final[dict[str, Callable[[str], Any]]] = {
+READERS: Final[dict[str, Callable[[str], Any]]] = {
     "join_timeout": seconds_above_zero,
     "last_call_timeout": seconds,
     "node_grace": seconds,
@@ -40,7 +40,7 @@ _SYNONYMS: Final = {
     "read_timeout": "connect_timeout",
 }
 
-_WITHOUT_MEANING: Final = frozenset(
+WITHOUT_MEANING: Final = frozenset(
     {
         "cas_backoff_max_seconds",
         "close_timeout",
@@ -52,9 +52,9 @@ _WITHOUT_MEANING: Final = frozenset(
 )
 """Keys of torchrun's c10d backend for which there is nothing to do here."""
 
-_KEYS: Final = [key for key in _READERS if key not in {*_SYNONYMS, *_WITHOUT_MEANING}]
+KEYS: Final = [key for key in READERS if key not in {*_SYNONYMS, *WITHOUT_MEANING}]
 
-_NO_TIMEOUTS: Final = _WITHOUT_MEANING | {"rescale_delay", "is_host"}
+_NO_TIMEOUTS: Final = WITHOUT_MEANING | {"rescale_delay", "is_host"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
     settings: dict[str, Any] = {}
     unknown: list[str] = []
     for key, value_text in _pairs(text, name).items():
-        reader = _READERS.get(key)
+        reader = READERS.get(key)
         if reader is None:
-            if key not in _WITHOUT_MEANING:
+            if key not in WITHOUT_MEANING:
                 unknown.append(key)
             continue
         try:
@@ -130,11 +130,11 @@ def _unquoted(text: str) -> str:
 def _remarks(unknown: list[str], name: str) -> tuple[str, ...]:
     if not unknown:
         return ()
-    guesses = {key: nearest(key, list(_READERS)) for key in unknown}
+    guesses = {key: nearest(key, list(READERS)) for key in unknown}
     words = [
         shown(key) + (f" (did you mean {guess}?)" if guess else "")
         for key, guess in guesses.items()
     ]
     keys, are = ("key", "is") if len(unknown) == 1 else ("keys", "are")
-    known = "" if all(guesses.values()) else f"; the known keys are {', '.join(_KEYS)}"
+    known = "" if all(guesses.values()) else f"; the known keys are {', '.join(KEYS)}"
     return (f"{name}: the {keys} {', '.join(words)} {are} unknown and ignored{known}.",)
