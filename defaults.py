@@ -14,7 +14,7 @@ MAX_RESTARTS: Final = 0
 SHUTDOWN_TIMEOUT_S: Final = 30.0
 SIGNALS_TO_HANDLE: Final = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
-# Membership (docs/faults.md).
+# Membership (docs/reference/faults.md).
 JOIN_TIMEOUT_S: Final = 600.0
 LAST_CALL_TIMEOUT_S: Final = 30.0
 NODE_GRACE_S: Final = 1.0
@@ -26,12 +26,12 @@ FENCE_S: Final = 6.0
 NODE_UNIT: Final = 1
 STORE: Final = "worker"
 
-# Failure policy (docs/policy.md).
+# Failure policy (docs/reference/failure-policy.md).
 MAX_NODE_FAILURES: Final = 3
 MAX_NO_PROGRESS: Final = 3
 """Where workers are watched."""
 
-# Hangs (docs/hangs.md).
+# Hangs (docs/guide/hangs.md).
 HANG_TIMEOUT_START_S: Final = 1800.0
 
 # The first connection of an agent to its master: how long a name that does not resolve or a
@@ -56,7 +56,7 @@ CHECK_REPORT_MAX_BYTES: Final = 32 * 1024 * 1024
 # How long a master that starts from nothing waits for the members of a running round.
 TAKEOVER_GRACE_S: Final = 10.0
 
-# Checks (docs/checks.md).
+# Checks (docs/reference/checks.md).
 CHECK_LEVEL: Final = "light"
 CHECK_TIMEOUT_S: Final = 60.0
 CHECK_TIMEOUT_GPUS_S: Final = 180.0

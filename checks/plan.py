@@ -1,9 +1,9 @@
 """Which nodes meet next: a function of the results so far. Pure.
 
-The ladder is facts, solo, pair, suspects, all (docs/checks.md). A node that fails with one
-partner is not yet bad: it meets others, known to be good where there are any, until it has passed
-with one, or until nothing but a fault of its own can explain its failures. There are at
-most four rounds of meetings, whatever the number of nodes, each with all its meetings at once.
+The ladder is facts, solo, pair, suspects, all (docs/internals/check-method.md). A node that fails
+with one partner is not yet bad: it meets others, known to be good where there are any, until it has
+passed with one, or until nothing but a fault of its own can explain its failures. There are at most
+four rounds of meetings, whatever the number of nodes, each with all its meetings at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -20,7 +20,7 @@ class RecordError(ValueError):
 
 
 class Phase(enum.Enum):
-    """The steps of the ladder, in this order (docs/checks.md)."""
+    """The steps of the ladder, in this order (docs/internals/check-method.md)."""
 
     FACTS = "facts"
     """What the node says of itself, without torch."""

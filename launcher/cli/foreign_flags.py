@@ -42,7 +42,7 @@ CHOICES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 
 _CHECKS = "--network-check, or ft-run check before the job"
 _HANG = "--hang-timeout SECONDS or --hang-timeout auto"
-_CHECKPOINTER = "ft_run.training.Checkpointer in the script (docs/checkpoints.md)"
+_CHECKPOINTER = "ft_run.training.Checkpointer in the script (docs/guide/checkpoints.md)"
 
 REFUSED: Final[Mapping[str, str]] = {
     # dlrover-run
@@ -52,7 +52,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--membind-policy": "--numa-binding node, which binds CPUs; their memory comes from near them",
     # ft_launcher
     "--term-timeout": "--shutdown-timeout SECONDS, which holds for every stop",
-    "--ft-cfg-path": "flags or PET_* variables (docs/migrating.md)",
+    "--ft-cfg-path": "flags or PET_* variables (docs/guide/migrating.md)",
     "--ft-ignore-missing-cfg": "to leave it out: there is no such file",
     "--ft-safety-factor": "--hang-timeout auto, which is ten times the longest step",
     "--ft-rank-section-timeouts": _HANG,

@@ -109,7 +109,7 @@ def _read_file(path: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    right = "a TOML file such as docs/policy.md shows"
+    right = "a TOML file such as docs/guide/failure-policy.md shows"
     try:
         with open(path, "rb") as file:
             content = tomllib.load(file)

@@ -2,7 +2,7 @@
 
 What the interpreter does at its own start is left to the interpreter where it offers that
 (``PyRun_SimpleFile``, ``runpy``); the rest follows CPython's ``Modules/main.c`` and
-``Python/pathconfig.c``. ``docs/warm-start.md`` lists the differences that remain.
+``Python/pathconfig.c``. ``docs/reference/preload.md`` lists the differences that remain.
 """
 
 import builtins

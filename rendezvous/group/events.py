@@ -12,7 +12,7 @@ from ..protocol.messages import MasterMessage, NodeMessage, Verdict
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The times of a group, in seconds (docs/faults.md)."""
+    """The times of a group, in seconds (docs/reference/rdzv-conf.md)."""
 
     join_timeout_s: float = defaults.JOIN_TIMEOUT_S
     last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S

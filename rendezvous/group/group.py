@@ -3,7 +3,7 @@
 ``handle(event, now) -> commands`` is the whole interface; ``deadline()`` says when it next wants
 a ``Tick``. The master around it moves messages and time (``master``); the simulation in the
 tests drives it through random histories against the invariants I1 to I7 of
-docs/architecture.md.
+docs/internals/architecture.md.
 
 It is made of parts: ``joining`` (how nodes come), ``formation`` (when a round is formed and of
 which nodes), ``rounds`` (what becomes of it), ``checks`` (the gate before it), ``takeover`` (what

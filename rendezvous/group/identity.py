@@ -1,4 +1,4 @@
-"""Two processes claim to be one node: the older is asked to answer (docs/faults.md). Pure."""
+"""Two processes claim to be one node: the older must answer (docs/reference/faults.md). Pure."""
 
 import math
 from collections.abc import Callable

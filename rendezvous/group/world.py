@@ -1,6 +1,6 @@
 """The world: which nodes are in a round and with which ranks. Pure functions.
 
-Rules (docs/faults.md): a survivor keeps its node rank whenever the world's size allows, a
+Rules (docs/reference/faults.md): a survivor keeps its node rank whenever the world's size allows, a
 replacement takes the vacant rank, ``--node-rank`` pins a rank that no survivor without a pin has,
 and of newcomers the order is that of their hosts, numbers in names compared as numbers, then of
 their arrival.

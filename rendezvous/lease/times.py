@@ -1,6 +1,6 @@
 """The times that keep worlds of two leaders apart. Pure.
 
-``docs/faults.md`` says how they follow from each other.
+``docs/internals/leases.md`` says how they follow from each other.
 """
 
 import math

@@ -1,7 +1,8 @@
 """The failure policy: which rule answers a failure, and how. Pure.
 
 Rules are ``MATCH=ACTION``; the first that matches decides, the user's before the defaults
-(docs/policy.md). ``decide`` says which one it was and why, and which were passed over.
+(docs/reference/failure-policy.md). ``decide`` returns which one it was and why, and which were
+skipped.
 """
 
 import enum

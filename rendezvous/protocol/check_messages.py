@@ -8,7 +8,7 @@ from .offer import Offer
 
 @dataclass(frozen=True, slots=True)
 class CheckSpec:
-    """How nodes are checked before they enter a world (docs/checks.md)."""
+    """How nodes are checked before they enter a world (docs/reference/checks.md)."""
 
     level: Name = defaults.CHECK_LEVEL
     """``--check-level``: light or full."""

@@ -46,7 +46,7 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """How failures are answered (docs/policy.md). Times in seconds."""
+    """How failures are answered (docs/reference/failure-policy.md). Times in seconds."""
 
     rules: Annotated[Rules, Called("the list of --on-failure rules")] = ()
     """The user's, ``MATCH=ACTION``, in their order."""
@@ -69,7 +69,7 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class HangSpec:
-    """When workers are suspected to hang (docs/hangs.md). Times in seconds."""
+    """When workers are suspected to hang (docs/internals/hang-detection.md). Times in seconds."""
 
     timeout_s: Annotated[Setting, Called("--hang-timeout in seconds (0 is auto)")]
     """Without a step; 0: by the longest step so far."""

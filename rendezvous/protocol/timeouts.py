@@ -13,7 +13,7 @@ _ON_THE_WAY = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long nodes and their master wait for each other, in seconds (docs/faults.md)."""
+    """How long nodes and master wait for each other, in seconds (docs/reference/rdzv-conf.md)."""
 
     join_timeout_s: float = defaults.JOIN_TIMEOUT_S
     last_call_timeout_s: float = defaults.LAST_CALL_TIMEOUT_S

@@ -235,7 +235,7 @@ def test_when_all_fail_together_none_is_condemned_and_none_passes():
     verdicts, results = climb(World(names(8), deaf_in_all=True))
     assert set(standings(verdicts).values()) == {Standing.UNDECIDED}
     assert "all 8 together fail, though they pass in pairs: no answer" in verdicts.sentence
-    assert results.rounds == MAX_ROUNDS == 4  # as docs/checks.md promises
+    assert results.rounds == MAX_ROUNDS == 4  # as docs/internals/check-method.md promises
 
 
 # --- lost during the checks ------------------------------------------------------------------

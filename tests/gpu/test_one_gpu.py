@@ -1,4 +1,4 @@
-"""The first hour on a GPU (docs/gpu.md), as far as one GPU and no person are enough.
+"""The first hour on a GPU (docs/internals/gpu.md), as far as one GPU and no person are enough.
 
 ``pytest -m gpu tests/gpu`` on a machine with an NVIDIA GPU; everywhere else nothing of this runs.
 """

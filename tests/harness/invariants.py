@@ -1,4 +1,4 @@
-"""The invariants I1 to I9 (docs/architecture.md), checked from outside at every step.
+"""The invariants I1 to I9 (docs/internals/architecture.md), checked from outside at every step.
 
 They look at what was sent to and from the nodes, at the nodes themselves, and of the group only
 at what its ``Status`` shows: phase, round, restarts, roster.

@@ -11,8 +11,16 @@ import pytest
 from ft_run.launcher.cli import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md"))
+DOCS = ROOT / "docs"
+DOCUMENTS = (ROOT / "README.md", ROOT / "examples" / "README.md", *sorted(DOCS.rglob("*.md")))
+LINKED = (*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md")
 BLOCK = re.compile(r"^```(?:bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LEADER_WORKER_SET = {
+    "LWS_GROUP_SIZE": "16",
+    "LWS_WORKER_INDEX": "0",
+    "LWS_LEADER_ADDRESS": "digits-0.digits.default",
+}
+"""An environment for ``--auto-config``."""
 ENDS = {";", "&&", "||", "|", "&"}
 
 
@@ -30,7 +38,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                 words = list(lexer)
                 begin = next(i for i, word in enumerate(words) if Path(word).name == "ft-run") + 1
                 ends = (i for i, word in enumerate(words[begin:], begin) if word in ENDS)
-                yield path.name, words[begin : next(ends, len(words))]
+                yield str(path.relative_to(ROOT)), words[begin : next(ends, len(words))]
 
 
 @pytest.mark.parametrize(("document", "argv"), list(commands()))
@@ -46,16 +54,67 @@ def test_every_command_line_is_taken(
         for name, value in values.items():
             word = word.replace(name, value)
         filled.append(word.replace("$head", "node0"))
-    parse.parse(filled, {})
+    (tmp_path / "hosts").write_text("gpu001 slots=8\n")
+    parse.parse(filled, LEADER_WORKER_SET if "--auto-config" in filled else {})
 
 
 def test_no_document_with_commands_is_overlooked() -> None:
     found = [name for name, _ in commands()]
-    assert set(found) == {
-        *("README.md", "checks.md", "gpu.md", "hangs.md", "places.md", "policy.md"),
-        *("security.md", "warm-start.md"),
+    assert {"README.md", "examples/README.md"} <= {*found}
+    overlooked = {f"docs/guide/{path.name}" for path in GUIDES} - {*found}
+    # These have commands of other programs only: docker, mpirun, kubectl, torchrun, or Python.
+    assert {Path(name).stem for name in overlooked} == {
+        *("containers", "kubernetes", "leaving", "mpi", "python-api"),
     }
-    assert found.count("policy.md") == 3
+    assert found.count("docs/guide/failure-policy.md") == 3
+
+
+GUIDES = sorted((DOCS / "guide").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_opens_with_a_command_and_is_short(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    assert lines[2] in {"```bash", "```python"}
+    assert len(lines) <= 150
+
+
+def test_the_index_has_every_page_once() -> None:
+    index = (DOCS / "README.md").read_text()
+    listed = re.findall(r"^\| \[.*?\]\(([^)]*)\)", index, re.MULTILINE)
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    pages.remove("README.md")
+    assert sorted(listed) == sorted([*pages, "../benchmarks/README.md"])
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+CODE = re.compile(r"\bdocs/[\w/.-]+\.(?:md|1)\b")
+
+
+def test_the_code_names_pages_that_exist() -> None:
+    sources = [path for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    named = {name for path in sources for name in CODE.findall(path.read_text())}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 SRUN = """#!/bin/bash
@@ -89,7 +148,7 @@ exit $highest
 def test_the_script_for_slurm_requeues_what_may_yet_succeed(
     statuses: str, exit_code: int, requeued: bool, tmp_path: Path
 ) -> None:
-    blocks = BLOCK.findall((ROOT / "docs" / "policy.md").read_text())
+    blocks = BLOCK.findall((DOCS / "guide" / "failure-policy.md").read_text())
     (script,) = (block for block in blocks if "scontrol requeue" in block)
     programs = {
         "srun": SRUN,

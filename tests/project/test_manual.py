@@ -1,4 +1,4 @@
-"""The manual page and the page of the flags are what the parser makes of them now."""
+"""The manual page and the generated parts of the reference are up to date."""
 
 import re
 from pathlib import Path
@@ -10,15 +10,24 @@ from ft_run.launcher.commands.completion import command_lines
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", ["flags.md", "ft-run.1"])
+@pytest.mark.parametrize("name", list(generate.files()))
 def test_it_is_up_to_date(name: str) -> None:
     made = generate.files()[name]
     assert (DOCS / name).read_text() == made, "right would be python docs/generate.py"
 
 
+def test_the_generated_parts_are_not_empty() -> None:
+    made = generate.files()
+    assert len(made) == 6
+    assert "| 41 | `REFUSED` |" in made["reference/exit-codes.md"]
+    assert "| `node_timeout` | seconds, above 0 | 5 s |" in made["reference/rdzv-conf.md"]
+    assert "| `PET_NNODES` | `--nnodes N\\|MIN:MAX` |" in made["reference/environment.md"]
+    assert "| `pids` | `tuple[int, ...]` |" in made["reference/events.md"]
+
+
 def test_both_have_every_flag_and_every_command() -> None:
     manual = (DOCS / "ft-run.1").read_text().replace("\\-", "-")
-    page = (DOCS / "flags.md").read_text()
+    page = (DOCS / "reference" / "flags.md").read_text()
     for name, line in command_lines().items():
         assert f".SH {line.name.upper()}\n" in manual or not name
         assert f"## {line.name}\n" in page

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ft_run.launcher.cli import launch_flags, rdzv_conf
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "migrating.md"
 WORD = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 
 

@@ -1,7 +1,7 @@
 """SIGKILL of several processes of one node at once: nothing that a worker started is left.
 
 Of agent, guard and spawner one must be left to do it: where all three are killed by their numbers,
-the rest have to be killed too (docs/architecture.md).
+the rest have to be killed too (docs/internals/architecture.md).
 """
 
 import contextlib

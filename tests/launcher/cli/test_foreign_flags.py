@@ -63,7 +63,7 @@ def test_what_means_the_same_is_taken(given: str, ours: str) -> None:
     ("given", "sentence"),
     [
         ("--ucp_device_type", "--ucp_device_type is a flag of another launcher; right would"
-         " be ft_run.training.Checkpointer in the script (docs/checkpoints.md)."),
+         " be ft_run.training.Checkpointer in the script (docs/guide/checkpoints.md)."),
         ("--ft-rank-section-timeouts=setup:60", "right would be --hang-timeout SECONDS or"),
         ("--ft-max-no-progress-cycles 3", "right would be --max-no-progress N, which counts"),
         ("--comm-perf-test", "right would be --network-check --check-level full."),
@@ -101,6 +101,6 @@ def test_the_flags_that_are_named_exist() -> None:
 
 
 def test_the_guide_has_them_all() -> None:
-    guide = (Path(__file__).resolve().parents[3] / "docs" / "migrating.md").read_text()
+    guide = (Path(__file__).resolve().parents[3] / "docs" / "guide" / "migrating.md").read_text()
     spelled = guide.replace("_", "-")
     assert [flag for flag in f"{DLROVER} {FT_LAUNCHER}".split() if flag not in spelled] == []

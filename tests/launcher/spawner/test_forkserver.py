@@ -1,6 +1,6 @@
 """A worker forked from a fork server is as if it had been executed: the same programs, both ways.
 
-What differs is in ``docs/warm-start.md``, and here, each with its reason.
+What differs is in ``docs/reference/preload.md``, and here, each with its reason.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Random histories of hosts that may lead: cuts of any shape, deaths, returns, freezes, clocks.
 
-I10 and I11 (docs/architecture.md) are checked in each. ``FT_RUN_SIMULATION_HISTORIES`` says how
-many (1000, of which a tenth are played here), ``FT_RUN_SIMULATION_SEED`` which; the seed is
-printed.
+I10 and I11 (docs/internals/architecture.md) are checked in each. ``FT_RUN_SIMULATION_HISTORIES``
+says how many (1000, of which a tenth are played here), ``FT_RUN_SIMULATION_SEED`` which; the seed
+is printed.
 """
 
 import os
