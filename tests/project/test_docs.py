@@ -55,7 +55,12 @@ def test_every_command_line_is_taken(
             word = word.replace(name, value)
         filled.append(word.replace("$head", "node0"))
     (tmp_path / "hosts").write_text("gpu001 slots=8\n")
-    parse.parse(filled, LEADER_WORKER_SET if "--auto-config" in filled else {})
+    environ = LEADER_WORKER_SET if "--auto-config" in filled else {}
+    if "--dry-run" in filled:
+        with pytest.raises(SystemExit, match="^0$"):
+            parse.parse(filled, environ)
+    else:
+        parse.parse(filled, environ)
 
 
 def test_no_document_with_commands_is_overlooked() -> None:
