@@ -21,7 +21,6 @@ from ft_run.values import names
 _ROOT = Path(__file__).resolve().parents[1]
 _BEGIN = "<!-- made by docs/generate.py -->\n"
 _END = "<!-- end -->\n"
-_HEADING = re.compile(r"^# --- (.*?) -*$", re.MULTILINE)
 
 _RETRY = {
     "WORKERS_FAILED": "no",
@@ -124,28 +123,38 @@ def _environment() -> str:
 
 
 def _events() -> str:
-    source = (_ROOT / "events.py").read_text()
     parts = []
-    at = 0
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        between = "\n".join(source.splitlines()[at : node.lineno])
-        at = node.lineno
-        parts += [f"\n## {name.capitalize()}\n" for name in _HEADING.findall(between)]
-        text = _plain(ast.get_docstring(node) or "")
-        parts.append(f"\n### {node.name}\n\n{text}\n")
-        values = [child.value for child in node.body if isinstance(child, ast.Assign)]
-        if values:
-            shown = ", ".join(f"`{ast.literal_eval(value)}`" for value in values)
-            parts.append(f"\nValues: {shown}.\n")
-        rows = [
-            (f"`{name}`", f"`{ast.unparse(field.annotation)}`", meaning)
-            for name, field, meaning in _documented(node.body)
-        ]
-        if rows:
-            parts.append("\n" + _table([("field", "type", "meaning"), *rows]))
+    base = ast.parse((_ROOT / "events" / "event.py").read_text()).body
+    inherited = {node.name: node.body for node in base if isinstance(node, ast.ClassDef)}
+    for module in ("node", "workers", "checks", "checkpoints", "master"):
+        tree = ast.parse((_ROOT / "events" / f"{module}.py").read_text())
+        rows = [("event", "meaning", "fields", "console line")]
+        for node in tree.body:
+            bases = [ast.unparse(name) for name in getattr(node, "bases", ())]
+            if isinstance(node, ast.ClassDef) and any(name.endswith("Event") for name in bases):
+                body = [line for name in bases for line in inherited.get(name, [])] + node.body
+                rows.append(_event(node, body))
+        parts.append(f"\n## {module.capitalize()}\n\n{_table(rows)}")
     return "".join(parts) + "\n"
+
+
+def _event(node: ast.ClassDef, body: list[ast.stmt]) -> tuple[str, str, str, str]:
+    fields = []
+    for name, field, meaning in _documented(body):
+        about = f": {meaning.rstrip('.')}" if meaning else ""
+        fields.append(f"`{name}` ({ast.unparse(field.annotation)}){about}")
+    (line, *_) = [
+        *(
+            child.value.value
+            for child in node.body
+            if isinstance(child, ast.Assign)
+            and ast.unparse(child.targets[0]) == "line"
+            and isinstance(child.value, ast.Constant)
+        ),
+        "",
+    ]
+    text = _plain(ast.get_docstring(node) or "")
+    return f"`{node.name}`", text, "; ".join(fields), f"`{line}`" if line else ""
 
 
 def _flags() -> str:
