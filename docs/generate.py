@@ -40,7 +40,7 @@ _KEYS = {
     "node_grace": "How long the connection of a node may be gone before the node is lost.",
     "node_timeout": "How long a node may be silent before it is lost, `node_grace` included.",
     "master_timeout": "How long nodes wait for a master that is gone; then they stop their workers"
-    " and exit 40. For `ft-run master`: how long it keeps a round while it hears no node.",
+    " and exit 40. For `ft-run master`: how long it keeps a round while it reaches no node.",
     "connect_timeout": "How long the first connection to the master may take; then exit 40.",
     "lease": "With several endpoints: how long leadership is valid without renewal.",
     "fence": "With several endpoints: how long workers keep running without a leader.",

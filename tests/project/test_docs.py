@@ -57,7 +57,7 @@ def test_every_command_line_is_taken(
     (tmp_path / "hosts").write_text("gpu001 slots=8\n")
     environ = LEADER_WORKER_SET if "--auto-config" in filled else {}
     if "--dry-run" in filled:
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             parse.parse(filled, environ)
     else:
         parse.parse(filled, environ)

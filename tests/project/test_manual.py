@@ -22,7 +22,10 @@ def test_the_generated_parts_are_not_empty() -> None:
     assert "| 41 | `REFUSED` |" in made["reference/exit-codes.md"]
     assert "| `node_timeout` | seconds, above 0 | 5 s |" in made["reference/rdzv-conf.md"]
     assert "| `PET_NNODES` | `--nnodes N\\|MIN:MAX` |" in made["reference/environment.md"]
-    assert "| `pids` | `tuple[int, ...]` |" in made["reference/events.md"]
+    assert (
+        "| `KillOutlived` | SIGKILL has not ended processes yet. | `pids` (tuple"
+        in made["reference/events.md"]
+    )
 
 
 def test_both_have_every_flag_and_every_command() -> None:
