@@ -143,18 +143,16 @@ def _event(node: ast.ClassDef, body: list[ast.stmt]) -> tuple[str, str, str, str
     for name, field, meaning in _documented(body):
         about = f": {meaning.rstrip('.')}" if meaning else ""
         fields.append(f"`{name}` ({ast.unparse(field.annotation)}){about}")
-    (line, *_) = [
-        *(
-            child.value.value
-            for child in node.body
-            if isinstance(child, ast.Assign)
-            and ast.unparse(child.targets[0]) == "line"
-            and isinstance(child.value, ast.Constant)
-        ),
-        "",
+    lines = [
+        f"`{child.value.value!s}`"
+        for child in node.body
+        if isinstance(child, ast.Assign)
+        and ast.unparse(child.targets[0]) == "line"
+        and isinstance(child.value, ast.Constant)
+        and isinstance(child.value.value, str)
     ]
     text = _plain(ast.get_docstring(node) or "")
-    return f"`{node.name}`", text, "; ".join(fields), f"`{line}`" if line else ""
+    return f"`{node.name}`", text, "; ".join(fields), "".join(lines)
 
 
 def _flags() -> str:
