@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ft_run.training.checkpointer  # noqa: F401 - what ft-run preloads, the ranks find here too
 import torch._dynamo  # noqa: F401 - likewise
-from ft_run.training.mapped_memory import mapped
+from ft_run.training.checkpoints.mapped_memory import mapped
 
 WORKER = str(Path(__file__).with_name("snapshot_worker.py"))
 HEADER_BYTES = 64

@@ -51,7 +51,7 @@ def preempted() -> bool:
     that ask, and exit with 0 once nodes will be gone, do not end the job: they have made themselves
     ready. It takes a microsecond; the first call asks the agent of this node.
     """
-    from .preemption import preempted as is_preempted
+    from .worker.preemption import preempted as is_preempted
 
     return is_preempted()
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import progress
-from .checkpoint_folder import CheckpointFolder, Checkpoints, say
-from .flat_state import FlatState
-from .intervals import Interval
-from .late_copy import Background
-from .preemption import find_notice
+from .checkpoints.flat_state import FlatState
+from .checkpoints.folder import CheckpointFolder, Checkpoints, say
+from .checkpoints.intervals import Interval
+from .checkpoints.late_copy import Background
+from .checkpoints.replicas import FAILED, Replicas, fetch, spread
+from .checkpoints.snapshot_file import MisfitError
+from .checkpoints.snapshots import Snapshots, first_line
+from .checkpoints.state import State
 from .ranks import Question, Ranks
-from .replicas import FAILED, Replicas, fetch, spread
-from .snapshot_file import MisfitError
-from .snapshot_memory import ask
-from .snapshot_page import Place
-from .snapshots import Snapshots, first_line
-from .state import State
+from .worker.preemption import find_notice
+from .worker.snapshot_memory import ask
+from .worker.snapshot_page import Place
 
 _NOT_WHOLE, _NO_MORE = 1, 2
 """Why a rank has no share of a snapshot: the copy is of no use, or there is no memory."""

@@ -17,7 +17,7 @@ from functools import partial
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
 from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Saving, Snapshot, Snapshots
-from ...training import snapshot_page as page
+from ...training.worker import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket

@@ -1,6 +1,6 @@
 """The file that a failing worker's exception is in (``TORCHELASTIC_ERROR_FILE``).
 
-``@record`` writes it, or ``training/starter/capture.py``.
+``@record`` writes it, or ``training/worker/starter/capture.py``.
 
 Any process may write there, so nothing in it is trusted. A file that is not regular, not JSON, too
 large, too deep or without a message is no record, and every number in a record is bounded.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import defaults
-from ...training.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
+from ...training.worker.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
 from ...values import dataclass
 from .regular_file import head_of_file
 

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from ...training import preemption as notices
+from ...training.worker import preemption as notices
 from ..processes.worker_socket import WorkerSocket
 
 

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from ...training.agent_socket import is_trusted
+from ...training.worker.agent_socket import is_trusted
 
 _WAITING_MAX = 128
 """Workers that ask at the same moment."""

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...training import hook
+from ...training.worker import hook
 from ...values import dataclass
 
 _STARTER = str(Path(hook.__file__).parent / "starter")

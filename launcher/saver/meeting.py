@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
-from ...training.checkpoint_storage import Storage
+from ...training.checkpoints.storage import Storage
 from .order import Order
 
 NOT_AGREED = "its ranks had not agreed yet on what stands where in their files"

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from ...events.checkpoints import BreakpointUnsaved, CheckpointFailed, CheckpointWritten
 from ...events.event import Event
-from ...training import snapshot_page as page
+from ...training.worker import snapshot_page as page
 from .client import SaverClient
 from .order import Order, Share, Written
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ...training.checkpoint_storage import METADATA, Storage, file_of, open_storage, words_of
-from ...training.snapshot_page import Description, digest, unpacked
+from ...training.checkpoints.layout import Description, digest, unpacked
+from ...training.checkpoints.storage import METADATA, Storage, file_of, open_storage, words_of
 from .containers import mend
 from .meeting import NOT_AGREED, PATIENCE_S, Meeting, MeetingError
 from .order import Order, Share, Written

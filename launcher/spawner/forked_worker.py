@@ -15,8 +15,8 @@ from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ...training import hook
-from ...training.starter import capture
+from ...training.worker import hook
+from ...training.worker.starter import capture
 from ..processes.prctl import die_with_parent
 from ..processes.title import set_process_title
 from ..processes.worker_exec import set_up

@@ -11,7 +11,7 @@ import re
 import sysconfig
 
 from ...rendezvous.protocol.stacks import FRAMES_MAX, TEXT_MAX, Frame
-from ...training import hook
+from ...training.worker import hook
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')

@@ -166,7 +166,7 @@ def test_a_process_that_has_imported_torch_has_no_device_open(
 
 REFUSED = """
 import os, torch
-from ft_run.training.mapped_memory import mapped, register
+from ft_run.training.checkpoints.mapped_memory import mapped, register
 torch.cuda.init()
 fd = os.memfd_create("test")
 os.ftruncate(fd, 1 << 22)

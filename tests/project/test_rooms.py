@@ -36,6 +36,8 @@ FLOORS = (
     ("rendezvous.protocol",),
     ("protos", "errors", "printable"),
     ("defaults", "exit_codes", "tasks", "values", "training"),
+    ("training.checkpoints",),
+    ("training.worker", "training.ranks"),
 )
 """From the top down. Rooms of one floor do not import each other."""
 

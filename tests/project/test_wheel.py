@@ -15,7 +15,7 @@ NEEDED = {
     "protos/rendezvous.proto",
     "protos/rendezvous_pb2.py",
     "protos/rendezvous_pb2.pyi",
-    "training/starter/sitecustomize.py",
+    "training/worker/starter/sitecustomize.py",
     "launcher/processes/store_process.py",
     "__main__.py",
 }

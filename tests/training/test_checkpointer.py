@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training import Checkpointer, checkpointer, late_copy, preemption
-from ft_run.training import snapshot_page as page
-from ft_run.training.late_copy import Background, LateCopy
-from ft_run.training.preemption import Notice
+from ft_run.training import Checkpointer, checkpointer
+from ft_run.training.checkpoints import late_copy
+from ft_run.training.checkpoints.late_copy import Background, LateCopy
+from ft_run.training.checkpoints.replicas import Replicas
 from ft_run.training.ranks import Question, Ranks
-from ft_run.training.replicas import Replicas
-from ft_run.training.snapshot_memory import Memory
+from ft_run.training.worker import preemption
+from ft_run.training.worker import snapshot_page as page
+from ft_run.training.worker.preemption import Notice
+from ft_run.training.worker.snapshot_memory import Memory
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -437,7 +439,7 @@ def test_without_memory_there_are_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 100)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 100)
     said: list[int] = []
 
     def ask(_: Ranks, *own: int) -> Question:
@@ -553,7 +555,7 @@ def test_a_restart_does_not_look_whether_the_folder_can_be_written(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited for another try."""
     found: list[float] = []
-    monkeypatch.setattr("ft_run.training.checkpoint_folder.time.sleep", found.append)
+    monkeypatch.setattr("ft_run.training.checkpoints.folder.time.sleep", found.append)
     return found
 
 
@@ -605,7 +607,7 @@ def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ft_run.training.checkpoint_folder.time.sleep", lambda _: (tmp_path / "filler").unlink()
+        "ft_run.training.checkpoints.folder.time.sleep", lambda _: (tmp_path / "filler").unlink()
     )
     with small(tmp_path, "size=256k"):
         for _ in Script(tmp_path, checkpoint_every=2).checkpointer.steps(1):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ft_run.training import preemption, snapshot_page
+from ft_run.training.worker import preemption, snapshot_page
 
 if TYPE_CHECKING:
     from ft_run.tests.e2e.conftest import Launcher

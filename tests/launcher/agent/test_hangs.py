@@ -16,7 +16,7 @@ from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.stacks.collect import AskedWorker
 from ft_run.rendezvous.protocol.messages import HangSpec, Stop
 from ft_run.rendezvous.protocol.stacks import NoHang, Suspicion
-from ft_run.training import hook
+from ft_run.training.worker import hook
 
 SPEC = HangSpec(timeout_s=60.0, start_s=1800.0)
 

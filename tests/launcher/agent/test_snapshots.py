@@ -18,24 +18,24 @@ from ft_run.rendezvous.protocol.failure import FailureKind, node_lost
 from ft_run.rendezvous.protocol.messages import Assignment
 from ft_run.rendezvous.protocol.offer import Replica, Resumption, Saving, Snapshot, Snapshots
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training import snapshot_memory
-from ft_run.training import snapshot_page as page
-from ft_run.training.agent_socket import connect
-from ft_run.training.checkpoint_storage import LocalStorage
-from ft_run.training.snapshot_page import Description, digest, packed
+from ft_run.training.checkpoints.layout import Description, digest, packed
+from ft_run.training.checkpoints.storage import LocalStorage
+from ft_run.training.worker import snapshot_memory
+from ft_run.training.worker import snapshot_page as page
+from ft_run.training.worker.agent_socket import connect
 from ft_run.values import replace
 
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
 ASK = """
 import os, struct, sys
-from ft_run.training.snapshot_memory import ask
+from ft_run.training.worker.snapshot_memory import ask
 rank, step, replica = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 memory = ask(rank, replica=replica)
 if memory is None:
     sys.exit(3)
 if step >= 0:
     import mmap
-    from ft_run.training import snapshot_page as page
+    from ft_run.training.worker import snapshot_page as page
     view = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
     whose = (rank + 2) % 4 if replica else rank
     entry = page.Entry(step, step, 4, whose, 10, 0, False)

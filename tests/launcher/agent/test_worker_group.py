@@ -9,7 +9,7 @@ from ft_run.launcher.logs.log_dir import AttemptLogs
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.spawner.client import SpawnerClient
 from ft_run.rendezvous.protocol.messages import Assignment, Progress
-from ft_run.training import hook
+from ft_run.training.worker import hook
 
 ROUND = Assignment(0, "m", 0, 0, 1, 0, 2, 0, 2, "n", "127.0.0.1", 1, "", None)
 

@@ -17,7 +17,7 @@ from ft_run.tests.harness.descriptors import own_descriptors
 ORDER = Drain(3, "node b will be gone soon (SIGTERM)", 30.0, is_whole=False)
 WORKER = """
 import sys
-from ft_run.training.preemption import find_notice
+from ft_run.training.worker.preemption import find_notice
 rank = int(sys.argv[1])
 notice = find_notice(rank, keeps=sys.argv[2] == "keep")
 print(notice.code if notice is not None else "none", flush=True)

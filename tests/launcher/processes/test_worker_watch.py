@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from ft_run.launcher.processes.worker_watch import Progress, WorkerWatch, starter_env
-from ft_run.training import hook
+from ft_run.training.worker import hook
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from ft_run.launcher.saver.meeting import NOT_AGREED
 from ft_run.launcher.saver.order import Order, Share, Written
 from ft_run.launcher.saver.writing import forget, write
-from ft_run.training.checkpoint_storage import open_storage
-from ft_run.training.snapshot_page import Description, digest, packed
+from ft_run.training.checkpoints.layout import Description, digest, packed
+from ft_run.training.checkpoints.storage import open_storage
 
 WHOLE = [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
 
@@ -28,8 +28,8 @@ DEATHS = """
 import builtins, collections, contextlib, json, os, re, shutil, sys
 from ft_run.launcher.saver.order import Order, Share
 from ft_run.launcher.saver.writing import forget, write
-from ft_run.training.checkpoint_storage import open_storage
-from ft_run.training.snapshot_page import Description, digest, packed
+from ft_run.training.checkpoints.storage import open_storage
+from ft_run.training.checkpoints.layout import Description, digest, packed
 
 folder, victim = sys.argv[1], int(sys.argv[2])
 at = os.path.join(folder.removeprefix("file://"), "step-00000005")

@@ -14,9 +14,9 @@ from ft_run.events.event import Event
 from ft_run.launcher.processes.tree import descendants, is_zombie
 from ft_run.launcher.saver.saves import HeldShare, NodeShares, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
-from ft_run.training import snapshot_page as page
-from ft_run.training.checkpoint_storage import LocalStorage
-from ft_run.training.snapshot_page import Description, digest, packed
+from ft_run.training.checkpoints.layout import Description, digest, packed
+from ft_run.training.checkpoints.storage import LocalStorage
+from ft_run.training.worker import snapshot_page as page
 
 ODD = Path(__file__).resolve().parents[2] / "harness" / "odd_storage"
 LAYOUT = b'{"items":[],"metadata":"bWV0YQ=="}'

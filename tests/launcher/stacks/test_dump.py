@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ft_run.launcher.stacks.dump import main_thread
 from ft_run.rendezvous.protocol.stacks import FRAMES_MAX
-from ft_run.training import hook
+from ft_run.training.worker import hook
 
 DUMP = f"""Current thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.11/selectors.py", line 415 in select

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ft_run.training import memory_left
+from ft_run.training.checkpoints import memory_left
 
 GB = 1 << 30
 

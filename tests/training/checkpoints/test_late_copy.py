@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ft_run.training import late_copy
-from ft_run.training.late_copy import Background, LateCopy, kept
+from ft_run.training.checkpoints import late_copy
+from ft_run.training.checkpoints.late_copy import Background, LateCopy, kept
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 Change = Callable[[torch.Tensor], object]
@@ -167,7 +167,7 @@ def test_nothing_is_left_of_one_that_is_not_used_any_more(
 
 SCRIPT = """
 import torch
-from ft_run.training.late_copy import Background, LateCopy
+from ft_run.training.checkpoints.late_copy import Background, LateCopy
 background = Background()
 copies = [(torch.empty(20_000_000), torch.ones(20_000_000))]
 copy = LateCopy(copies)

@@ -12,20 +12,21 @@ from functools import partial
 
 import pytest
 import torch
-from ft_run.training import snapshot_page as page
-from ft_run.training.snapshot_memory import Memory, SaverLink
-from ft_run.training.snapshots import Snapshots
-from ft_run.training.state import flatten
+from ft_run.training.checkpoints.snapshots import Snapshots
+from ft_run.training.checkpoints.state import flatten
+from ft_run.training.worker import snapshot_page as page
+from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 WORKER = """
 import os, sys
 import torch
-from ft_run.training import snapshot_page, snapshots
-from ft_run.training.snapshot_file import SnapshotFile
-from ft_run.training.snapshot_memory import Memory, SaverLink
-from ft_run.training.state import flatten
+from ft_run.training.checkpoints import snapshots
+from ft_run.training.worker import snapshot_page
+from ft_run.training.checkpoints.snapshot_file import SnapshotFile
+from ft_run.training.worker.snapshot_memory import Memory, SaverLink
+from ft_run.training.checkpoints.state import flatten
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)
@@ -206,7 +207,9 @@ def test_what_the_saver_reads_is_left_alone(
     has_room = room != "for one of two ranks"
     if not has_room:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        monkeypatch.setattr("ft_run.training.snapshots.available", lambda: int(1.5 * max(sizes)))
+        monkeypatch.setattr(
+            "ft_run.training.checkpoints.snapshots.available", lambda: int(1.5 * max(sizes))
+        )
     assert snapshots.save(3)
     buffer, step = agent.asked()
     assert step == 3
@@ -214,7 +217,7 @@ def test_what_the_saver_reads_is_left_alone(
         whole = file.read()
         for number in range(4, 9):
             if room == "until it is taken" and number == 6:
-                monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 0)
+                monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 0)
             take(snapshots, number)
             found = held_steps(snapshots)
             assert found[number] == number  # the newest one
@@ -240,7 +243,7 @@ def test_the_only_snapshot_is_left_alone_while_the_saver_reads_it(
     snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
     take(snapshots, 1)
     assert snapshots.save(1)
-    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: 0)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 0)
     take(snapshots, 2)
     assert held_steps(snapshots) == {1: 1.0, 2: 2.0}
     snapshots.close()
@@ -298,14 +301,16 @@ def test_replicas_are_counted_where_they_are_sent(
     snapshots.beside = [opened(fds)]
     needed = 2 * int(copies * value.nbytes * 1.1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed - 2)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: needed - 2)
     with pytest.raises(OSError, match=f"{copies} copies of the state of 2 rank"):
         snapshots.write(1, lambda: state, state)
-    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed)
+    monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: needed)
     snapshots.write(1, lambda: state, state)
     assert snapshots.has(1)
     # What is there already is not needed once more.
-    monkeypatch.setattr("ft_run.training.snapshots.available", lambda: needed - 2 * value.nbytes)
+    monkeypatch.setattr(
+        "ft_run.training.checkpoints.snapshots.available", lambda: needed - 2 * value.nbytes
+    )
     other = {"b": state["a"]}
     snapshots.write(2, lambda: other, other)
     assert snapshots.has(2)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .ranks import Ranks
+from ..ranks import Ranks
+from ..worker.snapshot_page import BUFFERS
 from .snapshot_file import SnapshotFile
-from .snapshot_page import BUFFERS
 from .snapshots import Snapshots
 
 IDLE, BUSY, FAILED = range(3)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training import flat_state
-from ft_run.training.flat_state import FlatState
-from ft_run.training.state import State, flatten
+from ft_run.training.checkpoints import flat_state
+from ft_run.training.checkpoints.flat_state import FlatState
+from ft_run.training.checkpoints.state import State, flatten
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.nn.utils import parametrizations

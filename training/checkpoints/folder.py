@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from .checkpoint_storage import is_url, open_storage, words_of
-from .ranks import Ranks
-from .snapshot_memory import SaverLink, tell_written
+from ..ranks import Ranks
+from ..worker.snapshot_memory import SaverLink, tell_written
 from .state import State, flatten, put
+from .storage import is_url, open_storage, words_of
 
 _TRY_AGAIN_S = (1, 2, 4, 8)
 """The last checkpoint is tried again after so long, as what fails behind a URL is."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from ft_run.launcher.logs.error_file import read_error_of_exit
 from ft_run.launcher.processes.worker_exec import fork_worker
-from ft_run.training.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
+from ft_run.training.worker.starter.capture import SURVIVED_S, SURVIVED_SUFFIX
 
 RECORD = """
 import sys, time, traceback

@@ -11,13 +11,13 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
-from . import snapshot_page as page
-from .checkpoint_metadata import Places, metadata_of, places_of, plan_of
+from ..worker import snapshot_page as page
+from ..worker.snapshot_memory import Memory
 from .late_copy import local
+from .layout import Description, digest
 from .memory_left import available
+from .metadata import Places, metadata_of, places_of, plan_of
 from .snapshot_file import Item, MisfitError, SnapshotFile
-from .snapshot_memory import Memory
-from .snapshot_page import Description, digest
 
 Plan = tuple[SavePlan, Places, str]
 """What a rank's file holds, where, and the digest of that."""

@@ -18,10 +18,10 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from .checkpoint_metadata import metadata_of, places_of
 from .late_copy import Copies, LateCopy, copy_now, kept, local
+from .layout import Description, packed, unpacked
 from .mapped_memory import mapped, register
-from .snapshot_page import Description, packed, unpacked
+from .metadata import metadata_of, places_of
 
 ALIGNMENT = 64
 """Of each container, as torch aligns the data inside."""

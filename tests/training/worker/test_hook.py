@@ -15,12 +15,13 @@ import ft_run
 import pytest
 from ft_run.launcher.machine.network import PortReservation
 from ft_run.launcher.processes.worker_watch import starter_env
-from ft_run.training import hook, progress
+from ft_run.training import progress
+from ft_run.training.worker import hook
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 
 LIMIT = timedelta(seconds=60)
 
-DRIVER = Path(__file__).parents[1] / "harness" / "preload_driver.py"
+DRIVER = Path(__file__).parents[2] / "harness" / "preload_driver.py"
 
 STEPS = """
 import os, sys

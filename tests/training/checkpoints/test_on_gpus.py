@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from ft_run.tests.harness.cuda.runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
-from ft_run.training import Checkpointer, checkpointer, late_copy, mapped_memory
-from ft_run.training import snapshot_page as page
-from ft_run.training.late_copy import Background, LateCopy
-from ft_run.training.snapshot_memory import Memory
-from ft_run.training.snapshots import Snapshots
-from ft_run.training.state import flatten
+from ft_run.training import Checkpointer, checkpointer
+from ft_run.training.checkpoints import late_copy, mapped_memory
+from ft_run.training.checkpoints.late_copy import Background, LateCopy
+from ft_run.training.checkpoints.snapshots import Snapshots
+from ft_run.training.checkpoints.state import flatten
+from ft_run.training.worker import snapshot_page as page
+from ft_run.training.worker.snapshot_memory import Memory
 
 Use = Callable[[CudaRuntime], CudaRuntime]
 State = dict[str, dict[str, torch.Tensor]]

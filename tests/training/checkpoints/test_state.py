@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.checkpoint_folder import CheckpointFolder
+from ft_run.training.checkpoints.folder import CheckpointFolder
+from ft_run.training.checkpoints.snapshot_file import SnapshotFile
+from ft_run.training.checkpoints.state import State
 from ft_run.training.ranks import Ranks
-from ft_run.training.snapshot_file import SnapshotFile
-from ft_run.training.state import State
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import LBFGS, Adam, Optimizer, SparseAdam

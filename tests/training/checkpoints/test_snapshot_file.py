@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.snapshot_file import MisfitError, SnapshotFile
-from ft_run.training.state import flatten
+from ft_run.training.checkpoints.snapshot_file import MisfitError, SnapshotFile
+from ft_run.training.checkpoints.state import flatten
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.state_dict_loader import load

@@ -4,16 +4,13 @@ A worker writes the page, the agent of its node reads it, also when the worker i
 has an entry, which is made void before the buffer is touched and written after it is complete. An
 entry with a wrong checksum is void. Below the entries is where checkpoints are to be written.
 
-What stands where in a buffer's file is behind the file, as JSON, for workers and for the saver.
+What stands where in a buffer's file is behind the file (``checkpoints/layout.py``).
 """
 
-import base64
-import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import agent_socket
 
@@ -115,34 +112,6 @@ def write_place(page: memoryview, place: Place) -> bool:
     whole = _LENGTH.pack(len(data), zlib.crc32(data)) + data
     page[_PLACE_START : _PLACE_START + len(whole)] = whole
     return bool(data)
-
-
-class Description(NamedTuple):
-    """What makes files a checkpoint; it is behind the first one."""
-
-    metadata: bytes = b""
-    """Of ``torch.distributed.checkpoint``; empty: there is none yet."""
-    digests: tuple[str, ...] = ()
-    """Of what stands where in each rank's file, by rank; none: this file is the only one."""
-
-
-def packed(items: Sequence[Any], description: Description) -> bytes:
-    """Return what follows a file."""
-    metadata = base64.b64encode(description.metadata).decode()
-    known = {"items": items, "metadata": metadata, "digests": description.digests}
-    return json.dumps(known, separators=(",", ":")).encode()
-
-
-def unpacked(data: bytes) -> tuple[list[Any], Description]:
-    """Return what ``packed`` was given, as lists."""
-    known = json.loads(data)
-    metadata = base64.b64decode(known["metadata"])
-    return known["items"], Description(metadata, tuple(known.get("digests", ())))
-
-
-def digest(items: Sequence[Any]) -> str:
-    """Return what two files have in common if the same stands in the same places."""
-    return hashlib.sha256(json.dumps(items, separators=(",", ":")).encode()).hexdigest()
 
 
 def address_of(pid: int) -> bytes:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
-from .checkpoint_storage import file_of
+from .storage import file_of
 
 Places = Mapping[MetadataIndex, tuple[int, int]]
 """Where the container of each item of a plan is in a file: its start and length, in bytes."""

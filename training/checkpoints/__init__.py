@@ -1,0 +1,1 @@
+"""Snapshots in memory and checkpoints on storage: what ``Checkpointer`` is made of."""
