@@ -1,27 +1,22 @@
 """Keeps the state of a training script: in memory that outlives the workers, and on storage."""
 
 import os
-import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import progress
-from .checkpoints.flat_state import FlatState
-from .checkpoints.folder import CheckpointFolder, Checkpoints, say
-from .checkpoints.intervals import Interval
-from .checkpoints.late_copy import Background
-from .checkpoints.replicas import FAILED, Replicas, fetch, spread
-from .checkpoints.snapshot_file import MisfitError
-from .checkpoints.snapshots import Snapshots, first_line
+from .checkpoints.folder import CheckpointFolder
+from .checkpoints.intervals import Interval, time_s
+from .checkpoints.patience import Patience
+from .checkpoints.report import StepReport
+from .checkpoints.saving import Checkpoints
 from .checkpoints.state import State
-from .ranks import Question, Ranks
+from .checkpoints.taker import SnapshotTaker
+from .ranks import Ranks
+from .worker.lines import say
 from .worker.preemption import find_notice
-from .worker.snapshot_memory import ask
 from .worker.snapshot_page import Place
-
-_NOT_WHOLE, _NO_MORE = 1, 2
-"""Why a rank has no share of a snapshot: the copy is of no use, or there is no memory."""
 
 
 class Checkpointer:
@@ -44,6 +39,7 @@ class Checkpointer:
         checkpoint_every: int | str | None = "10min",
         keep: int = 3,
         overlap: bool = True,
+        save_timeout: str | None = "10min",
     ) -> None:
         """Look at the objects; nothing is loaded or written yet.
 
@@ -58,6 +54,8 @@ class Checkpointer:
             overlap: whether what optimizers change is copied while training goes on, until the next
                 step of an optimizer. Weights that something else changes before that are noticed
                 if torch counts the change, or if it is one of a whole tensor.
+            save_timeout: how long the storage may take for a single write before the checkpoint
+                that training waits for is lost; None: for ever.
 
         Raises:
             RuntimeError: ``init_process_group`` comes later, or the folder cannot be written.
@@ -68,28 +66,21 @@ class Checkpointer:
             raise ValueError(f"Checkpointer was given keep={keep}; right would be 1 or more.")
         self._snapshot_every = Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
+        patience = Patience(time_s("save_timeout", save_timeout))
         self._state = State(state)
-        self._flat_state = FlatState(self._state)
         self._ranks = Ranks()
-        self._rank = int(os.environ.get("RANK", self._ranks.rank))
-        self._folder = CheckpointFolder(folder, keep, self._ranks)
-        self._is_first_round = True
-        self._snapshots = self._find_memory() if snapshot_every is not None else None
-        self._checkpoints = Checkpoints(self._folder, self._ranks, self._rank)
-        self._find_saver()
-        if self._checkpoint_every and self._is_first_round:
+        rank = int(os.environ.get("RANK", self._ranks.rank))
+        self._folder = CheckpointFolder(folder, keep, self._ranks, patience)
+        self._checkpoints = Checkpoints(self._folder, self._ranks, rank, patience)
+        self._snapshots = SnapshotTaker(self._state, self._ranks, rank, overlap=overlap)
+        if self._snapshot_every:
+            at_breakpoint = bool(self._checkpoint_every)
+            place = Place(self._folder.folder, keep, at_breakpoint=at_breakpoint)
+            self._snapshots.find_memory(place)
+            self._checkpoints.saver = self._snapshots.saver
+        if self._checkpoint_every and self._snapshots.is_first_round:
             self._folder.check()
-        self._of_others = self._find_others()
-        self._replicas = self._begin_replicas()
-        self._notice = find_notice(self._rank, keeps=True)
-        self._question: Question | None = None
-        self._overlaps = overlap
-        self._background: Background | None = None
-        self._taken = -1
-        """The step of the newest snapshot."""
-        self._failed = ""  # why this rank's copy of it is of no use
-        self._missing = 0
-        """``_NO_MORE`` where this rank takes no snapshots any more."""
+        self._notice = find_notice(rank, keeps=True)
         self._done: int | None = None
         """How many steps are done; None: nothing was restored yet."""
 
@@ -112,7 +103,7 @@ class Checkpointer:
             yield number
             self.step(number + 1)
         if self._checkpoint_every and 0 < total != self._checkpoints.newest:
-            self._wait_for_copy()
+            self._snapshots.wait_for_copy()
             self._checkpoints.finish(total, self.save)
         self.wait()
 
@@ -129,20 +120,20 @@ class Checkpointer:
             return self._done
         done, source, newest, error = -1, "snapshot", -1, None
         try:
-            self._checkpoints.newest = newest = self._folder.newest(cleans=self._is_first_round)
+            newest = self._folder.newest(cleans=self._snapshots.is_first_round)
+            self._checkpoints.newest = newest
         except RuntimeError as found:
             error = found
-        offered = self._snapshots.resume_step if self._snapshots is not None else -1
-        if self._snapshots is not None and offered >= max(newest, 0):
-            done = self._restore_snapshot(self._snapshots, offered)
+        offered = self._snapshots.resume_step
+        if offered >= max(newest, 0) and self._snapshots.restore(offered):
+            done = offered
         if error is not None:
             if done < 0:
                 raise error
             if self._ranks.rank == 0:
                 say(f"{error}.")
         if done < 0:
-            if self._snapshots is not None:
-                self._snapshots.clear()
+            self._snapshots.clear()
             if newest >= 0:
                 self._folder.load(newest, self._state)
             done, source = max(newest, 0), "checkpoint"
@@ -165,36 +156,49 @@ class Checkpointer:
         self._done = number
         progress(number)
         # The ranks have all written what was due before: the older snapshot is not needed.
-        takes_snapshot, saves, is_busy, drain, lacks_plan, is_missing = self._answer()
-        if is_missing and self._snapshots is not None:
-            self._snapshots.forget(self._taken)
-        if is_missing == _NO_MORE:
-            self._end_snapshots()
-        if lacks_plan:
-            self._make_plans()
+        said = self._snapshots.hear()
+        self._snapshots.settle(said)
+        takes_snapshot, saves = self._find_due(number, said)
+        own = self._find_report(said)
+        complete = self._snapshots.take(number) if takes_snapshot else None
+        self._snapshots.report(complete, own)
+        if saves:
+            self.save(number)
+        if said.notice:
+            self._drain(number, is_whole=said.notice > 1)
+
+    def _find_due(self, number: int, said: StepReport) -> tuple[bool, bool]:
+        """Return whether a step ends with a snapshot, and with a checkpoint.
+
+        Args:
+            number: of the step.
+            said: what all ranks have reported.
+        """
         now = time.monotonic()
-        takes_snapshot = self._snapshot_every.is_due(number, takes_snapshot)
-        saves = self._checkpoint_every.is_due(number, saves)
-        if saves and is_busy:  # the one before is still being written
+        takes_snapshot = self._snapshot_every.is_due(number, said.snapshot_is_due)
+        saves = self._checkpoint_every.is_due(number, said.checkpoint_is_due)
+        if saves and said.saver_is_busy:  # the one before is still being written
             self._checkpoint_every.skip(number)
             saves = False
         if takes_snapshot:
             self._snapshot_every.begin(number, now)
         if saves:
             self._checkpoint_every.begin(number, now)
-        times = (self._snapshot_every.is_over(now), self._checkpoint_every.is_over(now))
-        is_busy = self._checkpoints.saver is not None and self._checkpoints.saver.is_busy
-        told = self._notice.code if self._notice is not None and not drain else 0
-        complete = None
-        if takes_snapshot and self._snapshots is not None:
-            complete = self._take_snapshot(self._snapshots, number)
-        if takes_snapshot:
-            self._replicate(number)
-        self._complete(complete, (*times, is_busy, told))
-        if saves:
-            self.save(number)
-        if drain:
-            self._drain(number, is_whole=drain > 1)
+        return takes_snapshot, saves
+
+    def _find_report(self, said: StepReport) -> StepReport:
+        """Return what this rank reports, less what is known when its snapshot is complete.
+
+        Args:
+            said: what all ranks have reported, to be obeyed at the end of this step.
+        """
+        now, saver = time.monotonic(), self._checkpoints.saver
+        return StepReport(
+            snapshot_is_due=self._snapshot_every.is_over(now),
+            checkpoint_is_due=self._checkpoint_every.is_over(now),
+            saver_is_busy=saver is not None and saver.is_busy,
+            notice=self._notice.code if self._notice is not None and not said.notice else 0,
+        )
 
     def save(self, number: int) -> bool:
         """Write a checkpoint; return whether it is complete. If not, the newest one stays.
@@ -205,12 +209,17 @@ class Checkpointer:
         Args:
             number: how many steps are done.
         """
-        self._wait_for_copy()
-        self._checkpoint_every.begin(number, time.monotonic())
-        if self._checkpoints.saver is not None and self._save_from_memory(number):
-            self._checkpoints.begun(number)
-            return True
-        return self._checkpoints.write(number, self._state.collect())
+        self._snapshots.wait_for_copy()
+        now = time.monotonic()
+        self._checkpoint_every.begin(number, now)
+        if not self._checkpoints.begin(number):
+            return False
+        if self._checkpoints.saver is not None:
+            if self._snapshots.is_taking and not self._snapshots.has(number):
+                self._snapshot_every.begin(number, now)
+            if self._snapshots.save(number):
+                return True
+        return self._checkpoints.write(self._state.collect())
 
     def wait(self) -> None:
         """Return when all ranks have come here, and the checkpoint that was begun last is complete.
@@ -218,7 +227,7 @@ class Checkpointer:
         Raises:
             RuntimeError: it could not be written.
         """
-        self._answer()
+        self._snapshots.hear()
         self._checkpoints.demand()
         self._ranks.all_say(True)
 
@@ -230,17 +239,11 @@ class Checkpointer:
         It is on storage afterwards, unless the nodes that stay have it in memory, or nothing is to
         be saved at breakpoints.
         """
-        self._wait_for_copy()
+        self._snapshots.wait_for_copy()
         wants = self._notice is None or self._notice.saves
         saves = self._ranks.all_say(bool(self._checkpoint_every) and wants)
-        snapshots = self._snapshots
-        if snapshots is not None and not snapshots.has(number):
-            complete = self._take_snapshot(snapshots, number)
-            if complete is not None:
-                complete()
-        is_held = self._snapshots is not None and self._snapshots.is_replicated(number)
-        if self._replicas is not None and not is_whole:
-            is_held = self._replicas.exchange_now(number) or is_held
+        self._snapshots.take_whole(number)
+        is_held = not is_whole and self._snapshots.hold_elsewhere(number)
         if saves and (is_whole or not self._ranks.all_say(is_held)):
             self._save_and_wait(number)
         if self._notice is None:
@@ -257,195 +260,3 @@ class Checkpointer:
             self.save(number)
             self._checkpoints.settle()
         self._ranks.all_say(True)
-
-    # --- snapshots -------------------------------------------------------------------------------
-
-    def _find_memory(self) -> Snapshots | None:
-        memory = ask(self._rank)
-        self._is_first_round = memory is None or memory.is_first_round
-        snapshots = Snapshots(memory, self._rank, self._ranks.size) if memory is not None else None
-        if self._ranks.all_say(snapshots is not None):
-            return snapshots
-        if snapshots is not None:
-            snapshots.close()
-        return None
-
-    def _find_saver(self) -> None:
-        """Look whether there is one on all ranks."""
-        if self._snapshots is None:
-            return
-        at_breakpoint = bool(self._checkpoint_every)
-        place = Place(self._folder.folder, self._folder.keep, at_breakpoint=at_breakpoint)
-        if self._ranks.all_say(self._snapshots.save_to(place)):
-            self._checkpoints.saver = self._snapshots.saver
-
-    def _find_others(self) -> list[Snapshots]:
-        """Return where shares of other ranks are kept: as many on all ranks."""
-        found: list[Snapshots] = []
-        while self._snapshots is not None and self._ranks.size > 1:
-            memory = ask(self._rank, replica=len(found) + 1)
-            if not self._ranks.all_say(memory is not None) or memory is None:
-                if memory is not None:
-                    Snapshots(memory, self._rank, self._ranks.size).close()
-                break
-            found.append(Snapshots(memory, self._rank, self._ranks.size, are_of_others=True))
-        return found
-
-    def _begin_replicas(self) -> Replicas | None:
-        if self._snapshots is None or not self._of_others:
-            return None
-        self._snapshots.beside = self._of_others
-        return Replicas(self._ranks, self._snapshots, self._of_others)
-
-    def _replicate(self, number: int) -> None:
-        """Begin to send a snapshot to other nodes, if all ranks have sent the one before."""
-        if self._replicas is None:
-            return
-        (state,) = self._ranks.most(self._replicas.state)
-        self._replicas.go_on(state, number)
-        if state == FAILED:
-            if self._ranks.rank == 0:
-                say("a rank could not send its share or keep another's: no more replicas.")
-            self._replicas = None
-
-    def _save_from_memory(self, number: int) -> bool:
-        """Have the saver write a snapshot, which is taken if there is none; return whether it does.
-
-        One rank's share is enough if it is the state of all ranks. Else it takes all of them, and
-        the saver of each node writes those that are there.
-        """
-        snapshots = self._snapshots
-        if snapshots is not None and not snapshots.has(number):
-            self._snapshot_every.begin(number, time.monotonic())
-            complete = self._take_snapshot(snapshots, number)
-            if complete is not None:
-                complete()
-            snapshots = self._snapshots
-        is_there = snapshots is not None and snapshots.has(number)
-        is_alike = snapshots is not None and snapshots.is_replicated(number)
-        is_there, is_alike = map(bool, self._ranks.least(is_there, is_alike))
-        if not is_there or not (is_alike or self._is_planned(number)):
-            return False
-        is_mine = self._ranks.rank == 0 or not is_alike
-        has_begun = True
-        if is_mine and snapshots is not None and snapshots.saver is not None:
-            snapshots.saver.wait()  # it writes one at a time
-            has_begun = snapshots.save(number)
-        return self._ranks.all_say(has_begun)
-
-    def _is_planned(self, number: int) -> bool:
-        """Return whether the shares of a step are a checkpoint; if not, try to make them one."""
-        snapshots = self._snapshots
-        if snapshots is None:
-            return False
-        if not self._ranks.all_say(snapshots.is_planned(number)):
-            self._make_plans()
-        return self._ranks.all_say(snapshots.is_planned(number))
-
-    def _make_plans(self) -> None:
-        """Have rank 0 keep the metadata of all shares of the newest snapshot, and the next ones."""
-        snapshots = self._snapshots
-        if snapshots is None:
-            return
-        if self._replicas is not None:
-            self._replicas.wait()  # they are sent from the file that plans are put behind
-        plan = snapshots.plan(self._state.collect(), self._flat_state.collect())
-        plans = self._ranks.gather(plan)
-        try:
-            snapshots.use_plans(plans, self._taken)
-        except OSError as error:
-            self._give_up_snapshots(error.strerror)
-
-    def _take_snapshot(self, snapshots: Snapshots, number: int) -> Callable[[], str] | None:
-        self._taken = number
-        state = self._flat_state.collect()
-        late = self._flat_state.late if self._overlaps else frozenset()
-        keep = self._replicas.kept if self._replicas is not None else frozenset()
-        try:
-            return snapshots.write(number, self._state.collect, state, late, keep)
-        except OSError as error:
-            self._give_up_snapshots(error.strerror)
-        except RuntimeError as error:  # of the GPU or its driver
-            self._failed = first_line(error)
-        return None
-
-    def _say_lost(self, why: str | None, then: str) -> None:
-        say(f"no snapshot of step {self._taken} was taken: {why}; from now on {then}.")
-
-    def _give_up_snapshots(self, why: str | None) -> None:
-        self._say_lost(why, "there are checkpoints only")
-        self._missing = _NO_MORE
-        self._end_snapshots()
-
-    def _end_snapshots(self) -> None:
-        if self._snapshots is not None:
-            if self._checkpoints.saver is not None:
-                self._snapshots.saver = None  # it has yet to say what becomes of its checkpoint
-            self._snapshots.close()
-            self._snapshots = None
-        if self._replicas is not None:
-            self._replicas.give_up()
-
-    def _complete(self, complete: Callable[[], str] | None, asked: tuple[int, ...]) -> None:
-        """Complete a snapshot if there is something to do, while training goes on, and ask."""
-
-        def act() -> None:
-            if complete is not None:
-                self._failed = complete()
-            if self._replicas is not None:
-                self._replicas.start()
-            snapshots = self._snapshots if self._checkpoints.saver is not None else None
-            lacks_plan = snapshots is not None and snapshots.lacks_plan
-            missing = self._missing or (_NOT_WHOLE if self._failed else 0)
-            self._question = self._ranks.ask(*map(int, (*asked, lacks_plan)), missing)
-
-        if complete is None or not self._overlaps:
-            act()
-            return
-        if self._background is None:
-            self._background = Background()
-        self._background.begin(act)
-
-    def _wait_for_copy(self) -> None:
-        if self._background is not None:
-            self._background.wait()
-            if self._background.error is not None:
-                raise self._background.error
-        why, self._failed = self._failed, ""
-        if why and self._overlaps:
-            self._say_lost(why, "training waits for each copy")
-            self._overlaps = False
-        elif why:
-            self._give_up_snapshots(why)
-
-    def _answer(self) -> list[int]:
-        """Return what is due by time, and whether a rank has not its share of what was taken."""
-        self._wait_for_copy()
-        answer = self._question.answer() if self._question is not None else [0] * 6
-        self._question = None
-        return answer
-
-    def _restore_snapshot(self, snapshots: Snapshots, step: int) -> int:
-        """Load the snapshot of a step; return -1 if that is not possible."""
-        file, is_trusted = snapshots.find(step), True
-        if not self._ranks.all_say(file is not None):
-            is_trusted = file is not None
-            file = spread(self._ranks, snapshots, step, file)
-            if self._ranks.size > 1 and not self._ranks.all_say(file is not None):
-                file = fetch(self._ranks, snapshots, self._of_others, step)
-                self._ranks.all_say(True)
-                snapshots.forget_others()
-        loading, words = None, ""
-        try:
-            if file is not None:
-                loading = self._state.load(file, is_trusted=is_trusted)
-        except (MisfitError, pickle.UnpicklingError) as error:
-            words = first_line(error)
-        if self._ranks.all_say(loading is not None) and loading is not None:
-            loading.finish()
-            return step
-        self._state.forget_initialised()
-        first = self._ranks.least(self._ranks.rank if words else self._ranks.size)[0]
-        if first == self._ranks.rank:  # one line is enough
-            say(f"the snapshot of step {step} does not fit: {words}.")
-        return -1

@@ -79,6 +79,18 @@ class Ranks:
         dist.gather_object(value, found or None, dst=0, group=self.group)
         return found
 
+    def scatter(self, values: list[Any]) -> Any:
+        """Return what the first rank has for this one.
+
+        Args:
+            values: of the first rank, by rank; elsewhere nothing.
+        """
+        if self.group is None:
+            return values[0]
+        found: list[Any] = [None]
+        dist.scatter_object_list(found, values or None, src=0, group=self.group)
+        return found[0]
+
     def ask(self, *numbers: int) -> "Question":
         """Begin to ask for the greatest of each number, without waiting for the others."""
         return Question(self.group, numbers)

@@ -322,7 +322,7 @@ class _RankMemory:
         """Return all that is here of a step."""
         entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
         return [
-            HeldShare(local_rank, index, self.fds[1 + index], entry)
+            HeldShare(local_rank, index, self.fds[1 + index], entry, self.fds[0])
             for index, entry in entries
             if entry is not None and entry.step == step
         ]

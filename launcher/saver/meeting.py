@@ -36,15 +36,23 @@ class MeetingError(Exception):
 class Meeting:
     """What the savers of a checkpoint say to each other; nothing where one has all shares."""
 
-    def __init__(self, storage: Storage, order: Order, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        order: Order,
+        patience_s: float = PATIENCE_S,
+        tick: Callable[[], object] = lambda: None,
+    ) -> None:
         """Say nothing yet.
 
         Args:
             storage: where the checkpoint is written.
             order: what this saver writes of it.
             patience_s: how long another node is waited for at least.
+            tick: is called whenever the storage has answered.
         """
         self._storage, self._order, self._patience_s = storage, order, patience_s
+        self._tick = tick
         self._name = str(order.shares[0].rank)
         self._begun_at = time.monotonic()
         self._said: dict[str, dict[str, Any]] = {}
@@ -157,7 +165,9 @@ class Meeting:
             MeetingError: a node has failed.
         """
         order = self._order
-        for name in self._storage.marks(order.step, order.attempt):
+        names = self._storage.marks(order.step, order.attempt)
+        self._tick()
+        for name in names:
             if name in self._said:
                 continue
             with suppress(ValueError, FileNotFoundError):  # it is being written

@@ -32,6 +32,8 @@ class Order:
     """Of how many ranks a checkpoint has files; savers of other nodes write the others."""
     unless_newer: bool = False
     """Nothing is to be done where there is one as new or newer."""
+    pages: int = 0
+    """How many pages come behind the buffers: there it is noted that the storage gets on."""
     given_up: str = ""
     """Why this node's part does not come: nothing but that is to be told to the others."""
 
@@ -56,6 +58,7 @@ class Order:
             "shares": shares,
             "ranks": self.ranks,
             "unless_newer": self.unless_newer,
+            "pages": self.pages,
             "given_up": self.given_up,
         }
 

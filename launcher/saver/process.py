@@ -4,11 +4,14 @@ It may wait for a storage for as long as that takes: nothing waits for it. The k
 the agent.
 """
 
+import mmap
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 
+from ...training.worker import snapshot_page as page
 from ..processes.ipc import Incoming, send
 from ..processes.prctl import die_with_parent
 from .order import Order, Written
@@ -46,14 +49,26 @@ def main(arguments: list[str]) -> int:
 
 def _done(order: Order, incoming: Incoming) -> Written:
     try:
-        fds = incoming.take_fds(len(order.shares))
+        fds = incoming.take_fds(len(order.shares) + order.pages)
     except OSError as error:
         return Written(str(error))
     try:
-        return write(order, fds)
+        buffers, pages = fds[: len(order.shares)], fds[len(order.shares) :]
+        return write(order, buffers, tick=_ticking(pages))
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _ticking(fds: Sequence[int]) -> Callable[[], None]:
+    """Return what notes in some pages that the storage has done something."""
+    pages = [memoryview(mmap.mmap(fd, page.PAGE_BYTES)) for fd in fds]
+
+    def tick() -> None:
+        for one in pages:
+            page.tick(one)
+
+    return tick
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ class HeldShare(NamedTuple):
     fd: int
     """Of the buffer; it is not closed here."""
     entry: page.Entry
+    page_fd: int = -1
+    """Of the page that belongs to it, where its worker sees that the storage gets on; -1: none."""
 
 
 class NodeShares(NamedTuple):
@@ -99,8 +101,9 @@ class Saves:
             return False
         with ExitStack() as files:
             fds = []
-            for share in snapshot.shares:
-                fds.append(os.dup(share.fd))  # this node may become a spare meanwhile
+            pages = [share.page_fd for share in snapshot.shares if share.page_fd >= 0]
+            for fd in (*(share.fd for share in snapshot.shares), *pages):
+                fds.append(os.dup(fd))  # this node may become a spare meanwhile
                 files.callback(os.close, fds[-1])
             writing = self._write(snapshot, fds, ended, files.pop_all())
         self._writing = asyncio.get_running_loop().create_task(writing)
@@ -139,7 +142,8 @@ class Saves:
     ) -> None:
         step, written = snapshot.step, None
         try:
-            written = await self._saver.write(_order(snapshot), fds)
+            pages = len(fds) - len(snapshot.shares)
+            written = await self._saver.write(_order(snapshot, pages=pages), fds)
         finally:
             written = written or Written(self._why_not)
             files.close()
@@ -188,7 +192,7 @@ class Saves:
         self._saver.close()
 
 
-def _order(snapshot: NodeShares, *, is_last: bool = False) -> Order:
+def _order(snapshot: NodeShares, *, pages: int = 0, is_last: bool = False) -> Order:
     entries, place = [share.entry for share in snapshot.shares], snapshot.place
     shares = tuple(Share(_rank_of(one), one.data_bytes, one.layout_bytes) for one in entries)
     attempt = snapshot.meeting or f"{entries[0].rank}-{entries[0].generation}"
@@ -200,6 +204,7 @@ def _order(snapshot: NodeShares, *, is_last: bool = False) -> Order:
         shares,
         snapshot.ranks,
         unless_newer=is_last,
+        pages=pages,
     )
 
 

@@ -2,12 +2,19 @@
 
 import mmap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...training.checkpoints.layout import Description, digest, unpacked
-from ...training.checkpoints.storage import METADATA, Storage, file_of, open_storage, words_of
+from ...training.checkpoints.storage import (
+    METADATA,
+    Storage,
+    file_of,
+    of_bytes,
+    open_storage,
+    words_of,
+)
 from .containers import mend
 from .meeting import NOT_AGREED, PATIENCE_S, Meeting, MeetingError
 from .order import Order, Share, Written
@@ -15,7 +22,12 @@ from .order import Order, Share, Written
 _CHUNK_BYTES = 1 << 23
 
 
-def write(order: Order, fds: Sequence[int], patience_s: float = PATIENCE_S) -> Written:
+def write(
+    order: Order,
+    fds: Sequence[int],
+    patience_s: float = PATIENCE_S,
+    tick: Callable[[], object] = lambda: None,
+) -> Written:
     """Write a checkpoint, or this node's part of it; it is visible when it is complete.
 
     Or tell the others that this part does not come.
@@ -24,6 +36,7 @@ def write(order: Order, fds: Sequence[int], patience_s: float = PATIENCE_S) -> W
         order: what to write.
         fds: the buffers of its shares.
         patience_s: how long other nodes are waited for at least.
+        tick: is called whenever the storage has done something.
     """
     begun = time.monotonic()
     try:
@@ -34,7 +47,8 @@ def write(order: Order, fds: Sequence[int], patience_s: float = PATIENCE_S) -> W
             return Written(order.given_up)
         if order.unless_newer and max(storage.steps(), default=-1) >= order.step:
             return Written("", path)
-        count = _write(order, fds, storage, Meeting(storage, order, patience_s))
+        meeting = Meeting(storage, order, patience_s, tick)
+        count = _write(order, fds, storage, meeting, tick)
     except Exception as error:  # whatever a file system of fsspec raises
         return Written(words_of(error) or type(error).__name__)
     return Written("", path, count, time.monotonic() - begun)
@@ -47,7 +61,13 @@ def forget(order: Order) -> None:
         Meeting(storage, order).end()
 
 
-def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting) -> int:
+def _write(
+    order: Order,
+    fds: Sequence[int],
+    storage: Storage,
+    meeting: Meeting,
+    tick: Callable[[], object],
+) -> int:
     """Write a checkpoint; return how many bytes it has, 0 where another node makes it visible."""
     draft, has_begun = storage.draft(order.step, order.attempt), False
 
@@ -70,13 +90,13 @@ def _write(order: Order, fds: Sequence[int], storage: Storage, meeting: Meeting)
         has_begun = True
         if is_new:
             for file in files:
-                _put(storage, draft, file)
+                _put(storage, draft, file, tick)
         meeting.has_written(digests, sum(file.share.data_bytes for file in files))
         if not order.is_first:
             return 0
         count = meeting.wait_for_others(agreed)
         if storage.has(draft):  # else a saver has died that had come so far
-            storage.put(draft, METADATA, [metadata])
+            storage.put(draft, METADATA, of_bytes(metadata))
         storage.publish(order.step, draft, order.keep)
     except Exception as error:
         words = meeting.has_failed(words_of(error), abandon)
@@ -108,7 +128,7 @@ def _opened(order: Order, fds: Sequence[int]) -> list[_File]:
     return files
 
 
-def _put(storage: Storage, draft: str, file: _File) -> None:
+def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) -> None:
     """Write one file.
 
     Raises:
@@ -118,15 +138,10 @@ def _put(storage: Storage, draft: str, file: _File) -> None:
     for _, start, length, dtype, *_ in file.items:
         if dtype:
             mend(data[start : start + length])
-    storage.put(draft, file_of(file.share.rank), _Parts(data))
 
+    def write_all(target: Any) -> None:
+        for start in range(0, len(data), _CHUNK_BYTES):
+            target.write(data[start : start + _CHUNK_BYTES])
+            tick()
 
-class _Parts:
-    """The bytes of a file, a part at a time, as often as they are asked for."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-
-    def __iter__(self) -> Iterator[memoryview]:
-        for start in range(0, len(self._data), _CHUNK_BYTES):
-            yield self._data[start : start + _CHUNK_BYTES]
+    storage.put(draft, file_of(file.share.rank), write_all)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import Checkpointer, checkpointer
-from ft_run.training.checkpoints import late_copy
+from ft_run.training.checkpoints import late_copy, taker
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from ft_run.training.checkpoints.replicas import Replicas
 from ft_run.training.ranks import Question, Ranks
@@ -112,7 +112,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
     def given(step: int, *, is_first_round: bool = True) -> memoryview:
         mine = list(map(os.dup, fds))
         made = Memory(mine[0], tuple(mine[1:]), step, None, is_first_round)
-        monkeypatch.setattr(checkpointer, "ask", lambda _: made)
+        monkeypatch.setattr(taker, "ask", lambda _: made)
         return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 
     yield given
@@ -234,8 +234,9 @@ def test_what_another_rank_has_not_is_forgotten(
     given = memory(-1)
     script = Script(tmp_path, checkpoint_every=None)
     checkpointer = script.checkpointer
-    assert checkpointer._snapshots is not None
-    checkpointer._replicas = Replicas(checkpointer._ranks, checkpointer._snapshots, [])
+    snapshots = checkpointer._snapshots
+    assert snapshots._own is not None
+    snapshots._replicas = Replicas(checkpointer._ranks, snapshots._own, [])
     checkpointer.restore()
 
     whys = iter((0, 0, 0, 0, why, 0))
@@ -244,7 +245,7 @@ def test_what_another_rank_has_not_is_forgotten(
         checkpointer.step(step)
     checkpointer.wait()
     assert held(given) == expected
-    assert (checkpointer._replicas is not None) == goes_on
+    assert (snapshots._replicas is not None) == goes_on
 
 
 @pytest.mark.parametrize(
@@ -450,7 +451,7 @@ def test_without_memory_there_are_checkpoints(
     before = len(os.listdir("/proc/self/fd"))
     memory(-1)
     script = Script(tmp_path, checkpoint_every=3).train(10, until=4)
-    assert script.checkpointer._snapshots is None
+    assert not script.checkpointer._snapshots.is_taking
     assert len(os.listdir("/proc/self/fd")) == before  # it was given back
     assert set(said) == {2}  # the others are told
     lost, written = capfd.readouterr().err.splitlines()
@@ -481,7 +482,7 @@ def test_a_thousand_snapshots_leave_nothing_behind(tmp_path: Path, memory: Given
 
     script.train(3)
     files, threads, waiters, objects = take(*range(4, 14))
-    assert script.checkpointer._background is not None
+    assert script.checkpointer._snapshots._background is not None
     after = take(*range(14, 1014))
     assert after[0] <= files
     assert after[1] <= threads  # of other tests, some go meanwhile
@@ -555,7 +556,7 @@ def test_a_restart_does_not_look_whether_the_folder_can_be_written(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it was waited for another try."""
     found: list[float] = []
-    monkeypatch.setattr("ft_run.training.checkpoints.folder.time.sleep", found.append)
+    monkeypatch.setattr("ft_run.training.checkpoints.saving.time.sleep", found.append)
     return found
 
 
@@ -607,7 +608,7 @@ def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ft_run.training.checkpoints.folder.time.sleep", lambda _: (tmp_path / "filler").unlink()
+        "ft_run.training.checkpoints.saving.time.sleep", lambda _: (tmp_path / "filler").unlink()
     )
     with small(tmp_path, "size=256k"):
         for _ in Script(tmp_path, checkpoint_every=2).checkpointer.steps(1):

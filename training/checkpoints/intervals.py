@@ -6,6 +6,31 @@ import time
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 
 
+def time_s(name: str, value: str | None) -> float | None:
+    """Return a time in seconds; None: none.
+
+    Args:
+        name: of the argument.
+        value: such as ``10min``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _time_s(value)
+    if found is None and value is not None:
+        raise ValueError(
+            f"Checkpointer was given {name}={value!r}; right would be a time such as '30s', "
+            "'10min' or '2h', or None."
+        )
+    return found
+
+
+def _time_s(value: object) -> int | None:
+    """Return what a text says in seconds; None: that is no time."""
+    match = re.fullmatch(r"(\d+) ?(s|min|h)", value) if isinstance(value, str) else None
+    return (int(match[1]) * _UNITS_S[match[2]] or None) if match is not None else None
+
+
 class Interval:
     """How often something is done: a number of steps, a time, or never."""
 
@@ -16,13 +41,10 @@ class Interval:
             ValueError: it is none of these.
         """
         self._steps: int | None = None
-        self._time_s: float | None = None
-        match = re.fullmatch(r"(\d+) ?(s|min|h)", value) if isinstance(value, str) else None
+        self._time_s = _time_s(value)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             self._steps = value
-        elif match is not None and int(match[1]):
-            self._time_s = int(match[1]) * _UNITS_S[match[2]]
-        elif value is not None:
+        elif value is not None and self._time_s is None:
             raise ValueError(
                 f"Checkpointer was given {name}={value!r}; right would be a number of steps, a "
                 "time such as '30s', '10min' or '2h', or None."

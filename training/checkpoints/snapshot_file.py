@@ -1,60 +1,26 @@
 """A file of ``torch.distributed.checkpoint`` in memory, whose values are overwritten in place.
 
-The file is ``__<rank>_0.distcp`` as DCP writes it: one container of ``torch.save`` after the other.
-It is written once; then it is known where the bytes of each tensor are, and only these are copied.
-A value that is no tensor has a slot that it need not fill: the container's comment does.
+The file is ``__<rank>_0.distcp`` as DCP writes it (``containers.py``). It is written once; then it
+is known where the bytes of each tensor are, and only these are copied.
 """
 
 import io
 import os
 import pickle
-import struct
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import WriteItemType
 
+from .containers import Item, MisfitError, padded, saved, with_data_start, write_values
 from .late_copy import Copies, LateCopy, copy_now, kept, local
 from .layout import Description, packed, unpacked
 from .mapped_memory import mapped, register
 from .metadata import metadata_of, places_of
 
-ALIGNMENT = 64
-"""Of each container, as torch aligns the data inside."""
-_COMMENT_MAX = 65535
-_LOCAL_HEADER = struct.Struct("<26xHH")
 _NOTHING = object()
-
-Path = tuple[str | int, ...]
-"""The keys that lead to a value in a nested state dict."""
-
-
-class MisfitError(Exception):
-    """Raised when a state does not fit a file that was made for another one."""
-
-
-class Item(NamedTuple):
-    """One value in the file."""
-
-    path: Path
-    start: int
-    """Of its container, in bytes."""
-    length: int
-    """Of its container, in bytes; also the size of the slot, where it is no tensor."""
-    dtype: str
-    """Such as ``float32``; empty: it is no tensor."""
-    shape: tuple[int, ...]
-    data_start: int
-    """Where the bytes of the tensor are."""
-
-    @property
-    def key(self) -> str:
-        """The name in a flat state dict."""
-        return ".".join(map(str, self.path))
 
 
 class SnapshotFile:
@@ -168,7 +134,7 @@ class SnapshotFile:
         self._pickles[index] = b""
         item = self._items[index]
         assert self._map is not None
-        self._map[item.start : item.start + item.length] = _padded(_saved(value), item.length)
+        self._map[item.start : item.start + item.length] = padded(saved(value), item.length)
         self._pickles[index] = pickled
 
     def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
@@ -191,29 +157,11 @@ class SnapshotFile:
             os.ftruncate(self._fd, least)
             mapped(self._fd, least)  # memory that is made before it is written may be huge pages
         os.lseek(self._fd, 0, os.SEEK_SET)
-        items: list[Item] = []
         with open(os.dup(self._fd), "w+b") as file:
-            for write in plan.items:
-                start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
-                file.seek(start)
-                path = planner.mappings[write.index.fqn]
-                value = planner.lookup_object(write.index)
-                if write.type is WriteItemType.BYTE_IO:
-                    data = _saved(value)
-                    room = min(len(data) // 4 + 256, _COMMENT_MAX)
-                    file.write(_padded(data, len(data) + room))
-                    items.append(Item(path, start, file.tell() - start, "", (), 0))
-                    continue
-                tensor = local(value).detach().cpu().contiguous()
-                if tensor.untyped_storage().nbytes() != tensor.nbytes:
-                    tensor = tensor.clone()
-                torch.save(tensor, file)
-                length = file.tell() - start
-                at = _data_start(file, start, length) if tensor.numel() else start
-                file.seek(start + length)
-                shape = tuple(tensor.shape)
-                items.append(Item(path, start, length, _name_of(tensor.dtype), shape, at))
+            items = write_values(planner, plan, file)
             size = file.tell()
+            items = [with_data_start(item, file) for item in items]
+            file.seek(size)
             if is_whole:
                 self.description = Description(metadata_of([plan], [places_of(plan, items)]))
             layout = packed(items, self.description)
@@ -323,65 +271,3 @@ class SnapshotFile:
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (value for value in values if isinstance(value, torch.Tensor))
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _saved(value: Any) -> bytes:
-    """Return what DCP writes of a value that is no tensor."""
-    data = io.BytesIO()
-    torch.save(value, data)
-    return data.getvalue()
-
-
-def _padded(data: bytes, length: int) -> bytes:
-    """Return a container with a comment that fills its slot.
-
-    Raises:
-        MisfitError: it is too long for its slot, or too short.
-    """
-    room = length - len(data)
-    if not 0 <= room <= _COMMENT_MAX:
-        raise MisfitError("a value does not fit its slot")
-    return data[:-2] + struct.pack("<H", room) + bytes(room)
-
-
-def _data_start(file: Any, start: int, length: int) -> int:
-    """Return where the bytes of the one tensor of a container are."""
-    with zipfile.ZipFile(_Slice(file, start, length)) as container:
-        (entry,) = [one for one in container.infolist() if one.filename.endswith("/data/0")]
-    header = start + entry.header_offset
-    file.seek(header)
-    name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return int(header + _LOCAL_HEADER.size + name + extra)
-
-
-class _Slice(io.RawIOBase):
-    """A part of a file, to read."""
-
-    def __init__(self, file: Any, start: int, length: int) -> None:
-        self._file, self._start, self._length, self._at = file, start, length, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._length - self._at))
-        self._file.seek(self._start + self._at)
-        data: bytes = self._file.read(count)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

@@ -13,11 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from ..worker import snapshot_page as page
 from ..worker.snapshot_memory import Memory
+from .containers import Item, MisfitError
 from .late_copy import local
 from .layout import Description, digest
 from .memory_left import available
 from .metadata import Places, metadata_of, places_of, plan_of
-from .snapshot_file import Item, MisfitError, SnapshotFile
+from .snapshot_file import SnapshotFile
 
 Plan = tuple[SavePlan, Places, str]
 """What a rank's file holds, where, and the digest of that."""
@@ -48,6 +49,8 @@ class Snapshots:
         self._files = [SnapshotFile(fd, is_pinned=not are_of_others) for fd in memory.buffer_fds]
         self.saver = memory.saver
         """What writes checkpoints from the buffers; None: nothing does."""
+        if self.saver is not None:
+            self.saver.page = self._page
         self.beside: list[Snapshots] = []
         """Replicas of other ranks' shares, which are sent where the state is sharded."""
         self._receiving = 0

@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
+from .containers import MisfitError
 from .late_copy import local
-from .snapshot_file import MisfitError, SnapshotFile
+from .snapshot_file import SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
 """An optimizer has no state for a parameter that never had a gradient."""

@@ -10,11 +10,12 @@ Several nodes may write one checkpoint. They meet here: each leaves marks beside
 others read.
 """
 
+import io
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ _LEFTOVER = re.compile(
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _TRIES = 5
 _FIRST_PAUSE_S = 1.0
+_SYNC_BYTES = 1 << 30
+"""So many bytes of a file are made durable at a time: not all of a large one in one call."""
 
 
 class Storage(Protocol):
@@ -56,13 +59,13 @@ class Storage(Protocol):
     def begin(self, draft: str) -> None:
         """Make room for a checkpoint; what is there of an earlier attempt is removed."""
 
-    def put(self, draft: str, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+    def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint; it is durable when this returns.
 
         Args:
             draft: where the checkpoint is written.
             name: of the file.
-            parts: its bytes; they may be asked for again.
+            write: writes it, to what takes bytes by ``write``; it may be called again.
         """
 
     def has(self, draft: str) -> bool:
@@ -105,6 +108,11 @@ class Storage(Protocol):
 def file_of(rank: int) -> str:
     """Return the name of the file with a rank's share, as DCP has it."""
     return f"__{rank}_0.distcp"
+
+
+def of_bytes(data: bytes) -> "Callable[[Any], object]":
+    """Return what writes a file that has some bytes."""
+    return lambda file: file.write(data)
 
 
 def is_url(folder: str) -> bool:
@@ -151,9 +159,9 @@ class LocalStorage:
         _remove(Path(draft))
         os.mkdir(draft)
 
-    def put(self, draft: str, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+    def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint; it is durable when this returns."""
-        _write_file(Path(draft), name, parts)
+        _write_file(Path(draft), name, write)
 
     def has(self, draft: str) -> bool:
         """Return whether there is a folder to write to."""
@@ -171,7 +179,7 @@ class LocalStorage:
                 self._retire(step)
             os.rename(draft, path)
         _sync(self._folder)
-        _write_file(self._folder, LATEST, [f"{path.name}\n".encode()])
+        _write_file(self._folder, LATEST, of_bytes(f"{path.name}\n".encode()))
         _sync(self._folder)
         others = sorted(other for other in self.steps() if other < step)
         for old in others[: len(others) + 1 - keep]:
@@ -186,7 +194,7 @@ class LocalStorage:
         """Tell the other writers of a checkpoint something."""
         folder = self._hidden(step, attempt, _MARKS)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_file(folder, name, [data])
+        _write_file(folder, name, of_bytes(data))
 
     def marks(self, step: int, attempt: str) -> list[str]:
         """Return the names of all marks of an attempt."""
@@ -278,16 +286,15 @@ class UrlStorage:
         self._remove(self._fs._strip_protocol(draft))
         _again(lambda: self._fs.makedirs(self._fs._strip_protocol(draft), exist_ok=True))
 
-    def put(self, draft: str, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+    def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint."""
         at = f"{self._fs._strip_protocol(draft)}/{name}"
 
-        def write() -> None:
+        def write_all() -> None:
             with self._fs.open(at, "wb") as file:
-                for part in parts:
-                    file.write(part)
+                write(file)
 
-        _again(write)
+        _again(write_all)
 
     def has(self, draft: str) -> bool:
         """Return whether there is something; also when it is visible."""
@@ -313,7 +320,7 @@ class UrlStorage:
         """Tell the other writers of a checkpoint something."""
         folder = self._marks(step, attempt)
         _again(lambda: self._fs.makedirs(folder, exist_ok=True))
-        self.put(folder, name, [data])
+        self.put(folder, name, of_bytes(data))
 
     def marks(self, step: int, attempt: str) -> list[str]:
         """Return the names of all marks of an attempt."""
@@ -402,22 +409,40 @@ def _again(action: Callable[[], Any]) -> Any:
     return None
 
 
-def _write_file(folder: Path, name: str, parts: "Iterable[memoryview | bytes]") -> None:
+def _write_file(folder: Path, name: str, write: "Callable[[Any], object]") -> None:
     """Write a file under another name, and give it its own when it is durable."""
     # Of several processes each has its own, since the last one is as good as the first.
     hidden = folder / f".{name.removeprefix('.')}.{os.getpid()}{UNFINISHED}"
     try:
-        with open(hidden, "wb", buffering=0) as file:
-            for part in parts:
-                left = memoryview(part)
-                while left:
-                    left = left[file.write(left) :]
-            os.fsync(file.fileno())
+        with open(hidden, "wb") as file:
+            durable = _DurableFile(file)
+            write(durable)
+            durable.sync()
         os.replace(hidden, folder / name)
     except BaseException:
         with suppress(OSError):
             hidden.unlink()
         raise
+
+
+class _DurableFile:
+    """A file that is made durable while it is written."""
+
+    def __init__(self, file: "io.BufferedWriter") -> None:
+        self._file, self._unsynced = file, 0
+
+    def write(self, data: "bytes | memoryview") -> int:
+        self._file.write(data)
+        self._unsynced += len(data)
+        if self._unsynced >= _SYNC_BYTES:
+            self.sync()
+        return len(data)
+
+    def sync(self) -> None:
+        """Return when all that was written is durable."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._unsynced = 0
 
 
 def _sync(folder: "str | Path") -> None:

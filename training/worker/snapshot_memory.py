@@ -34,6 +34,8 @@ class SaverLink:
         """
         self._channel = channel
         self._held = held
+        self.page: memoryview | None = None
+        """That of the buffers, where the saver notes that it gets on."""
         self.words = ""
         """Why the last checkpoint of this rank was not written; empty: it is complete."""
 
@@ -54,27 +56,33 @@ class SaverLink:
 
     def is_held(self, buffer: int) -> bool:
         """Return whether the saver reads a buffer."""
-        self._hear(blocks=False)
+        self._hear()
         return bool(self._held & 1 << buffer)
 
     @property
     def is_busy(self) -> bool:
         """Whether the saver reads any buffer."""
-        self._hear(blocks=False)
+        self._hear()
         return bool(self._held)
 
-    def wait(self) -> None:
-        """Return when it reads none."""
-        while self._held:
-            self._hear(blocks=True)
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait until it reads none, for some time at most; return whether that is so."""
+        if self._held:
+            self._hear(limit_s)
+        return not self._held
+
+    @property
+    def progress(self) -> int:
+        """A number that changes when the storage has done something for the saver."""
+        return page.progress(self.page) if self.page is not None else 0
 
     def close(self) -> None:
         """Ask for nothing more; what was asked for is done."""
         self._channel.close()
 
-    def _hear(self, *, blocks: bool) -> None:
-        self._channel.setblocking(blocks)
+    def _hear(self, limit_s: float | None = 0.0) -> None:
         try:
+            self._channel.settimeout(limit_s)
             while self._held:
                 data = self._channel.recv(page.SAVED.size + page.WORDS_BYTES)
                 if len(data) < page.SAVED.size:
@@ -83,7 +91,7 @@ class SaverLink:
                 _, buffer, _ = page.SAVED.unpack_from(data)
                 self._held &= ~(1 << buffer)
                 self.words = data[page.SAVED.size :].decode(errors="ignore")
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             return
         except OSError:
             self._lose()

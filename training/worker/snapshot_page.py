@@ -2,7 +2,8 @@
 
 A worker writes the page, the agent of its node reads it, also when the worker is dead: each buffer
 has an entry, which is made void before the buffer is touched and written after it is complete. An
-entry with a wrong checksum is void. Below the entries is where checkpoints are to be written.
+entry with a wrong checksum is void. Below the entries is where checkpoints are to be written. The
+last word is the saver's: it changes when the storage has done something for it.
 
 What stands where in a buffer's file is behind the file (``checkpoints/layout.py``).
 """
@@ -44,6 +45,7 @@ _ENTRY_BYTES = 128
 _VOID = bytes(_ENTRY.size + _CHECKSUM.size)
 _PLACE_START = BUFFERS * _ENTRY_BYTES
 _LENGTH = struct.Struct("<II")
+_PROGRESS_START = PAGE_BYTES - 8
 
 
 class Entry(NamedTuple):
@@ -107,11 +109,22 @@ def read_place(page: memoryview) -> Place | None:
 def write_place(page: memoryview, place: Place) -> bool:
     """Say where checkpoints are to be written; return whether there is room for so long a path."""
     data = json.dumps(place).encode()
-    if _PLACE_START + _LENGTH.size + len(data) > PAGE_BYTES:
+    if _PLACE_START + _LENGTH.size + len(data) > _PROGRESS_START:
         data = b""
     whole = _LENGTH.pack(len(data), zlib.crc32(data)) + data
     page[_PLACE_START : _PLACE_START + len(whole)] = whole
     return bool(data)
+
+
+def tick(page: memoryview) -> None:
+    """Note that the storage has done something for the saver, which writes from the buffers."""
+    words = page.cast("Q")
+    words[_PROGRESS_START // 8] = (words[_PROGRESS_START // 8] + 1) % (1 << 64)
+
+
+def progress(page: memoryview) -> int:
+    """Return a number that changes when the storage has done something for the saver."""
+    return int(page.cast("Q")[_PROGRESS_START // 8])
 
 
 def address_of(pid: int) -> bytes:

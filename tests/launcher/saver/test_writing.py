@@ -14,9 +14,10 @@ import pytest
 import torch
 from ft_run.launcher.saver.order import Order, Share, Written
 from ft_run.launcher.saver.writing import write
+from ft_run.training.checkpoints.containers import _Slice
 from ft_run.training.checkpoints.layout import Description, digest
 from ft_run.training.checkpoints.metadata import metadata_of, places_of, plan_of
-from ft_run.training.checkpoints.snapshot_file import SnapshotFile, _Slice
+from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.checkpoints.state import flatten
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save

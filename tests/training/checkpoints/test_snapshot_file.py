@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.checkpoints.snapshot_file import MisfitError, SnapshotFile
+from ft_run.training.checkpoints.containers import MisfitError
+from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.checkpoints.state import flatten
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
