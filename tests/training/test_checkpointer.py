@@ -1,10 +1,12 @@
 """The Checkpointer in one process, without ft-run and with the memory that ft-run would hold."""
 
 import gc
+import importlib
 import mmap
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -12,18 +14,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training import Checkpointer, checkpointer
-from ft_run.training.checkpoints import late_copy, taker
+from ft_run.training.checkpoints import late_copy, patience, taker
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from ft_run.training.checkpoints.replicas import Replicas
 from ft_run.training.ranks import Question, Ranks
 from ft_run.training.worker import preemption
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.preemption import Notice
-from ft_run.training.worker.snapshot_memory import Memory
+from ft_run.training.worker.snapshot_memory import Memory, SaverLink
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -32,6 +35,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 Given = Callable[..., memoryview]
+ODD = Path(__file__).resolve().parents[1] / "harness" / "odd_storage"
 
 
 class Sampler:
@@ -52,7 +56,7 @@ class Script:
 
     def __init__(
         self,
-        folder: Path,
+        folder: "Path | str",
         width: int = 3,
         momentum: float = 0.0,
         *,
@@ -109,9 +113,11 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
     fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
     os.ftruncate(fds[0], page.PAGE_BYTES)
 
-    def given(step: int, *, is_first_round: bool = True) -> memoryview:
+    def given(
+        step: int, *, is_first_round: bool = True, saver: SaverLink | None = None
+    ) -> memoryview:
         mine = list(map(os.dup, fds))
-        made = Memory(mine[0], tuple(mine[1:]), step, None, is_first_round)
+        made = Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round)
         monkeypatch.setattr(taker, "ask", lambda _: made)
         return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 
@@ -603,6 +609,80 @@ def test_a_disk_that_is_full(
         assert not [name for name in os.listdir(tmp_path) if name.startswith(".step")]
 
 
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Path]]:
+    """A folder that is reached by a URL, and the file that has its writes wait."""
+    monkeypatch.syspath_prepend(ODD)
+    odd = importlib.import_module("odd_storage").OddFileSystem
+    fsspec.register_implementation("odd", odd, clobber=True)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / ".odd").touch()
+    control = tmp_path / "odd" / "control"
+    yield f"odd://{tmp_path}/odd", control
+    control.unlink(missing_ok=True)
+    for thread in threading.enumerate():
+        if thread.name == "ft-run-storage":
+            thread.join()
+
+
+def test_a_storage_that_hangs_at_the_end_is_not_waited_for_for_ever(
+    hanging: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url, control = hanging
+    monkeypatch.setattr(patience, "_FIRST_LINE_S", 0.2)
+    script = Script(url, checkpoint_every=100, save_timeout="1s")
+    control.write_text("hang")
+    words = f"the checkpoint of step 3 could not be written to {url}: "
+    with pytest.raises(RuntimeError, match=f"{re.escape(words)}the storage has not answered for 1"):
+        script.train(3)
+    said, lost = capfd.readouterr().err.splitlines()  # it is not tried again: it would hang again
+    assert said == (
+        f"ft-run: waiting for the checkpoint of step 3 to be written to {url}, for 0.2 s now; "
+        "gives up after 1 s without progress."
+    )
+    assert lost.startswith("ft-run: the checkpoint of step 3 was not written: the storage has not")
+    control.unlink()
+    assert script.checkpointer.save(3)
+    script.checkpointer.wait()
+    assert Script(url, checkpoint_every=100).train(3).checkpointer.restore() == 3
+
+
+def test_a_saver_that_hangs_at_the_end_is_not_waited_for_for_ever(
+    tmp_path: Path,
+    memory: Given,
+    monkeypatch: pytest.MonkeyPatch,
+    pauses: list[float],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It gets on for a while, and then it says nothing any more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    given = memory(-1, saver=SaverLink(ours))
+    waits, looked = SaverLink.wait, []
+
+    def wait(self: SaverLink, limit_s: float | None = None) -> bool:
+        looked.append(limit_s)
+        if len(looked) <= 4:
+            page.tick(given)
+        return waits(self, 0.3)
+
+    monkeypatch.setattr(SaverLink, "wait", wait)
+    script = Script(tmp_path, checkpoint_every=100, save_timeout="1s")
+    words = f"the checkpoint of step 3 could not be written to {tmp_path}: the storage has not"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        script.train(3)
+    assert len(looked) > 5
+    assert pauses == []
+    before = len(looked)
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        script.checkpointer.wait()  # nor is it waited for once more
+    assert len(looked) == before
+    _, buffer, step = page.SAVE.unpack(theirs.recv(100))
+    theirs.send(page.SAVED.pack(page.MAGIC, buffer, step))
+    assert script.checkpointer.save(4)
+    for end in (ours, theirs):
+        end.close()
+
+
 @pytest.mark.root
 def test_a_disk_that_is_full_for_a_while_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -674,6 +754,7 @@ MODEL = nn.Linear(1, 1)
         ({"snapshot_every": True}, "snapshot_every=True; right would be"),
         ({"checkpoint_every": "10 minutes"}, "checkpoint_every='10 minutes'; right would be"),
         ({"checkpoint_every": "0s"}, "checkpoint_every='0s'; right would be"),
+        ({"save_timeout": "0s"}, "save_timeout='0s'; right would be a time such as '30s'"),
         ({"state": {}}, "no state; right would be"),
         ({"state": {"a.b": MODEL}}, "the name 'a.b' in its state; right would be"),
         ({"state": {"step": 3}}, "step=int, which has no state_dict and load_state_dict"),

@@ -216,6 +216,8 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             assert await save(7) == ["", ""]
             files = sorted(os.listdir(tmp_path / "step-00000007"))
             assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+            # While they wait, they see that the storage gets on.
+            assert all(page.progress(worker.page) >= 2 for worker in workers)
             assert held.newest_whole() is not None
             workers[0].leave(8, tmp_path)
             assert await save(8) == [NOT_BEGUN] * 2  # rank 1 has none: no rank waits for ever

@@ -1,0 +1,104 @@
+"""How long is waited for a storage, by a clock that the test moves."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from ft_run.training.checkpoints import patience
+from ft_run.training.checkpoints.patience import (
+    Patience,
+    StorageHangsError,
+    StorageThread,
+    announced,
+    span,
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    return now
+
+
+def over_at(clock: list[float], end: float) -> Callable[[float], bool]:
+    def is_over(limit_s: float) -> bool:
+        clock[0] += limit_s
+        return clock[0] >= end
+
+    return is_over
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "every_s", "end"),
+    [(600, 500, 10_000), (600, 10_000, 650), (None, 10**6, 10_000)],
+    ids=["it gets on", "it ends in time", "no limit"],
+)
+def test_a_storage_may_take_as_long_as_it_gets_on(
+    clock: list[float], limit_s: float | None, every_s: int, end: float
+) -> None:
+    Patience(limit_s).wait(over_at(clock, end), lambda: int(clock[0]) // every_s)
+    assert clock[0] >= end
+
+
+def test_one_that_does_not_get_on_is_given_up(clock: list[float]) -> None:
+    with pytest.raises(StorageHangsError, match=r"^the storage has not answered for 10 min$"):
+        Patience(600).wait(over_at(clock, 10_000), lambda: min(int(clock[0]), 1000))
+    assert 1600 <= clock[0] <= 1601
+
+
+def test_what_was_left_behind_is_done_before_the_next() -> None:
+    may_end, done = threading.Event(), []
+    thread = StorageThread(Patience(0.1))
+    for number in range(2):
+        with pytest.raises(StorageHangsError):
+            thread.do(lambda number=number: (may_end.wait(), done.append(number)))  # type: ignore[misc]
+        assert thread.is_stuck
+    may_end.set()
+    thread.do(lambda: done.append(2))
+    assert (done, thread.is_stuck) == ([0, 2], False)
+
+
+def test_an_error_is_the_caller_s() -> None:
+    thread = StorageThread(Patience(None))
+    with pytest.raises(ZeroDivisionError):
+        thread.do(lambda: 1 / 0)
+    assert not thread.is_stuck
+
+
+@pytest.mark.parametrize("limit_s", [600, None])
+def test_what_is_waited_for_is_said_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float | None
+) -> None:
+    said: list[str] = []
+    is_said, asked = threading.Event(), []
+
+    class Clock(threading.Event):
+        """The time between lines, without waiting."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            asked.append(timeout)
+            if len(asked) > 3:
+                is_said.set()
+                return super().wait()
+            return False
+
+    monkeypatch.setattr(patience, "say", said.append)
+    given = SimpleNamespace(Event=Clock, Thread=threading.Thread)
+    monkeypatch.setattr(patience, "threading", given)
+    with announced("the checkpoint of step 3", limit_s, speaks=True):
+        is_said.wait()
+    assert asked == [30, 60, 60, 60]
+    until = "; gives up after 10 min without progress" if limit_s else ""
+    assert said == [f"waiting for the checkpoint of step 3, for 0 s now{until}."] * 3
+    with announced("the checkpoint of step 3", limit_s, speaks=False):
+        assert len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "0.2 s"), (30.4, "30 s"), (90, "1 min 30 s"), (600, "10 min"), (0, "0 s")],
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert span(seconds) == words

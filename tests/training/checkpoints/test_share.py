@@ -1,0 +1,74 @@
+"""Checkpoints that ranks write themselves, in processes that know each other by gloo."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from ft_run.training.checkpoints.folder import CheckpointFolder
+from ft_run.training.ranks import Ranks
+
+store, folder, rank, size, way = *sys.argv[1:3], *map(int, sys.argv[3:5]), sys.argv[5]
+dist.init_process_group("gloo", f"file://{store}", world_size=size, rank=rank)
+whole = torch.arange(10.0)
+state = {
+    "sharded": distribute_tensor(whole, init_device_mesh("cpu", (size,)), [Shard(0)]),
+    "alike": {str(n): torch.full((n,), 1.0 + n) for n in range(4)},
+    "other": {"of": [rank, "x"]},
+}
+if way == "odd" and rank == 1:
+    state["alike"]["1"] = None  # no state dict has it, on one rank only
+    state["sharded"] = type("", (), {"__reduce__": lambda _: 1 / 0})()
+folder = CheckpointFolder(folder, 3, Ranks())
+print(folder.save(4, state))
+dist.destroy_process_group()
+"""
+
+
+def save(tmp_path: Path, size: int, way: str) -> list[str]:
+    """Have ranks save; return what each says."""
+    arguments = (sys.executable, "-c", PROGRAM, tmp_path / "store", tmp_path / "kept")
+    running = [
+        subprocess.Popen(
+            [*map(str, (*arguments, rank, size, way))], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+    return [process.communicate(timeout=120)[0].strip() for process in running]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_several_have_one_writes(tmp_path: Path, size: int) -> None:
+    assert save(tmp_path, size, "whole") == ["None"] * size
+    path = tmp_path / "kept" / "step-00000004"
+    files = {f"__{rank}_0.distcp" for rank in range(size)}
+    assert {one.name for one in path.iterdir()} == {".metadata", *files}
+    reader = FileSystemReader(path)
+    keys = reader.read_metadata().storage_data
+    assert len({(info.relative_path, info.offset) for info in keys.values()}) == len(keys)
+    written = sum(info.length for info in keys.values())
+    assert sum((path / name).stat().st_size for name in files) < written + 64 * len(keys)
+    state: dict[str, Any] = {"sharded": torch.zeros(10), "other.of": None}
+    state |= {f"alike.{n}": torch.zeros(n) for n in range(4)}
+    with pytest.warns(UserWarning, match="single process"):
+        load(state, storage_reader=reader)
+    assert torch.equal(state["sharded"], torch.arange(10.0))
+    assert all(torch.equal(state[f"alike.{n}"], torch.full((n,), 1.0 + n)) for n in range(4))
+    assert state["other.of"] in [[rank, "x"] for rank in range(size)]
+
+
+def test_ranks_that_cannot_agree_all_say_so(tmp_path: Path) -> None:
+    said = save(tmp_path, 2, "odd")
+    assert said[0] == said[1] != "None"
+    assert list((tmp_path / "kept").glob("*")) == []
