@@ -7,25 +7,23 @@ of them is to become a checkpoint. The agent reads the pages and never what is i
 
 import asyncio
 import hashlib
-import mmap
 import os
 import socket
-from collections import Counter
 from contextlib import suppress
 from functools import partial
 
 from ...rendezvous.protocol.failure import FailureKind
 from ...rendezvous.protocol.messages import Assignment
-from ...rendezvous.protocol.offer import STEP_MAX, Offer, Replica, Saving, Snapshot, Snapshots
+from ...rendezvous.protocol.offer import Offer, Replica, Saving, Snapshots
 from ...training.worker import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
-from ..saver.saves import HeldShare, NodeShares, Saves
+from ..saver.saves import NodeShares, Saves
+from .rank_memory import RankMemory
+from .save_orders import Next, SaveOrder, SaveOrders
 
 _MESSAGE_MAX = max(one.size for one in (page.REQUEST, page.REPLICA, page.SAVE, page.WRITTEN))
-_SAYS_NOTHING = -1
-"""In the place of a local rank, or of a step."""
 NOT_BEGUN = (
     "the snapshots of this node's ranks do not match, or another checkpoint is being written"
 )
@@ -45,20 +43,15 @@ class HeldSnapshots:
         self._local_world_size = local_world_size
         self._saves = saves
         self._replicas = replicas
-        self._of_others: dict[tuple[int, int], _RankMemory] = {}
+        self._of_others: dict[tuple[int, int], RankMemory] = {}
         """By local rank and number, from 1."""
-        self._memory: dict[int, _RankMemory] = {}
+        self._memory: dict[int, RankMemory] = {}
         """By local rank; only of those that have asked for it."""
         self._assignment: Assignment | None = None
-        self._asking: dict[socket.socket, int] = {}
-        """The local ranks of workers that have said it."""
-        self._orders: dict[int, tuple[int, int]] = {}
-        """By local rank: buffer and step of what is to be saved, until all shares of it are."""
-        self._asked: Counter[int] = Counter()
-        """By local rank, how often it has asked in this round: on all nodes alike."""
-        self._refused = _SAYS_NOTHING
-        """The step of which a share is not what its worker said."""
-        self._workers = WorkerSocket(self._answer, lambda at: self._asking.pop(at, None))
+        self._local_ranks: dict[socket.socket, int | None] = {}
+        """Of workers that have their memory; None: it is for replicas: nothing of it is saved."""
+        self._orders = SaveOrders(local_world_size)
+        self._workers = WorkerSocket(self._answer, lambda at: self._local_ranks.pop(at, None))
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer workers that ask; where that is not possible, there are no snapshots."""
@@ -66,25 +59,29 @@ class HeldSnapshots:
 
     def begin(self, assignment: Assignment) -> None:
         """A round begins: only what all ranks resume from stays."""
-        # Those that were here are gone, and have left their last words.
+        self._end_connections()
+        self._orders.begin()
+        if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
+            self._saves.node_lost()
+        step = self._step_to_keep(assignment)
+        self._assignment = assignment
+        for memory in (*self._memory.values(), *self._of_others.values()):
+            memory.keep(step)
+
+    def _end_connections(self) -> None:
+        """Read the last words of the workers that were here: they are gone."""
         for connection in self._workers.connections:
             while self._answer(connection):
                 pass
             self._workers.hang_up(connection)
-        self._orders.clear()
-        self._asked.clear()
-        self._refused = _SAYS_NOTHING
-        if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
-            self._saves.node_lost()
-        before, self._assignment, resumed = self._assignment, assignment, assignment.resumption
-        is_of_these = (
-            before is not None
-            and resumed is not None
-            and (before.round, before.formed_by) == (resumed.round, resumed.formed_by)
-        )
-        step = resumed.step if is_of_these and resumed is not None else None
-        for memory in (*self._memory.values(), *self._of_others.values()):
-            memory.keep(step)
+
+    def _step_to_keep(self, assignment: Assignment) -> int | None:
+        """Return the step that all ranks resume from, if it is one of the round that ends."""
+        ended, resumed = self._assignment, assignment.resumption
+        if ended is None or resumed is None:
+            return None
+        is_same = (ended.round, ended.formed_by) == (resumed.round, resumed.formed_by)
+        return resumed.step if is_same else None
 
     def drop(self) -> None:
         """Give the memory back: what it holds will not be resumed from."""
@@ -179,8 +176,8 @@ class HeldSnapshots:
             page.SAVED.pack(page.MAGIC, buffer, step)
             + words.encode(errors="replace")[: page.WORDS_BYTES]
         )
-        for connection, asks in self._asking.items():
-            if asks == local_rank:
+        for connection, of in self._local_ranks.items():
+            if of == local_rank:
                 with suppress(OSError):  # the worker is gone
                     connection.send(reply)
 
@@ -194,19 +191,7 @@ class HeldSnapshots:
     def _answer(self, connection: socket.socket) -> bool:
         """Take one message of a worker, or hang up; return whether there was one."""
         try:
-            data = connection.recv(_MESSAGE_MAX + 1)
-            local_rank = self._asking.get(connection)
-            if local_rank is None and len(data) == page.REQUEST.size:
-                self._hand_out(connection, *page.REQUEST.unpack(data))
-                return True
-            if local_rank is None and len(data) == page.REPLICA.size:
-                self._hand_out(connection, *page.REPLICA.unpack(data))
-                return True
-            if local_rank is None and len(data) == page.WRITTEN.size:
-                self._saves.note(page.WRITTEN.unpack(data)[2])
-                return True
-            if local_rank is not None and len(data) == page.SAVE.size:
-                self._take_order(connection, local_rank, *page.SAVE.unpack(data))
+            if self._obey(connection, connection.recv(_MESSAGE_MAX + 1)):
                 return True
         except BlockingIOError:
             return False
@@ -215,49 +200,54 @@ class HeldSnapshots:
         self._workers.hang_up(connection)
         return False
 
-    def _hand_out(
-        self, connection: socket.socket, magic: bytes, rank: int, replica: int = 0
-    ) -> None:
-        memory = self._memory_of(rank, replica) if magic == page.MAGIC else None
-        if memory is None or self._assignment is None:
-            self._workers.hang_up(connection)
-            return
-        at = self._assignment
+    def _obey(self, connection: socket.socket, data: bytes) -> bool:
+        """Do what a message says; return False where it says nothing that can be done."""
+        if data[: len(page.MAGIC)] != page.MAGIC:
+            return False
+        if connection in self._local_ranks:
+            local_rank = self._local_ranks[connection]
+            if local_rank is None or len(data) != page.SAVE.size:
+                return False
+            return self._take_order(SaveOrder(local_rank, *page.SAVE.unpack(data)[1:]))
+        if len(data) == page.REQUEST.size:
+            return self._hand_out(connection, *page.REQUEST.unpack(data)[1:])
+        if len(data) == page.REPLICA.size:
+            return self._hand_out(connection, *page.REPLICA.unpack(data)[1:])
+        if len(data) == page.WRITTEN.size:
+            self._saves.note(page.WRITTEN.unpack(data)[2])
+            return True
+        return False
+
+    def _hand_out(self, connection: socket.socket, rank: int, replica: int = 0) -> bool:
+        memory, at = self._memory_of(rank, replica), self._assignment
+        if memory is None or at is None:
+            return False
         step = -1 if at.resumption is None else at.resumption.step
         reply = page.REPLY.pack(page.MAGIC, step, memory.held, at.round == 0)
         socket.send_fds(connection, [reply], memory.fds)
-        # Of what is another rank's, nothing is saved.
-        self._asking[connection] = rank - at.rank_offset if not replica else _SAYS_NOTHING
+        self._local_ranks[connection] = rank - at.rank_offset if not replica else None
+        return True
 
-    def _take_order(
-        self, connection: socket.socket, local_rank: int, magic: bytes, buffer: int, step: int
-    ) -> None:
-        memory = self._memory.get(local_rank)
-        if magic != page.MAGIC or memory is None:
-            self._workers.hang_up(connection)
-            return
-        share = memory.share(step, local_rank)
-        self._orders[local_rank] = (buffer, step)
-        self._asked[local_rank] += 1
-        if share is None or share.buffer != buffer:
-            self._refused = step  # for the other ranks too
-        elif (
-            not share.entry.is_replicated
-            and step != self._refused
-            and len(self._orders) < self._local_world_size
-        ):
-            return  # the shares of the other ranks belong to it
-        what = str(self._asked[local_rank])
-        snapshot = self._shares(local_rank, step, what) if step != self._refused else None
-        orders, self._orders = self._orders, {}
+    def _take_order(self, order: SaveOrder) -> bool:
+        memory = self._memory.get(order.local_rank)
+        if memory is None:
+            return False
+        follows = self._orders.add(order, memory.share(order.step, order.local_rank))
+        if follows is Next.WAIT:
+            return True
+        orders, snapshot = self._orders.take(), None
+        if follows is Next.SAVE:
+            attempt = self._orders.attempt(order.local_rank)
+            snapshot = self._shares(order.local_rank, order.step, attempt)
         if snapshot is not None and self._saves.begin(snapshot, partial(self._saved, snapshot)):
             for one in snapshot.shares:
                 self._memory[one.local_rank].held |= 1 << one.buffer
-            return
-        for other, (other_buffer, other_step) in orders.items():
-            self._reply(other, other_buffer, other_step, NOT_BEGUN)
+            return True
+        for refused in orders:
+            self._reply(refused.local_rank, refused.buffer, refused.step, NOT_BEGUN)
+        return True
 
-    def _memory_of(self, rank: int, replica: int) -> "_RankMemory | None":
+    def _memory_of(self, rank: int, replica: int) -> "RankMemory | None":
         """Return the memory of a rank, or that for a replica; None: it is not of this node.
 
         Raises:
@@ -272,82 +262,11 @@ class HeldSnapshots:
             if replica > self._replicas:
                 return None
             if (local_rank, replica) not in self._of_others:
-                self._of_others[local_rank, replica] = _RankMemory()
+                self._of_others[local_rank, replica] = RankMemory()
             return self._of_others[local_rank, replica]
         if local_rank not in self._memory:
-            self._memory[local_rank] = _RankMemory()
+            self._memory[local_rank] = RankMemory()
         return self._memory[local_rank]
-
-
-class _RankMemory:
-    """The page and the buffers of one rank."""
-
-    def __init__(self) -> None:
-        """Make them.
-
-        Raises:
-            OSError: there is no descriptor, or no memory.
-        """
-        self.held = 0
-        """The buffers that the saver reads, a bit for each."""
-        self.fds: list[int] = []
-        try:
-            for _ in range(1 + page.BUFFERS):
-                self.fds.append(os.memfd_create("ft-run-snapshot"))
-            os.ftruncate(self.fds[0], page.PAGE_BYTES)
-            self._map = mmap.mmap(self.fds[0], page.PAGE_BYTES)
-        except OSError:
-            self._close_files()
-            raise
-        self._page = memoryview(self._map)
-
-    def shares(self, local_rank: int) -> set[Snapshot]:
-        """Return what the worker has left; of which world, its rank and place say."""
-        return {
-            Snapshot(one.step, one.world_size, one.rank - local_rank, one.is_replicated)
-            for one in self.entries()
-            if one.rank >= local_rank
-        }
-
-    @property
-    def place(self) -> page.Place | None:
-        """Where checkpoints are to be written; None: the saver writes none."""
-        return page.read_place(self._page)
-
-    def share(self, step: int, local_rank: int) -> HeldShare | None:
-        """Return what the worker has left of a step; None: nothing."""
-        return next(iter(self.all_shares(step, local_rank)), None)
-
-    def all_shares(self, step: int, local_rank: int = _SAYS_NOTHING) -> list[HeldShare]:
-        """Return all that is here of a step."""
-        entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
-        return [
-            HeldShare(local_rank, index, self.fds[1 + index], entry, self.fds[0])
-            for index, entry in entries
-            if entry is not None and entry.step == step
-        ]
-
-    def entries(self) -> list[page.Entry]:
-        """Return what the buffers hold."""
-        entries = (page.read(self._page, index) for index in range(page.BUFFERS))
-        return [one for one in entries if one is not None and one.step <= STEP_MAX]
-
-    def keep(self, step: int | None) -> None:
-        """Forget all steps but one."""
-        for index in range(page.BUFFERS):
-            entry = page.read(self._page, index)
-            if entry is not None and entry.step != step:
-                page.write(self._page, index, None)
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._page.release()
-        self._map.close()
-        self._close_files()
-
-    def _close_files(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
 
 
 class NodeOffers:

@@ -18,7 +18,7 @@ from ft_run.training.checkpoints.patience import (
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
 
@@ -49,15 +49,20 @@ def test_one_that_does_not_get_on_is_given_up(clock: list[float]) -> None:
 
 
 def test_what_was_left_behind_is_done_before_the_next() -> None:
-    may_end, done = threading.Event(), []
+    may_end, done = threading.Event(), list[str]()
+
+    def hang() -> None:
+        may_end.wait()
+        done.append("what hung")
+
     thread = StorageThread(Patience(0.1))
-    for number in range(2):
+    for action in (hang, lambda: done.append("what was not begun")):
         with pytest.raises(StorageHangsError):
-            thread.do(lambda number=number: (may_end.wait(), done.append(number)))  # type: ignore[misc]
+            thread.do(action)
         assert thread.is_stuck
     may_end.set()
-    thread.do(lambda: done.append(2))
-    assert (done, thread.is_stuck) == ([0, 2], False)
+    thread.do(lambda: done.append("the next"))
+    assert (done, thread.is_stuck) == (["what hung", "the next"], False)
 
 
 def test_an_error_is_the_caller_s() -> None:
