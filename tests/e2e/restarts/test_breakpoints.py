@@ -22,7 +22,8 @@ width = int(os.environ.get("WIDTH", "300"))
 model = torch.nn.Linear(width, width)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 state = {"model": model, "optimizer": optimizer}
-checkpointer = Checkpointer(folder, state, checkpoint_every=every)
+timeout = os.environ.get("SAVE_TIMEOUT", "10min")
+checkpointer = Checkpointer(folder, state, checkpoint_every=every, save_timeout=timeout)
 begin = checkpointer.restore()
 os.write(1, f"begins at {begin} as {os.getpid()}\\n".encode())
 for number in checkpointer.steps(total):

@@ -48,8 +48,8 @@ class Odd:
         (self.folder / "control.new").write_text(word)
         (self.folder / "control.new").rename(self.folder / "control")
 
-    def start(self, *arguments: object, options: tuple[object, ...] = ()) -> "Command":
-        env = {"PYTHONPATH": str(ODD)}
+    def start(self, *arguments: object, options: tuple[object, ...] = (), **env: str) -> "Command":
+        env["PYTHONPATH"] = str(ODD)
         return start(self.ft, *arguments, options=options, folder=self.url, env=env)
 
     def saver(self, step: int) -> int:
@@ -149,6 +149,20 @@ def test_a_storage_that_hangs_holds_nothing_up(odd: Odd) -> None:
     assert command.wait() == 1
     (lost,) = command.expect(r"The snapshot of step (\d+) is lost, .*: it took longer than --shut")
     assert int(lost[1]) >= 100
+
+
+def test_a_storage_that_hangs_at_the_end(odd: Odd) -> None:
+    """It does not hold the job up for ever."""
+    odd.is_to("hang")
+    options = ("--shutdown-timeout", 3)
+    command = odd.start(20, -1, options=options, SAVE_TIMEOUT="2s")
+    assert command.wait() == 1
+    command.expect(
+        rf"RuntimeError: the checkpoint of step 20 could not be written to {odd.url}: the storage "
+        "has not answered for 2 s"
+    )
+    assert "trying again" not in command.stderr
+    assert kept(odd.ft, odd.folder) == []
 
 
 def test_a_worker_that_dies_while_its_checkpoint_is_written(odd: Odd) -> None:
