@@ -6,17 +6,27 @@ imports torch.
 """
 
 import asyncio
+import os
+import time
 from collections.abc import Callable
+from functools import partial
 
 from ...errors import NodeExcludedError, RefusedError, RendezvousError, SpawnerLostError
 from ...events.checks import ChecksProgressed
-from ...events.node import FenceLate, ThisNodeRenamed, WorkersFenced
+from ...events.node import (
+    DrainOrdered,
+    FenceLate,
+    JobEnded,
+    LogsKept,
+    ThisNodeRenamed,
+    WorkersFenced,
+)
 from ...events.workers import PreloadChanged, WorkersStopped
 from ...rendezvous.lease.fencing import FenceTick, Fencing
 from ...rendezvous.lease.times import KILL_S
 from ...rendezvous.master.link import LinkDown, LinkEvent, LinkLost, LinkUp, MasterLink
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckProgress, CheckVerdict
-from ...rendezvous.protocol.drain_messages import Drain, MayLeave
+from ...rendezvous.protocol.drain_messages import Drain, MayLeave, Notice
 from ...rendezvous.protocol.failure import signal_name
 from ...rendezvous.protocol.messages import (
     PROTOCOL_VERSION,
@@ -26,24 +36,29 @@ from ...rendezvous.protocol.messages import (
     ChallengeReply,
     Excluded,
     Heard,
+    Leave,
     NodeMessage,
+    NodeSpec,
     Outcome,
     Refused,
     Renamed,
-    Start,
     Stop,
     Verdict,
     Waiting,
 )
 from ...rendezvous.protocol.stacks import NoHang, StackOrder
 from ...rendezvous.protocol.steps import StepsOrder
+from ...tasks import show_bug
 from ...values import replace
 from ..machine.network import PortReservation
-from ..preemption.departure import Departure, TimeToLeave
-from ..preemption.gone_soon import GoneSoon
+from ..options import LaunchOptions
+from ..preemption.draining import Draining
+from ..preemption.notice import PreemptionNotice
 from ..preflight.session import CheckSession, Crew
 from ..preflight.show import show_finding, unfit
+from ..reporting.display import Display
 from ..reporting.event_log import EventLog
+from ..reporting.failure_report import final_report
 from ..reporting.live_status import LiveStatus
 from ..saver.saves import Saves
 from ..spawner.client import (
@@ -58,22 +73,37 @@ from ..spawner.client import (
 from ..stacks.steps import rank_steps, steps_report
 from ..version import VERSION
 from .claim import OwnClaim
-from .ending import Farewell, FarewellOver, JobOver, NodeEnd, Signalled, show_verdict
 from .hangs import Hangs
 from .identity import NodeIdentity
+from .lifecycle import (
+    EndWorkers,
+    JobOver,
+    Judged,
+    KillWorkers,
+    Lifecycle,
+    LifeEvent,
+    Signalled,
+    Situation,
+    Starts,
+    StopWorkers,
+    TimeIsUp,
+    Wake,
+    WorkersGone,
+)
 from .news import LinkNews, is_news, round_begun, waits
 from .orphans import adopt_orphans, kill_orphans
-from .parts import NodeParts
 from .reports import NodeReports
-from .signals import unless_asked
+from .signals import hear, unless_asked
 from .snapshots import HeldSnapshots, NodeOffers
-from .supervisor import Supervisor, TimeOver
+from .stopping import TimeOver
+from .supervisor import Supervisor
+from .worker_starter import WorkerStarter
 
 _DRAIN_S = 10.0
 """How long the workers' last output may take to appear before the verdict is printed."""
 
-_OfLeaving = Drain | MayLeave | GoneSoon | TimeToLeave | Signalled | FarewellOver
-_Event = LinkEvent | SpawnerEvent | TimeOver | FenceTick | JobOver | _OfLeaving
+_OfWorkers = SpawnerEvent | TimeOver
+_Event = LinkEvent | _OfWorkers | FenceTick | JobOver | Signalled | PreemptionNotice | TimeIsUp
 
 
 class Agent:
@@ -81,7 +111,9 @@ class Agent:
 
     def __init__(
         self,
-        parts: NodeParts,
+        options: LaunchOptions,
+        display: Display,
+        starter: WorkerStarter,
         *,
         identity: NodeIdentity,
         port: PortReservation,
@@ -90,39 +122,57 @@ class Agent:
         """Create an agent.
 
         Args:
-            parts: what the node was given before its event loop.
+            options: of this node.
+            display: shows events.
+            starter: what its workers are started with.
             identity: of this node, and its incarnation.
             port: where other nodes reach it, and where it would host the store.
             crew: its check workers; None without checks.
         """
-        self._parts = parts
+        self._options, self._display, self._starter = options, display, starter
         self._identity = identity
-        self._options = options = parts.options
-        self._event = parts.display.event
+        self._event = display.event
         self._saves = Saves(self._event)
-        self._snapshots = HeldSnapshots(parts.count.count, self._saves, options.snapshot_replicas)
+        local_world_size = starter.commands.local_world_size
+        self._snapshots = HeldSnapshots(local_world_size, self._saves, options.snapshot_replicas)
         self._offers = NodeOffers(port, self._snapshots)
-        self._node = parts.node_spec(identity, port.offer.address)
+        self._node = NodeSpec(
+            node_id=identity.node_id,
+            incarnation=identity.incarnation,
+            host=identity.host,
+            address=port.offer.address,
+            role=options.role,
+            local_world_size=local_world_size,
+            wanted_rank=options.rendezvous.node_rank,
+            is_watched=starter.commands.are_watched,
+        )
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._link: MasterLink | None = None
-        program = parts.commands.argv(0)[0]
-        self._event_log = EventLog(options, identity.host, program, parts.display.line)
-        self._claim = OwnClaim()
-        self._end = NodeEnd(options)
-        self._departure = Departure(options, self._send, self.post, self._event)
-        self._farewell = Farewell(
-            self._end, parts, self._departure, self._is_missed, self._send, self.post
+        self._event_log = EventLog(
+            options, identity.host, starter.commands.argv(0)[0], display.line
         )
+        self._claim = OwnClaim()
+        self._life = Lifecycle(options)
+        self._wake: asyncio.TimerHandle | None = None
+        self._draining = Draining(self._send, saves=options.save_at_breakpoint)
         self._reports = NodeReports(
             self._claim,
-            self._end,
+            self._life,
             self._offers,
             self._send,
-            self._farewell.left,
-            lambda at: self._departure.are_ready(at.round),
+            lambda: self._live(WorkersGone()),
+            self._draining.are_ready,
             rank0_decides=options.policy is not None and options.policy.rank0_decides,
         )
-        self._workers = Supervisor(self._node, parts, self.post, self._reports, self._event_log)
+        self._workers = Supervisor(
+            self._node,
+            starter,
+            options.shutdown_timeout_s,
+            self.post,
+            self._event,
+            self._reports,
+            self._event_log,
+        )
         self._checks = CheckSession(
             crew, self._offers.renew, self._send, is_all=options.only_checks
         )
@@ -130,13 +180,11 @@ class Agent:
         self._fencing = Fencing(
             options.rendezvous.timeouts,
             self.post,
-            parts.spawner.fence,
+            starter.spawner.fence,
             may_change=bool(options.rendezvous.endpoints),
         )
-        self._withheld: Assignment | None = None
-        """What came while it looked as if this node had no leader; it may have one."""
-        self._started = -1
-        """The last round whose workers were started here."""
+        self._starts = Starts()
+        self._watching: asyncio.Task[None] | None = None
         self._link_news = LinkNews(self._event, options.rendezvous.where)
         self.status = LiveStatus(options, lambda: rank_steps(self._workers.running))
 
@@ -152,7 +200,7 @@ class Agent:
             node=replace(self._node, node_id=self._identity.node_id, address=offer.address),
             offer=offer,
             claim=self._claim.present(),
-            leaving=signal_name(self._end.signal) if self._end.signal is not None else "",
+            leaving=signal_name(self._life.signal) if self._life.signal is not None else "",
         )
 
     def post(self, event: _Event) -> None:
@@ -171,31 +219,40 @@ class Agent:
             SpawnerLostError: the spawner died.
         """
         loop = asyncio.get_running_loop()
-        self._farewell.listen(loop)
-        self._parts.spawner.listen(self.post)
+        spawner, relay = self._starter.spawner, self._starter.relay
+        signals = self._options.signals
+        hear(loop, signals, lambda number: self.post(Signalled(number)), pass_on=spawner.signal)
+        spawner.listen(self.post)
         self._workers.listen(loop)
         self._snapshots.listen(loop)
-        self._departure.listen(loop)
-        self._departure.watch(self._options.preemption_notice)
-        if (relay := self._parts.relay) is not None:
+        self._draining.listen(loop)
+        if (source := self._options.preemption_notice) is not None:
+            # The agent of a job without it does not load its modules.
+            from ..preemption.watch import watch
+
+            self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
+            self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))
+        if relay is not None:
             relay.attach(loop)
         self._link = connect(self)
         self._fencing.arm()
         self._checks.prepare()
         loop.call_soon(adopt_orphans, loop)
-        while not self._end.is_known or self._workers.group is not None:
+        while not self._life.is_decided or self._workers.group is not None:
             await self._handle(await self._events.get())
+        if self._watching is not None:
+            self._watching.cancel()
         for part in (self._workers, self._hangs, self._fencing):
             part.close()
         await unless_asked(self._conclude(), self._options.signals)
         self._saves.close()
         self._snapshots.close()
-        self._departure.close()
+        self._draining.close()
         await self._checks.rest()  # or the end of the crew would start a new one
         await self._link.close()
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
-            self._parts.display.hurry()
-        return self._end.status()
+            self._display.hurry()
+        return self._life.status()
 
     # --- the master --------------------------------------------------------------------------
 
@@ -209,16 +266,9 @@ class Agent:
     async def _handle(self, event: _Event) -> None:
         if is_fenced := self._fencing.is_due(event):
             self._fence()
-        if isinstance(event, Stop | LinkUp | LinkDown):
-            self._withheld = None
-        if self._withheld is not None and not is_fenced:  # the stream has outlived the doubt
-            withheld, self._withheld = self._withheld, None
-            await self._start(withheld)
+        if (assignment := self._starts.due(event, is_fenced=is_fenced)) is not None:
+            await self._start(assignment)
         match event:
-            case Start() if is_fenced:
-                self._withheld = event.assignment
-            case Start(assignment):
-                await self._start(assignment)
             case CheckOrder():
                 self._take_order(event)
             case CheckProgress(text):
@@ -230,17 +280,16 @@ class Agent:
             case Waiting():
                 await self._waiting(event)
             case Verdict():
-                self._take_verdict(event)
-            case JobOver(verdict):
-                if self.verdict is None:
-                    self._take_verdict(verdict)
+                self._live(Judged(event, self._checks.missed(event)))
+            case JobOver(verdict) if self.verdict is None:
+                self._live(Judged(verdict, self._checks.missed(verdict)))
             case Refused(sentence, is_displaced):
                 if is_displaced:
                     self._workers.kill()
-                self._give_up(RefusedError(sentence))
+                self._live(RefusedError(sentence))
             case Excluded(sentence):
                 self._workers.kill()  # if it has any, it was lost before
-                self._give_up(NodeExcludedError(sentence))
+                self._live(NodeExcludedError(sentence))
             case Renamed(node_id):
                 self._renamed(node_id)
             case Challenge():
@@ -256,13 +305,18 @@ class Agent:
             case LinkDown():
                 self._link_down(event)
             case LinkLost(sentence):
-                self._give_up(RendezvousError(sentence))
+                self._live(RendezvousError(sentence))
             case Spawned() | Exited() | Empty() | Fenced() | TimeOver() | SpawnerGone():
                 await self._handle_workers(event)
             case ForkServerEvent():
                 self._event(PreloadChanged(event.state, self._options.preload, event.text))
-            case Drain() | MayLeave() | GoneSoon() | TimeToLeave() | Signalled() | FarewellOver():
-                self._handle_leaving(event)
+            case Drain() if self._runs(event.round):
+                if self._draining.order(event) and not self._life.is_preempted:
+                    self._event(DrainOrdered(event.reason, event.seconds))
+            case MayLeave(number) if self._runs(number):
+                self._live(event)
+            case PreemptionNotice() | TimeIsUp() | Signalled():
+                self._live(event)
 
     def _renamed(self, node_id: str) -> None:
         """Another host has this one's name: what is said from now on is said as another node."""
@@ -272,11 +326,11 @@ class Agent:
             self._checks.node_id = node_id
 
     def _take_order(self, order: CheckOrder) -> None:
-        if self._end.is_pending and self._checks.take(order):
+        if self._life.goes_on and self._checks.take(order):
             self._show_progress(order.progress)
 
     def _show_progress(self, text: str) -> None:
-        if self._end.is_pending:
+        if self._life.goes_on:
             self.status.checking = text
             self._event(ChecksProgressed(text))
 
@@ -287,9 +341,9 @@ class Agent:
         await self._rest_from_checks()
         self._claim.is_checked = not found.exit_code
         if self._options.checks is not None:
-            show_finding(found, self._parts.display, self._options.checks)
+            show_finding(found, self._display, self._options.checks)
         if found.exit_code:
-            self._give_up(unfit(found))
+            self._live(unfit(found))
 
     async def _rest_from_checks(self) -> None:
         await self._checks.rest()
@@ -300,10 +354,7 @@ class Agent:
         self.status.connected = True
         self._checks.connected()
         self._hangs.repeat()
-        if self._end.is_pending:
-            self._departure.repeat()
-        if self._end.signal is not None and self._workers.group is None:
-            self._end.left()  # the master has been told, with this node's first words
+        self._live(LinkUp(again))
         self._link_news.up(again)
 
     def _link_down(self, down: LinkDown) -> None:
@@ -322,22 +373,20 @@ class Agent:
 
     async def _start(self, assignment: Assignment) -> None:
         await self._rest_from_checks()
-        if not self._end.is_pending or assignment.round <= self._started:  # or said twice
+        if not self._life.goes_on:
             return
-        self._started = assignment.round
         if (begun := round_begun(assignment, self._options)) is not None:
             self._event(begun)
         self._claim.started(assignment)
         self._snapshots.begin(assignment)
-        self._departure.begin()
+        self._draining.begin()
         self._workers.start(assignment)
         self.status.started(assignment)
 
     def _stop(self, stop: Stop) -> None:
         group = self._workers.group
         self._reports.told_to_stop(stop.round)
-        # The next round does without a node that will be gone.
-        self._farewell.leave(self._departure.reason, self._workers)
+        self._live(stop)
         if group is None or group.assignment.round != stop.round:
             self._reports.nothing_runs(stop.round)
             return
@@ -348,23 +397,13 @@ class Agent:
         if stop.is_stale:
             self._workers.kill()
             return
-        if self._parts.log_dir.keeps_files:
+        if self._starter.log_dir.keeps_files:
             self._hangs.keep(stop, group)
-        self._workers.stop(lets_settle=stop.lets_settle, is_hung=stop.is_hung)
-
-    def _take_verdict(self, verdict: Verdict) -> None:
-        self._send(Heard())
-        self._end.set_verdict(verdict, self._checks.missed(verdict))
-        self._workers.end(gently=verdict.outcome is Outcome.SUCCEEDED)
-
-    def _give_up(self, error: Exception) -> None:
-        """End this node for a local reason, not by the job's verdict."""
-        self._end.failed(error)
-        self._workers.end(gently=False)
+        self._workers.stop(StopWorkers(lets_settle=stop.lets_settle, is_hung=stop.is_hung))
 
     # --- the workers -------------------------------------------------------------------------
 
-    async def _handle_workers(self, event: SpawnerEvent | TimeOver) -> None:
+    async def _handle_workers(self, event: _OfWorkers) -> None:
         match event:
             case Spawned():
                 await self._workers.spawned(event)
@@ -384,33 +423,42 @@ class Agent:
 
     async def _spawner_gone(self) -> None:
         """End what workers had started: the spawner is dead, the kernel has killed the workers."""
-        relay = self._parts.relay
+        relay = self._starter.relay
         spare = (relay.pid if relay is not None else None, self._saves.pid)
         await kill_orphans(spare=spare)
         self._workers.forget()
-        self._give_up(
-            SpawnerLostError(
-                "the spawner process was killed, and the workers with it; nothing was left "
-                "running on this node."
-            )
-        )
+        sentence = "the spawner process was killed, and the workers with it; nothing was left"
+        self._live(SpawnerLostError(f"{sentence} running on this node."))
 
     # --- leaving and the end -----------------------------------------------------------------
 
-    def _handle_leaving(self, event: _OfLeaving) -> None:
-        match event:
-            case Drain() if self._runs(event.round):
-                self._departure.order(event)
-            case MayLeave(number, step) if self._runs(number):
-                self._farewell.leave(self._departure.reason, self._workers, step)
-            case GoneSoon():
-                self._farewell.gone_soon(event, self._workers)
-            case TimeToLeave():
-                self._farewell.leave(self._departure.reason, self._workers)
-            case Signalled():
-                self._farewell.signalled(event, self._workers)
-            case FarewellOver():
-                self._end.left()
+    def _live(self, event: LifeEvent) -> None:
+        """Do what follows from an event for the life of this node."""
+        group = self._workers.group
+        situation = Situation(
+            time.monotonic(),
+            workers=group.alive if group is not None else None,
+            may_save=group is not None and group.state.is_training,
+            asks_for_notices=self._draining.is_asked_for,
+            is_master_missed=self._claim.has_peers and not self.status.connected,
+        )
+        for order in self._life.handle(event, situation):
+            match order:
+                case Notice() | Leave() | Heard():
+                    self._send(order)
+                case StopWorkers():
+                    self._workers.stop(order)
+                case EndWorkers(gently):
+                    self._workers.end(gently=gently)
+                case KillWorkers():
+                    self._workers.kill()
+                case Wake(seconds):
+                    if self._wake is not None:
+                        self._wake.cancel()
+                    loop = asyncio.get_running_loop()
+                    self._wake = loop.call_later(seconds, self.post, TimeIsUp())
+                case _:
+                    self._event(order)
 
     def _runs(self, round_number: int) -> bool:
         """Return whether workers of a round are here, or have just succeeded."""
@@ -419,7 +467,7 @@ class Agent:
 
     async def _conclude(self) -> None:
         """Save what the workers have left, before it is gone with this node."""
-        verdict = self._end.verdict
+        verdict = self._life.verdict
         has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
         snapshot = None
         if self._options.save_at_breakpoint and not has_succeeded:
@@ -427,22 +475,24 @@ class Agent:
                 snapshot = self._snapshots.part(verdict.saving)
             elif self._claim.is_first_but(verdict.failures if verdict is not None else ()):
                 snapshot = self._snapshots.newest_whole()  # what all nodes have, one writes
-        await self._saves.conclude(self._departure.within(self._end.time_left_s()), snapshot)
-
-    def _is_missed(self) -> bool:
-        """Return whether the master would take this node for lost, if it left now."""
-        return self._claim.has_peers and not self.status.connected
+        await self._saves.conclude(self._life.time_left_s(time.monotonic()), snapshot)
 
     def last_word(self) -> None:
         """Print how the job ended, once, after everything else."""
-        if self.verdict is not None:
-            self._event_log.ended(self.verdict)
-            show_verdict(self.verdict, self._parts)
+        if (verdict := self.verdict) is None:
+            return
+        self._event_log.ended(verdict)
+        if verdict.outcome in (Outcome.WORKERS_FAILED, Outcome.POLICY_ENDED):
+            options, log_dir = self._options, self._starter.log_dir
+            self._display.report(final_report(verdict, options.name or options.script))
+            if log_dir.keeps_files:
+                self._event(LogsKept(str(log_dir.path)))
+        self._event(JobEnded(verdict))
 
     @property
     def verdict(self) -> Verdict | None:
         """How the job ended; None while it runs, or if this node left before the end."""
-        return self._end.verdict
+        return self._life.verdict
 
     @property
     def last_workers(self) -> dict[int, int]:

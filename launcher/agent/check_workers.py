@@ -5,10 +5,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...checks.worker_config import CheckWorkerConfig
+from ...events.event import Severity
+from ...events.workers import PreloadChanged
 from ..options import LaunchOptions, ScriptMode
-from ..preflight.crew import CrewPlan
+from ..preflight.crew import CheckCrew, CrewPlan
 from ..preflight.expected_gpus import gpus_asked_by
+from ..reporting.display import Display
+from ..spawner.client import ForkServerEvent, SpawnerClient
 from .worker_command import WorkerCommands
+from .worker_starter import WorkerStarter
 
 _WITH_FILE: Final = (ScriptMode.SCRIPT, ScriptMode.RUN_PATH)
 
@@ -48,3 +53,31 @@ def crew_plan(
         cpus=cpus,
         preload=options.preload,
     )
+
+
+def check_crew(
+    options: LaunchOptions,
+    display: Display,
+    spawner: SpawnerClient,
+    starter: WorkerStarter,
+    gpus_shown: Mapping[str, str],
+    node: str,
+) -> CheckCrew:
+    """Return the check workers; none is started yet.
+
+    Args:
+        options: of the job.
+        display: shows what becomes of their fork server.
+        spawner: starts them and no others.
+        starter: what the workers that will train are started with.
+        gpus_shown: likewise for ``crew_plan``.
+        node: its identity, as records have it.
+    """
+
+    def fork_server_changed(event: ForkServerEvent) -> None:
+        # A preload that fails also fails for the workers that train: this is reported once.
+        changed = PreloadChanged(event.state, options.preload, event.text, is_of_checks=True)
+        display.event(changed, None if options.only_checks else Severity.DEBUG)
+
+    plan = crew_plan(node, options, starter.commands, gpus_shown, starter.cpus)
+    return CheckCrew(spawner, plan, fork_server_changed)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 
 from ... import defaults
 from ...rendezvous.protocol.failure import Failure, FailureKind
@@ -69,7 +70,7 @@ class FailureRecords:
             out_of_memory=self._is_out_of_memory(exit_code),
         )
 
-    def of_stuck(self, at: Assignment, pids: list[int]) -> Failure:
+    def of_stuck(self, at: Assignment, pids: Sequence[int]) -> Failure:
         """Return that of processes that survive SIGKILL."""
         return stuck_failure(at, host=self._host, role=self._role, pids=pids)
 
@@ -189,7 +190,7 @@ def store_failure(
     )
 
 
-def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: list[int]) -> Failure:
+def stuck_failure(assignment: Assignment, *, host: str, role: str, pids: Sequence[int]) -> Failure:
     """Return the record of workers that survived SIGKILL."""
     named = ", ".join(map(str, pids)) or "unknown"
     return Failure(

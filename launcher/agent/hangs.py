@@ -87,7 +87,11 @@ class Hangs:
             self._note(StacksKept(at.round, at.node_rank, path))
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more, and send no report."""
+        self._reports.close()
+        self._look_no_more()
+
+    def _look_no_more(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
@@ -97,7 +101,7 @@ class Hangs:
         return group if group is not None and group.state is WorkerGroupState.RUNNING else None
 
     def _look(self) -> None:
-        self.close()
+        self._look_no_more()
         if self._lateness is None or (group := self._running) is None:
             return
         now = time.monotonic()

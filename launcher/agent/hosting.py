@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ... import defaults
+from ... import defaults, exit_codes
 from ...errors import PortInUseError, UsageError
 from ...events.event import Event
 from ...events.master import EndpointsAreOne, HostLeads, MasterMoved, MasterNotHosted, WireOpen
@@ -22,13 +22,13 @@ from ...rendezvous.master.link import (
 from ...rendezvous.master.master import ALONE, Master, Office
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ...rendezvous.protocol.endpoint import Endpoint
-from ...rendezvous.protocol.messages import Refused, Verdict
+from ...rendezvous.protocol.messages import Outcome, Refused, Verdict
 from ...rendezvous.protocol.timeouts import Timeouts
 from ...values import replace
 from ..machine.network import any_address, is_loopback, listen_address
 from ..options import RendezvousOptions
 from ..version import VERSION
-from .ending import JobOver, unheard
+from .lifecycle import JobOver
 
 if TYPE_CHECKING:
     from ...checks.results import Known
@@ -319,3 +319,18 @@ def new_examiner() -> Examiner:
         return Ladder(spec, nodes, vouched, known)
 
     return begin
+
+
+def unheard(exit_code: int) -> Verdict:
+    """Return the verdict for a node of which only the exit status has been told."""
+    has_succeeded = exit_code == exit_codes.SUCCESS
+    return Verdict(
+        outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,
+        exit_code=exit_code,
+        sentence="it ended while this node was not connected; the other nodes say how",
+        restarts=0,
+        rounds=0,
+        cause=None,
+        failures=(),
+        failure_count=0,
+    )

@@ -12,7 +12,7 @@ from ...rendezvous.protocol.messages import (
     Stopped,
 )
 from .claim import OwnClaim
-from .ending import NodeEnd
+from .lifecycle import Lifecycle
 from .snapshots import NodeOffers
 
 Report = Failed | Done | Stopped
@@ -24,11 +24,11 @@ class NodeReports:
     def __init__(
         self,
         claim: OwnClaim,
-        end: NodeEnd,
+        life: Lifecycle,
         offers: NodeOffers,
         send: Callable[[Report], None],
         left: Callable[[], None],
-        are_ready: Callable[[Assignment], bool],
+        are_ready: Callable[[int], bool],
         *,
         rank0_decides: bool,
     ) -> None:
@@ -36,16 +36,16 @@ class NodeReports:
 
         Args:
             claim: what this node claims; updated with each report.
-            end: what is known of this node's end.
+            life: of this node.
             offers: what this node offers for the next round.
             send: sends a report to the master.
             left: is called when nothing of a round is left here.
-            are_ready: whether workers that have succeeded have only made themselves ready, since
-                nodes will be gone; the master is then told that.
+            are_ready: whether workers of a round that have succeeded have only made themselves
+                ready, since nodes will be gone; the master is then told that.
             rank0_decides: ``--success-policy rank0``.
         """
         self._claim = claim
-        self._end = end
+        self._life = life
         self._offers = offers
         self._send = send
         self._left = left
@@ -82,22 +82,22 @@ class NodeReports:
 
     def workers_done(self, assignment: Assignment) -> None:
         """Tell the master that all workers here have succeeded, or the one that decides."""
-        if self._claim.state is not ClaimState.DONE and not self._are_ready(assignment):
+        if self._claim.state is not ClaimState.DONE and not self._are_ready(assignment.round):
             self._claim.done()
             self._send(Done(assignment.round))
 
     def workers_gone(self, assignment: Assignment, progress: Progress | None) -> None:
         """Tell the master that nothing of the round is left here, and how far the workers came."""
-        if self._has_won() and self._told_to_stop != assignment.round and self._end.signal is None:
+        if self._has_won() and self._told_to_stop != assignment.round and self._life.signal is None:
             return  # the verdict is on its way, from this master or a new one
         self._claim.stopped(assignment.round)
-        if self._end.verdict is None:
+        if self._life.verdict is None:
             self._send(Stopped(assignment.round, self._offers.renew(), progress))
         self._left()
 
     def goes_on(self) -> bool:
         """Return whether this node neither leaves nor has heard of the end of the job."""
-        return self._end.is_pending and not self._end.is_known
+        return self._life.goes_on
 
     def _has_won(self) -> bool:
         """Whether rank 0 decides and has succeeded here."""

@@ -8,60 +8,76 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NodeExcludedError
-from ...events.event import Event, Remark, Severity
+from ...events.event import Event, Remark
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
-from ...events.workers import PreloadChanged
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve
+from ..machine.worker_count import WorkerCount
 from ..options import LaunchOptions, RendezvousOptions
 from ..reporting.display import Display
 from ..reporting.failure_report import recorded
 from ..reporting.live_line import live_line
-from ..spawner.client import ForkServerEvent
 from .agent import Agent
 from .hosting import Hosting
 from .identity import NodeIdentity
-from .parts import NodeParts
 from .signals import hurry_on, unless_asked
+from .worker_starter import WorkerStarter
 
 if TYPE_CHECKING:
+    from ...rendezvous.trust.wire import Trust
     from ..preflight.crew import CheckCrew
 
 _REGROUP_S = 5.0
 """From the end of the workers to the next round: kills, reaping, memory of devices."""
 
 
-async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = None) -> int:
+async def run_node(
+    options: LaunchOptions,
+    count: WorkerCount,
+    starter: WorkerStarter,
+    display: Display,
+    *,
+    new_crew: "Callable[[str], CheckCrew] | None",
+    trust: "Trust | None",
+    conclude: Callable[[Agent], None] | None = None,
+) -> int:
     """Attend the job until it is over for this node; return the exit status.
 
-    ``conclude`` is called with the agent then.
+    Args:
+        options: of the node.
+        count: how many workers it has, and why.
+        starter: what they are started with.
+        display: shows events.
+        new_crew: returns the check workers of a node with this id; None without checks.
+        trust: what closes the wire; None: plain text, or a node by itself.
+        conclude: is called with the agent when the job is over.
 
     Raises:
         FtRunError: as ``Agent.run`` and ``Hosting.start``.
     """
-    rendezvous, display = parts.options.rendezvous, parts.display
-    for remark in parts.options.remarks:
+    rendezvous = options.rendezvous
+    for remark in options.remarks:
         display.event(Remark(remark))
     identity = NodeIdentity(rendezvous.job_id)
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)
-    hosting = Hosting(rendezvous, display.event, parts.trust)
-    crew = _crew(parts, identity) if parts.check_spawner is not None else None
-    agent = Agent(parts, identity=identity, port=port, crew=crew)
+    hosting = Hosting(rendezvous, display.event, trust)
+    crew = new_crew(identity.node_id) if new_crew is not None else None
+    agent = Agent(options, display, starter, identity=identity, port=port, crew=crew)
     try:
         await hosting.start()
-        count, where = parts.count, hosting.where
+        where = hosting.where
         display.event(
             NodeStarted(rendezvous.job_id, identity.node_id, count.count, count.source, where)
         )
-        async with live_line(display, agent.status.text, parts.spawner):
+        async with live_line(display, agent.status.text, starter.spawner):
             status = await agent.run(hosting.connect)
         if agent.verdict is None:
-            await _hand_over(hosting, parts.options, display)
+            await _hand_over(hosting, options, display)
         await hosting.stop(wait=agent.verdict is not None)
     except NodeExcludedError:
         # The job goes on without this node's workers, but not without the master.
-        await _host_on(hosting, parts.options, display)
+        await _host_on(hosting, options, display)
         raise
     except BaseException:
         await hosting.stop(wait=False)
@@ -69,7 +85,7 @@ async def run_node(parts: NodeParts, conclude: Callable[[Agent], None] | None = 
     finally:
         if crew is not None:
             await crew.rest()
-        hurry_on(parts.options.signals, display.hurry)
+        hurry_on(options.signals, display.hurry)
         display.close()
         port.close()
         identity.close(is_over=agent.verdict is not None)
@@ -94,24 +110,6 @@ def advertised(rendezvous: RendezvousOptions, note: Callable[[Event], None]) -> 
     if rendezvous.local_addr is not None and not is_local_address(found):
         note(ForeignAddressAdvertised(found))
     return address.find
-
-
-def _crew(parts: NodeParts, identity: NodeIdentity) -> "CheckCrew":
-    """Return the check workers of this node; none is started yet."""
-    # The agent of a job without checks does not load their modules.
-    from ..preflight.crew import CheckCrew
-    from .check_workers import crew_plan
-
-    options = parts.options
-    assert parts.check_spawner is not None
-
-    def fork_server_changed(event: ForkServerEvent) -> None:
-        # A preload that fails also fails for the workers that train: this is reported once.
-        changed = PreloadChanged(event.state, options.preload, event.text, is_of_checks=True)
-        parts.display.event(changed, None if options.only_checks else Severity.DEBUG)
-
-    plan = crew_plan(identity.node_id, options, parts.commands, parts.gpus_shown, parts.cpus)
-    return CheckCrew(parts.check_spawner, plan, fork_server_changed)
 
 
 async def _host_on(hosting: Hosting, options: LaunchOptions, display: Display) -> None:

@@ -5,9 +5,44 @@ Before that, the agent handles them (``Agent``); then something may still be wai
 
 import asyncio
 import contextlib
+import math
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
+
+SAME_S = 0.2
+"""A signal that comes again so soon is the same one: ``timeout`` sends it to its child and to its
+process group, and wrappers pass on a Ctrl-C that the terminal has sent to all."""
+
+
+def hear(
+    loop: asyncio.AbstractEventLoop,
+    signals: Collection[signal.Signals],
+    signalled: Callable[[int], None],
+    pass_on: Callable[[int], None],
+) -> None:
+    """Handle signals from now on.
+
+    Args:
+        loop: handles them.
+        signals: those that ask this node to leave; ignored ones stay ignored.
+        signalled: takes each, but those that a shell or a wrapper has only repeated.
+        pass_on: takes SIGUSR1 and SIGUSR2, which are for the workers.
+    """
+    heard_at: dict[int, float] = {}
+
+    def take(number: int) -> None:
+        now = time.monotonic()
+        if now - heard_at.get(number, -math.inf) >= SAME_S:
+            heard_at[number] = now
+            signalled(number)
+
+    for number in heard(signals):
+        loop.add_signal_handler(number, take, number)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if number not in signals:
+            loop.add_signal_handler(number, pass_on, number)
 
 
 def heard(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -34,12 +69,14 @@ async def unless_asked(
     asked = asyncio.Event()
     for number in heard(signals):
         loop.add_signal_handler(number, asked.set)
-    tasks = asyncio.create_task(awaited), asyncio.create_task(asked.wait())
-    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    tasks = asyncio.create_task(asked.wait()), asyncio.create_task(awaited)
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
     return asked.is_set()
 
 

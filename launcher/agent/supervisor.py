@@ -6,62 +6,37 @@ left. It tells its listener, which decides what follows for the job.
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from ... import defaults
-from ...events.event import Remark, Severity
+from ...events.event import Event, Remark, Severity
 from ...events.workers import (
-    CollectivesRecorded,
-    KillOutlived,
-    LeftoversEnded,
     PreloadAwaited,
     TimerExpired,
     WorkerFailed,
-    WorkersKilled,
     WorkersStarted,
     WorkersSucceeded,
 )
 from ...rendezvous.protocol.failure import Evidence, Failure, evidence
 from ...rendezvous.protocol.messages import Assignment, NodeSpec, Progress
-from ...values import dataclass
+from ...values import dataclass, field
 from ..machine import shortage
 from ..machine.gpu_memory import GpuMemory
-from ..machine.nvml import has_driver
-from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
 from ..processes.tree import descendants
 from ..processes.worker_exec import NOT_EXECUTED
 from ..reporting.event_log import EventLog
 from ..spawner.client import Exited, Spawned
 from ..stacks.collect import AskedWorker
-from ..stacks.flight_recorder import LOOK_S, FlightRecorders
 from .failure_record import SHORTAGE, FailureRecords, ended_by_timer
-from .parts import NodeParts
+from .lifecycle import StopWorkers
+from .stopping import GroupStop, TimeOver
 from .worker_group import WorkerGroup, WorkerGroupState
-
-SETTLE_S = 0.2
-"""How long SIGTERM is held back where the known failure may follow from one of a worker that is
-just ending: SIGTERM would hide how that one ends."""
-
-HUNG_S = 2.0
-"""From SIGTERM to SIGKILL for workers that hang, or wait for one that does: they save nothing."""
+from .worker_starter import WorkerStarter
 
 _SCOPE_MAX_CHARS = 200
-
-LEFTOVERS_S = 5.0
-"""How long processes that successful workers left running may take to end after SIGTERM, unless
-``--shutdown-timeout`` is shorter."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimeOver:
-    """The time for the present state of a worker group is over."""
-
-    group: WorkerGroup
-    state: WorkerGroupState
 
 
 class Listener(Protocol):
@@ -83,14 +58,31 @@ class Listener(Protocol):
         """Return whether workers of another round may be started here."""
 
 
+@dataclass(slots=True)
+class _Round:
+    """What is known of the workers of a round."""
+
+    group: WorkerGroup
+    programs: tuple[str, ...] = ()
+    not_started: set[int] = field(default_factory=set)
+    """Local ranks whose program could not be executed; their exits are not reported again."""
+    timed_out: dict[int, str] = field(default_factory=dict)
+    """Process id → name of the timer for which the worker was killed."""
+    stop: GroupStop | None = None
+    is_over: bool = False
+    """The listener was told that the workers are gone, or need not be."""
+
+
 class Supervisor:
     """The workers of this node, one round after the other."""
 
     def __init__(
         self,
         node: NodeSpec,
-        parts: NodeParts,
+        starter: WorkerStarter,
+        shutdown_timeout_s: float,
         post: Callable[[TimeOver], None],
+        note: Callable[[Event], None],
         listener: Listener,
         event_log: EventLog,
     ) -> None:
@@ -98,42 +90,22 @@ class Supervisor:
 
         Args:
             node: what this node is.
-            parts: what the workers are started with.
+            starter: what the workers are started with.
+            shutdown_timeout_s: how long they have from SIGTERM to SIGKILL.
             post: queues a timer that ran out; it comes back through ``time_over``.
+            note: takes events.
             listener: is told what becomes of the workers.
             event_log: is told of their starts and exits.
         """
         self._node = node
-        self._commands = parts.commands
-        self._cpus = parts.cpus
-        self._log_dir = parts.log_dir
-        self._spawner = parts.spawner
-        self._relay = parts.relay
-        self._shutdown_timeout_s = parts.options.shutdown_timeout_s
-        self._note = parts.display.event
-        self._post = post
+        self._starter, self._spawner = starter, starter.spawner
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._post, self._note = post, note
         self._listener = listener
         self._event_log = event_log
-        self._group: WorkerGroup | None = None
-        self._is_over = False
-        """The listener was told that the workers are gone, or need not be."""
-        self._programs: tuple[str, ...] = ()
-        self._not_started: set[int] = set()
-        """Local ranks whose program could not be executed; their exits are not reported again."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_settling = False
-        self._is_hung = False
-        """The workers are being stopped because they hang."""
-        self._recorders = FlightRecorders({})
-        self._limit_s: float | None = None
-        """How long the workers that are being stopped have at most."""
+        self._round: _Round | None = None
         self._records = FailureRecords(node.host, node.role)
-        self._timers = parts.timers
-        self._timed_out: dict[int, str] = {}
-        """Process id → name of the timer for which the worker was killed."""
-        self._gpu_memory = GpuMemory(self._note)
-        self._dying: Dying | None = None
-        """The workers that were killed."""
+        self._gpu_memory = GpuMemory(note)
 
     @property
     def group(self) -> WorkerGroup | None:
@@ -141,7 +113,7 @@ class Supervisor:
 
         It is told that they are gone when the memory that they had on GPUs is free.
         """
-        return None if self._is_over else self._group
+        return self._round.group if self._round is not None and not self._round.is_over else None
 
     @property
     def running(self) -> tuple[AskedWorker, ...]:
@@ -151,7 +123,7 @@ class Supervisor:
     @property
     def last_pids(self) -> tuple[int, ...]:
         """Process ids, by local rank, of the workers that were started last."""
-        return self._group.pids if self._group is not None else ()
+        return self._round.group.pids if self._round is not None else ()
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read the timers that workers set themselves, if the user asked for them.
@@ -159,84 +131,45 @@ class Supervisor:
         What is in use on GPUs before there are workers is asked for now, while others are met.
         """
         self._gpu_memory.remember()
-        if self._timers is not None:
-            self._timers.listen(loop, self._timer_expired)
+        if (timers := self._starter.timers) is not None:
+            timers.listen(loop, self._timer_expired)
 
     # --- what the agent orders ---------------------------------------------------------------
 
     def start(self, assignment: Assignment) -> None:
         """Start the workers of a round. Those of earlier rounds must be gone."""
         assert self.group is None
-        logs = self._log_dir.attempt(assignment.restarts, self._node.local_world_size)
+        starter = self._starter
+        logs = starter.log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
             self._note(Remark(logs.warning, Severity.WARNING))
         self._records.begin()
-        self._dying = None
-        self._not_started.clear()
-        self._timed_out.clear()
-        if self._timers is not None:
-            self._timers.forget()
-        self._is_settling = self._is_hung = self._is_over = False
-        self._group = WorkerGroup(assignment, logs, self._node.role, self._spawner, self._relay)
+        if starter.timers is not None:
+            starter.timers.forget()
+        group = WorkerGroup(assignment, logs, self._node.role, starter)
+        self._round = _Round(group)
         try:
-            self._programs = self._group.start(self._commands, self._cpus)
+            self._round.programs = group.start()
         except OSError as error:
-            self._failed_to_open(self._group, error)
+            self._failed_to_open(group, error)
             return
         if self._spawner.preloading:
             self._note(PreloadAwaited(assignment.round, assignment.node_rank))
 
-    def stop(
-        self,
-        number: int = signal.SIGTERM,
-        *,
-        lets_settle: bool = False,
-        is_hung: bool = False,
-        patience_s: float | None = None,
-    ) -> None:
-        """Signal the workers to end; kill those that are left when their time is over.
-
-        Args:
-            number: the signal.
-            lets_settle: first give workers that are ending by themselves a moment.
-            is_hung: they hang, and are not given the time to save anything; what NCCL's flight
-                recorder has of them is written first.
-            patience_s: how long they have at most; None: as long as workers have.
-        """
+    def stop(self, order: StopWorkers = StopWorkers()) -> None:  # noqa: B008 - a value
+        """Signal the workers to end, if there are any."""
         if (group := self.group) is None:
             return
         if group.state is WorkerGroupState.GONE:
             self._tell_gone(group)  # nothing follows here: whether memory is free does not matter
-            return
-        if is_hung and not group.state.is_ending:
-            is_said_again, self._is_hung = self._is_hung, True
-            is_running = group.state is WorkerGroupState.RUNNING
-            if is_running and (is_said_again or self._have_recorded(group)):
-                return
-        if lets_settle and group.state is WorkerGroupState.RUNNING and group.alive:
-            if not self._is_settling:
-                self._is_settling = True
-                self._arm(group, SETTLE_S)
-            return
-        self._is_settling = False
-        before = group.state
-        group.stop(number)
-        if group.state is before:
-            return  # it is being stopped already, and its time runs
-        if group.state is WorkerGroupState.STOPPING:
-            self._limit_s = patience_s
-            self._arm(group, self._patience_s)
         else:
-            self._arm(group, SURVIVES_KILL_S)
+            self._stop_of(group).stop(order)
 
     def kill(self) -> None:
         """Kill the workers at once, also those that are being stopped."""
         group = self.group
-        if group is None or group.state.is_killed:
-            return
-        self._is_settling = False
-        group.kill()
-        self._arm(group, SURVIVES_KILL_S)
+        if group is not None and not group.state.is_killed:
+            self._stop_of(group).kill()
 
     def end(self, *, gently: bool) -> None:
         """End what is left: this node no longer needs its workers.
@@ -244,38 +177,43 @@ class Supervisor:
         Args:
             gently: processes that successful workers left running get SIGTERM first.
         """
-        if (group := self.group) is None:
-            return
-        if group.state is WorkerGroupState.DONE and gently:
-            if leftovers := self._leftovers(group):
-                self._note(LeftoversEnded(leftovers))
-            group.end_leftovers()
-            self._limit_s = LEFTOVERS_S
-            self._arm(group, self._patience_s)
+        group = self.group
+        if gently and group is not None and group.state is WorkerGroupState.DONE:
+            self._stop_of(group).end_leftovers()
         else:
             self.stop()
 
     def forget(self) -> None:
         """Forget the workers: they are gone, and the listener need not be told."""
-        if self._group is not None:
-            self._group.gone()
-        self._is_over = True
+        if self._round is not None:
+            self._round.group.gone()
+            self._round.is_over = True
 
     def close(self) -> None:
         """Cancel all timers."""
         self._gpu_memory.close()
-        self._disarm()
+        if self._round is not None and self._round.stop is not None:
+            self._round.stop.close()
+
+    def _stop_of(self, group: WorkerGroup) -> GroupStop:
+        """Return the stop of the present group, which begins with the first order to end it."""
+        assert self._round is not None
+        if self._round.stop is None:
+            self._round.stop = GroupStop(
+                group, self._spawner, self._shutdown_timeout_s, self._post, self._note
+            )
+        return self._round.stop
 
     # --- what happened -----------------------------------------------------------------------
 
     async def spawned(self, event: Spawned) -> None:
         """Record the workers' start, and programs that could not be executed."""
-        group = self._group
-        if group is None or group.assignment.round != event.round:
+        if (of := self._round) is None or of.group.assignment.round != event.round:
             return
+        group = of.group
         group.spawned(event)
         self._event_log.started(group.assignment, group.pids)
-        reasons = event.why_not(self._programs)
+        reasons = event.why_not(of.programs)
         if not reasons:
             at = group.assignment
             self._note(
@@ -291,7 +229,7 @@ class Supervisor:
                     store_pid=group.store_pid,
                 )
             )
-        self._not_started.update(reasons)
+        of.not_started.update(reasons)
         for local_rank, why in reasons.items():
             if group.is_store(local_rank):
                 self._failed(group, self._records.of_store(group, NOT_EXECUTED, why))
@@ -301,20 +239,20 @@ class Supervisor:
 
     async def exited(self, event: Exited) -> None:
         """Record a worker's exit and act on it."""
-        group = self._group
-        if group is None or group.assignment.round != event.round:
+        if (of := self._round) is None or of.group.assignment.round != event.round:
             return
+        group = of.group
         if group.is_store(event.local_rank):
-            if event.local_rank not in self._not_started:
+            if event.local_rank not in of.not_started:
                 self._store_exited(group, event.exit_code)
             return
         state = group.state
         group.exited(event)
-        if self._timers is not None:
-            self._timers.forget(group.pids[event.local_rank])
+        if self._starter.timers is not None:
+            self._starter.timers.forget(group.pids[event.local_rank])
         self._event_log.exited(event.local_rank, event.exit_code)
-        if event.exit_code and event.local_rank not in self._not_started:
-            await self._worker_failed(group, event, state)
+        if event.exit_code and event.local_rank not in of.not_started:
+            await self._worker_failed(of, event, state)
         if not event.exit_code and state is WorkerGroupState.RUNNING:
             rank = group.assignment.rank_offset + event.local_rank
             self._listener.worker_succeeded(group.assignment, rank)
@@ -322,10 +260,8 @@ class Supervisor:
             at = group.assignment
             self._note(WorkersSucceeded(at.round, at.node_rank, len(group.pids), at.nodes))
             self._listener.workers_done(at)
-        elif group.state is WorkerGroupState.KILLING:
-            self._arm(group, SURVIVES_KILL_S)
-        if self._is_settling and not group.alive:
-            self.stop()  # nothing is left to settle
+        if of.stop is not None:
+            of.stop.exited()
 
     def empty(self) -> None:
         """Nothing that descends from a worker is left."""
@@ -333,8 +269,8 @@ class Supervisor:
             return
         group.gone()
         self._event_log.waits()
-        if self._relay is not None:
-            self._relay.forget(group.streams)
+        if self._starter.relay is not None:
+            self._starter.relay.forget(group.streams)
         free = partial(self._post, TimeOver(group, group.state))
         is_last = group.has_succeeded or not self._listener.goes_on()
         if is_last or not self._gpu_memory.when_free(free):
@@ -348,99 +284,41 @@ class Supervisor:
         if event.state is WorkerGroupState.GONE:
             self._tell_gone(group)
             return
-        if event.state is WorkerGroupState.RUNNING:
-            if not (self._is_hung and self._are_recording(group)):
-                self.stop()  # what was ending has ended
-            return
-        if event.state is WorkerGroupState.KILLING:
-            pids = self._spawner.left()
-            if not pids:  # all were killed, and the spawner does not say so: it is of no use
-                self._spawner.give_up()
-                return
-            now = asyncio.get_running_loop().time()
-            if self._dying is not None and self._dying.go_on(pids, now):
-                if self._dying.looks == 1:
-                    self._note(KillOutlived(tuple(pids), SURVIVES_KILL_S, DEVICES_SURVIVE_KILL_S))
-                self._arm(group, SURVIVES_KILL_S)
-                return
-            failure = self._records.of_stuck(group.assignment, pids)
-            self._failed(group, failure)
+        if stuck := self._stop_of(group).time_over():
+            self._failed(group, self._records.of_stuck(group.assignment, stuck))
             self.empty()
-            return
-        if event.state is WorkerGroupState.STOPPING:
-            self._note_killed(group)
-        group.kill()
-        self._arm(group, SURVIVES_KILL_S)
-
-    def _leftovers(self, group: WorkerGroup) -> tuple[int, ...]:
-        """Return the processes that descend from workers and are not the store's."""
-        return tuple(pid for pid in self._spawner.left() if pid != group.store_pid)
-
-    def _note_killed(self, group: WorkerGroup) -> None:
-        at, workers, limit_s = group.assignment, group.alive, self._patience_s
-        left = 0 if workers else len(self._leftovers(group))
-        if workers or left:
-            is_option = limit_s == self._shutdown_timeout_s
-            self._note(WorkersKilled(at.round, at.node_rank, workers, limit_s, is_option, left))
 
     def _tell_gone(self, group: WorkerGroup) -> None:
-        self._is_over = True
+        assert self._round is not None
+        self._round.is_over = True
         self._listener.workers_gone(group.assignment, group.progress)
-
-    # --- what NCCL recorded ------------------------------------------------------------------
-
-    def _have_recorded(self, group: WorkerGroup) -> bool:
-        """Have the flight recorders of workers write; return whether any is on."""
-        self._recorders = FlightRecorders(os.environ)
-        now = asyncio.get_running_loop().time()
-        if not self._recorders.ask([worker.rank for worker in group.running], now):
-            return False
-        self._arm(group, LOOK_S)
-        return True
-
-    def _are_recording(self, group: WorkerGroup) -> bool:
-        """Look whether they go on, and when to look again; tell what they have written."""
-        if self._recorders.are_writing(asyncio.get_running_loop().time()):
-            self._arm(group, LOOK_S)
-            return True
-        at, recorders = group.assignment, self._recorders
-        self._note(
-            CollectivesRecorded(
-                at.round, at.node_rank, recorders.written, recorders.late, recorders.files
-            )
-        )
-        return False
 
     # --- failures ----------------------------------------------------------------------------
 
-    async def _worker_failed(
-        self, group: WorkerGroup, event: Exited, state: WorkerGroupState
-    ) -> None:
+    async def _worker_failed(self, of: _Round, event: Exited, state: WorkerGroupState) -> None:
         after_stop = state in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING)
         if after_stop and event.exit_code < 0:
             return  # ended by our own signal, or by what that signal led to
-        failure = await self._records.of_worker(group, event, after_stop=after_stop)
-        timer = self._timed_out.get(failure.pid)
-        self._failed(group, failure if timer is None else ended_by_timer(failure, timer))
+        failure = await self._records.of_worker(of.group, event, after_stop=after_stop)
+        timer = of.timed_out.get(failure.pid)
+        self._failed(of.group, failure if timer is None else ended_by_timer(failure, timer))
 
     def _timer_expired(self, pid: int, scope: str, number: int) -> None:
         """Act on a timer that a worker or its child has set and not cancelled."""
-        group = self.group
-        if group is None or not number:
+        of, group = self._round, self.group
+        if of is None or group is None or not number:
             return
         if any(pid in (worker, *descendants(worker)) for worker in group.pids if worker):
             at = group.assignment
-            self._timed_out[pid] = scope = scope[:_SCOPE_MAX_CHARS]
+            of.timed_out[pid] = scope = scope[:_SCOPE_MAX_CHARS]
             self._note(TimerExpired(at.round, at.node_rank, pid, scope))
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _failed_to_open(self, group: WorkerGroup, error: OSError) -> None:
         """No worker was started, as there was nothing to write to."""
-        self._programs = ()
         why = f"its output cannot be opened: {shortage.explained(error)}"
-        group.kill()  # the spawner has nothing to stop, and says so
-        self._arm(group, SURVIVES_KILL_S)
+        self._stop_of(group).kill()  # the spawner has nothing to stop, and says so
         self._failed(group, self._records.of_start(group.assignment, 0, SHORTAGE, why))
 
     def _store_exited(self, group: WorkerGroup, exit_code: int) -> None:
@@ -453,26 +331,6 @@ class Supervisor:
             at = group.assignment
             self._note(WorkerFailed(at.round, at.node_rank, failure))
         self._listener.worker_failed(group.assignment, failure)
-        if group.state in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING):
+        if group.state.is_training:
             # The whole group stops anyway: the workers here need not wait for the order.
-            self.stop(lets_settle=evidence(failure) is not Evidence.OWN)
-
-    @property
-    def _patience_s(self) -> float:
-        """How long workers have to end after SIGTERM."""
-        limits = [self._shutdown_timeout_s]
-        limits += [HUNG_S] if self._is_hung else []
-        limits += [self._limit_s] if self._limit_s is not None else []
-        return min(limits)
-
-    def _arm(self, group: WorkerGroup, seconds: float) -> None:
-        """Limit the time that a group spends in its present state."""
-        self._disarm()
-        loop = asyncio.get_running_loop()
-        if group.state is WorkerGroupState.KILLING and self._dying is None:
-            self._dying = Dying(group.pids, loop.time(), have_devices=has_driver())
-        self._timer = loop.call_later(seconds, self._post, TimeOver(group, group.state))
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+            self.stop(StopWorkers(lets_settle=evidence(failure) is not Evidence.OWN))

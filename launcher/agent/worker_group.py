@@ -10,7 +10,6 @@ import contextlib
 import enum
 import os
 import signal
-from collections.abc import Sequence
 
 from ...rendezvous.protocol.messages import Assignment, Progress
 from ...rendezvous.protocol.steps import STEPS_MAX
@@ -18,12 +17,12 @@ from ...values import dataclass
 from ..logs.log_dir import AttemptLogs, Route, StreamPlan, console_prefix
 from ..logs.log_file import Stream, open_log
 from ..logs.regular_file import tail_of_file
-from ..logs.relay_client import RelayClient
 from ..logs.relay_stream import StreamOrder
 from ..processes.worker_watch import WorkerWatch
-from ..spawner.client import Exited, Spawned, SpawnerClient, WorkerCommand
+from ..spawner.client import Exited, Spawned, WorkerCommand
 from ..stacks.collect import AskedWorker
 from .worker_command import WorkerCommands
+from .worker_starter import WorkerStarter
 
 
 class WorkerGroupState(enum.Enum):
@@ -45,6 +44,11 @@ class WorkerGroupState(enum.Enum):
         return self in (WorkerGroupState.STOPPING, WorkerGroupState.KILLING, WorkerGroupState.GONE)
 
     @property
+    def is_training(self) -> bool:
+        """Whether workers run, or are about to, that nothing has told to end."""
+        return self in (WorkerGroupState.STARTING, WorkerGroupState.RUNNING)
+
+    @property
     def is_killed(self) -> bool:
         """Whether everything that descends from a worker was sent SIGKILL, or is gone."""
         return self in (WorkerGroupState.KILLING, WorkerGroupState.GONE)
@@ -63,19 +67,13 @@ class WorkerGroup:
     """The workers of one round on this node."""
 
     def __init__(
-        self,
-        assignment: Assignment,
-        logs: AttemptLogs,
-        role: str,
-        spawner: SpawnerClient,
-        relay: RelayClient | None,
+        self, assignment: Assignment, logs: AttemptLogs, role: str, starter: WorkerStarter
     ) -> None:
         self.assignment = assignment
         self.logs = logs
         self.state = WorkerGroupState.STARTING
         self._role = role
-        self._spawner = spawner
-        self._relay = relay
+        self._starter, self._spawner, self._relay = starter, starter.spawner, starter.relay
         self._workers = [_Worker() for _ in logs.workers]
         self._store: _Worker | None = None
         """The store process, where this node hosts one; the spawner's next index."""
@@ -84,14 +82,13 @@ class WorkerGroup:
         self.progress: Progress | None = None
         """How far the workers came, when they are gone; None: not known."""
 
-    def start(
-        self, commands: WorkerCommands, cpus: Sequence[frozenset[int]] | None
-    ) -> tuple[str, ...]:
+    def start(self) -> tuple[str, ...]:
         """Ask the spawner for all workers at once; return the program of each.
 
         Raises:
             OSError: their output cannot be opened; no worker is started.
         """
+        commands, cpus = self._starter.commands, self._starter.cpus
         requests: list[WorkerCommand] = []
         fds: list[int] = []
         try:

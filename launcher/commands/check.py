@@ -140,6 +140,7 @@ async def _check(
             raise
         return received[0]
     finally:
+        task.cancel()
         await crew.close()
 
 

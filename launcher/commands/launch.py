@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ... import exit_codes
@@ -10,10 +11,11 @@ from ...errors import NoProcessError
 from ...events.event import Remark, Severity
 from ...rendezvous.trust.source import read_trust
 from ...values import replace
-from ..agent.parts import NodeParts
+from .. import startup
 from ..agent.preload import start_preload
 from ..agent.signals import ignore
 from ..agent.worker_command import WorkerCommands, check_interpreter, worker_environ
+from ..agent.worker_starter import WorkerStarter
 from ..logs.log_dir import LogDir, check_log_dir
 from ..logs.relay_client import RelayClient
 from ..machine.shortage import too_few_files
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = None) -> int:
     """Run a job's workers on this node; return the exit status.
 
+    Everything is found out, and all processes are forked, that must be there before the event loop.
+
     Args:
         options: what to run.
         conclude: is called with the agent when the job is over for this node.
@@ -44,17 +48,6 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
 
         check_report_path(options.checks.report)
         check_log_dir(options.checks.log_dir)
-    parts = _parts(options)
-    status = exit_codes.WORKERS_FAILED
-    try:
-        status = _run(_preloaded(parts), conclude)
-    finally:
-        _close(parts, status)
-    return status
-
-
-def _parts(options: LaunchOptions) -> NodeParts:
-    """Find out what to start, and fork the processes that must exist before the event loop."""
     if (too_few := too_few_files()) is not None:
         raise NoProcessError(f"{too_few}.")
     rendezvous = options.rendezvous
@@ -62,24 +55,14 @@ def _parts(options: LaunchOptions) -> NodeParts:
     trust = read_trust(rendezvous.trust) if rendezvous.endpoint is not None else None
     display = Display()
     environ = dict(os.environ)
-    count = resolve_worker_count(
-        options.nproc_per_node,
-        options.accelerator,
-        environ,
-        virtual_local_rank=options.virtual_local_rank,
-    )
-    if options.checks is not None and options.checks.spec.floors:
-        # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
-        from ..cli.check_flags import refuse_floors
-
-        refuse_floors(options.checks.spec, options.accelerator, count.count)
+    count = _worker_count(options, environ)
     if options.mode is not ScriptMode.COMMAND:
         check_interpreter(environ)
     environ = worker_environ(options, count.count)
     timers = _file_timers(environ)
     commands = WorkerCommands(options, count.count, environ)
     cpus, gpus_shown = _numa_cpus(options, count), _gpus_shown(options)
-    log_dir = LogDir.create(options.logs, options.rendezvous.job_id)
+    log_dir = LogDir.create(options.logs, rendezvous.job_id)
     # Fork before anything starts a thread or loads gRPC, and share what is loaded so far.
     gc.freeze()
     try:
@@ -91,20 +74,53 @@ def _parts(options: LaunchOptions) -> NodeParts:
         if timers is not None:
             timers.close()
         raise
-    return NodeParts(
-        options=options,
-        count=count,
-        commands=commands,
-        cpus=cpus,
-        log_dir=log_dir,
-        spawner=spawner,
-        check_spawner=check_spawner,
-        relay=relay,
-        display=display,
-        timers=timers,
-        gpus_shown=gpus_shown,
-        trust=trust,
+    starter = WorkerStarter(commands, cpus, log_dir, spawner, relay, timers)
+    status = exit_codes.WORKERS_FAILED
+    try:
+        remark = start_preload(options, commands, os.environ, spawner)
+        if remark is not None:  # it is of no use
+            display.event(Remark(remark, Severity.WARNING))
+            options = replace(options, preload=())
+        new_crew = None
+        if check_spawner is not None:
+            from ..agent.check_workers import check_crew
+
+            new_crew = partial(check_crew, options, display, check_spawner, starter, gpus_shown)
+        with startup.loading():
+            from ..agent.run import run_node
+
+        startup.quiet_grpc()
+        node = run_node(
+            options, count, starter, display, new_crew=new_crew, trust=trust, conclude=conclude
+        )
+        status = startup.run(node)
+    finally:
+        display.close()
+        ignore(options.signals)
+        if check_spawner is not None:
+            check_spawner.close()
+        spawner.close()
+        if timers is not None:
+            timers.close()
+        if status == exit_codes.SUCCESS:  # else the user may look for them
+            log_dir.remove_if_temporary()
+        log_dir.remove_if_unused()
+    return status
+
+
+def _worker_count(options: LaunchOptions, environ: dict[str, str]) -> WorkerCount:
+    count = resolve_worker_count(
+        options.nproc_per_node,
+        options.accelerator,
+        environ,
+        virtual_local_rank=options.virtual_local_rank,
     )
+    if options.checks is not None and options.checks.spec.floors:
+        # The number of workers that ``--nproc-per-node gpu`` means is known from here on.
+        from ..cli.check_flags import refuse_floors
+
+        refuse_floors(options.checks.spec, options.accelerator, count.count)
+    return count
 
 
 def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
@@ -114,39 +130,6 @@ def _gpus_shown(options: LaunchOptions) -> dict[str, str]:
     from ..preflight.expected_gpus import shown_gpus
 
     return shown_gpus(options.accelerator)
-
-
-def _preloaded(parts: NodeParts) -> NodeParts:
-    """Start a fork server if one was asked for; return the parts without it if it is of no use."""
-    remark = start_preload(parts.options, parts.commands, os.environ, parts.spawner)
-    if remark is None:
-        return parts
-    parts.display.event(Remark(remark, Severity.WARNING))
-    return replace(parts, options=replace(parts.options, preload=()))
-
-
-def _close(parts: NodeParts, status: int) -> None:
-    """End the processes that were forked; keep log files that the user may look for."""
-    parts.display.close()
-    ignore(parts.options.signals)
-    if parts.check_spawner is not None:
-        parts.check_spawner.close()
-    parts.spawner.close()
-    if parts.timers is not None:
-        parts.timers.close()
-    if status == exit_codes.SUCCESS:
-        parts.log_dir.remove_if_temporary()
-    parts.log_dir.remove_if_unused()
-
-
-def _run(parts: NodeParts, conclude: "Callable[[Agent], None] | None") -> int:
-    from .. import startup
-
-    with startup.loading():
-        from ..agent.run import run_node
-
-    startup.quiet_grpc()
-    return startup.run(run_node(parts, conclude))
 
 
 def _file_timers(environ: dict[str, str]) -> "FileTimers | None":

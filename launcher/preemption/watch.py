@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from ...events.event import Event
 from ...events.node import NoticeUnknown
 from .clouds import aws, azure, google
-from .gone_soon import GoneSoon
 from .metadata import MetadataError, Service
+from .notice import PreemptionNotice
 
 CLOUDS = ("gcp", "aws", "azure")
 FILE_S = 30.0
@@ -33,7 +33,7 @@ _VENDORS = {
 async def watch(
     source: str,
     environ: Mapping[str, str],
-    found: Callable[[GoneSoon], None],
+    found: Callable[[PreemptionNotice], None],
     tell: Callable[[Event], None],
     dmi: str = _DMI,
 ) -> None:
@@ -56,7 +56,7 @@ async def watch(
         seconds = await _file(cloud.removeprefix("file:"))
     else:
         seconds = await _persistently(_asker(cloud, environ), source, tell)
-    found(GoneSoon(f"notice of {cloud}", seconds))
+    found(PreemptionNotice(f"notice of {cloud}", seconds))
 
 
 def cloud_of(dmi: str) -> str:

@@ -30,6 +30,11 @@ class StackReports:
         self._task = asyncio.create_task(self._report(number, node_rank, workers))
         self._task.add_done_callback(partial(show_bug, "a report of stacks"))
 
+    def close(self) -> None:
+        """Send no more."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def _report(self, number: int, node_rank: int, workers: tuple[AskedWorker, ...]) -> None:
         stacks: tuple[RankStack, ...] = ()
         if workers:

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from ft_run.launcher.agent.ending import SAME_S
+from ft_run.launcher.agent.signals import SAME_S
 
 TIDY = """
 import os, pathlib, signal, sys, threading

@@ -1,6 +1,7 @@
 """A start that comes while it looks as if the node had no leader."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,10 +18,10 @@ class Started(Exception):  # noqa: N818 - not an error
 
 def given(monkeypatch: pytest.MonkeyPatch) -> tuple[Start, list[bool]]:
     """A start, and whether the node is fenced; no worker is started."""
-    fenced, started = [True], Start(cast(Assignment, "the assignment"))
+    fenced, started = [True], Start(cast(Assignment, SimpleNamespace(round=3)))
 
     async def start(_: Agent, assignment: object) -> None:
-        assert assignment == "the assignment"
+        assert assignment == started.assignment
         raise Started
 
     monkeypatch.setattr(Agent, "_start", start)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from ft_run.launcher.agent.ending import Signalled
+from ft_run.launcher.agent.lifecycle import Signalled
 from ft_run.launcher.machine.gpu_memory import GpuMemory, Used
 from ft_run.launcher.processes.worker_watch import WorkerWatch
 from ft_run.launcher.spawner.client import Empty, Exited, Spawned, SpawnerClient
@@ -28,6 +28,7 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.tests.launcher.preflight import test_session
 from ft_run.tests.launcher.preflight.test_session import Node
 from ft_run.training.worker import hook
+from ft_run.values import replace
 
 FAILED = Verdict(Outcome.WORKERS_FAILED, 1, "too bad", 0, 1, None, (), 0)
 SPARE = Waiting(2, 2, 2, (), 0.0, spare=True)
@@ -52,7 +53,8 @@ class Gpu:
         self.is_free, self._error, self._asked = asyncio.Event(), error, 0
         self.here = here
         self.asked: list[str] = []
-        here.agent._workers._spawner = cast(SpawnerClient, self)
+        workers, spawner = here.agent._workers, cast(SpawnerClient, self)
+        workers._spawner, workers._starter = spawner, replace(workers._starter, spawner=spawner)
         here.agent._workers._gpu_memory = GpuMemory(
             print, has_driver=lambda: True, ask=self._in_use
         )
@@ -160,7 +162,7 @@ def test_a_node_that_leaves_does_not_wait(node: RunNode) -> None:
             Leave("SIGTERM"),
             Stopped(0, here.port.offer, Progress(7, has_stepped=True)),
         ]
-        assert here.agent._end.is_known
+        assert here.agent._life.is_decided
         await gpu.answers()
         assert len(gpu.stopped) == 1
 
@@ -176,7 +178,7 @@ def test_a_node_that_was_asked_to_leave_before_does_not_wait_either(
         assert gpu.stopped == []
         await hear(here, Exited(0, 0, -15), Empty())
         assert len(gpu.stopped) == 1
-        assert here.agent._end.is_known
+        assert here.agent._life.is_decided
 
     run(node, test)
 

@@ -14,8 +14,8 @@ from ft_run.errors import UsageError
 from ft_run.events.event import Event, Severity
 from ft_run.events.master import HostLeads, JobForgotten, WireOpen
 from ft_run.launcher.agent.agent import Agent
-from ft_run.launcher.agent.ending import JobOver, unheard
-from ft_run.launcher.agent.hosting import Hosting
+from ft_run.launcher.agent.hosting import Hosting, unheard
+from ft_run.launcher.agent.lifecycle import JobOver
 from ft_run.launcher.options import RendezvousOptions
 from ft_run.rendezvous.group.events import GroupSettings
 from ft_run.rendezvous.lease.succession import Succession

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ft_run import exit_codes
-from ft_run.launcher.agent.ending import JobOver, unheard
+from ft_run.launcher.agent.hosting import unheard
+from ft_run.launcher.agent.lifecycle import JobOver
 from ft_run.tests.launcher.preflight.test_session import OVER, Node, node  # noqa: F401 - a fixture
 
 

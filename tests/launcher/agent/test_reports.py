@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from ft_run.launcher.agent.claim import OwnClaim
-from ft_run.launcher.agent.ending import NodeEnd
+from ft_run.launcher.agent.lifecycle import Judged, Lifecycle, Signalled, Situation
 from ft_run.launcher.agent.reports import NodeReports, Report
 from ft_run.launcher.agent.snapshots import HeldSnapshots, NodeOffers
 from ft_run.launcher.machine.network import PortReservation
@@ -35,14 +35,14 @@ class Node:
         self.times_left = 0
         self.claim = OwnClaim()
         self.claim.started(PLACE)
-        self.end = NodeEnd(
+        self.life = Lifecycle(
             LaunchOptions("", RendezvousOptions(job_id="job", min_nodes=2, max_nodes=2))
         )
         self.port = PortReservation(lambda: "127.0.0.1", None)
         self.are_ready = False
         self.reports = NodeReports(
             self.claim,
-            self.end,
+            self.life,
             NodeOffers(self.port, HeldSnapshots(1, Saves(lambda _: None))),
             self.sent.append,
             self._left,
@@ -107,7 +107,9 @@ def test_a_node_that_has_stopped_offers_another_port(node: Node) -> None:
 
 
 def test_after_the_verdict_the_end_of_workers_is_not_told(node: Node) -> None:
-    node.end.set_verdict(Verdict(Outcome.SUCCEEDED, 0, "", 0, 4, None, (), 0))
+    node.life.handle(
+        Judged(Verdict(Outcome.SUCCEEDED, 0, "", 0, 4, None, (), 0)), Situation(0.0, 1)
+    )
     node.reports.workers_gone(PLACE, None)
     assert (node.sent, node.times_left) == ([], 1)
 
@@ -164,6 +166,6 @@ def test_a_round_that_rank_0_has_won_may_be_stopped_all_the_same(decided: Node) 
 
 
 def test_a_node_that_was_told_to_go_does_not_wait_for_the_verdict(decided: Node) -> None:
-    decided.end.asked_by(signal.SIGTERM)
+    decided.life.handle(Signalled(signal.SIGTERM), Situation(0.0, workers=1))
     decided.reports.workers_gone(PLACE, None)
     assert (decided.sent, decided.times_left) == ([Stopped(3, decided.port.offer)], 1)

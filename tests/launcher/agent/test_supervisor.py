@@ -9,22 +9,14 @@ from typing import Any, cast
 from unittest import mock
 
 import pytest
-from ft_run.errors import FtRunError
-from ft_run.launcher.agent.ending import Farewell, NodeEnd, Signalled
-from ft_run.launcher.agent.parts import NodeParts
-from ft_run.launcher.agent.supervisor import (
-    HUNG_S,
-    LEFTOVERS_S,
-    SETTLE_S,
-    Listener,
-    Supervisor,
-    TimeOver,
-)
+from ft_run.launcher.agent.lifecycle import StopWorkers
+from ft_run.launcher.agent.stopping import HUNG_S, LEFTOVERS_S, SETTLE_S, TimeOver
+from ft_run.launcher.agent.supervisor import Listener, Supervisor
 from ft_run.launcher.agent.worker_command import WorkerCommands
 from ft_run.launcher.agent.worker_group import WorkerGroupState
+from ft_run.launcher.agent.worker_starter import WorkerStarter
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.gpu_memory import GpuMemory
-from ft_run.launcher.machine.worker_count import WorkerCount
 from ft_run.launcher.options import LaunchOptions, RendezvousOptions
 from ft_run.launcher.processes.dying import SURVIVES_KILL_S
 from ft_run.launcher.reporting.display import Display
@@ -71,21 +63,14 @@ class Node:
         self.clock, self.spawner = clock, FakeSpawner()
         self.over: list[TimeOver] = []
         self.listener = mock.Mock()
-        parts = NodeParts(
-            options=options,
-            count=WorkerCount(2, "given"),
-            commands=WorkerCommands(options, 2, {}),
-            cpus=None,
-            log_dir=LogDir(options.logs, None, None),
-            spawner=cast(SpawnerClient, self.spawner),
-            check_spawner=None,
-            relay=None,
-            display=Display(live=False),
-        )
+        spawner = cast(SpawnerClient, self.spawner)
+        commands, log_dir = WorkerCommands(options, 2, {}), LogDir(options.logs, None, None)
         self.supervisor = Supervisor(
             NodeSpec("n", "i", "h", "127.0.0.1", "default", 2, None),
-            parts,
+            WorkerStarter(commands, None, log_dir, spawner, None),
+            SHUTDOWN_S,
             post=self.over.append,
+            note=Display(live=False).event,
             listener=cast(Listener, self.listener),
             event_log=EventLog(options, "h", "train.py", print),
         )
@@ -105,7 +90,7 @@ class Node:
 
     def stop(self, **options: Any) -> None:
         async def stop() -> None:
-            self.supervisor.stop(**options)
+            self.supervisor.stop(StopWorkers(**options))
 
         self.do(stop())
 
@@ -307,15 +292,8 @@ def test_a_second_ctrl_c_does_not_wait_for_ever_for_workers_that_cannot_be_kille
     """Such as one in uninterruptible sleep."""
 
     def test(node: Node) -> None:
-        options, parts = mock.Mock(shutdown_timeout_s=SHUTDOWN_S), mock.Mock()
-        end = NodeEnd(options)
-        farewell = Farewell(end, parts, mock.Mock(sources=()), lambda: False, mock.Mock(), print)
-
-        async def interrupt() -> None:
-            farewell.signalled(Signalled(signal.SIGINT), node.supervisor)
-
-        node.do(interrupt())
-        node.do(interrupt())
+        node.stop(number=signal.SIGINT)
+        node.kill()
         assert node.spawner.asked == ["spawn 2", "stop 2", "kill"]
         assert node.listener.worker_failed.call_count == 0
         node.clock.pass_to(SURVIVES_KILL_S + 1)
@@ -358,11 +336,3 @@ def test_a_worker_that_fails_before_the_memory_of_gpus_is_known_holds_nothing_up
         node.supervisor.close()
     finally:
         clock.close()
-
-
-def test_the_first_of_several_reasons_gives_the_exit_status() -> None:
-    end = NodeEnd(mock.Mock())
-    end.failed(FtRunError("unhealthy"))
-    end.failed(FtRunError("the master is away"))
-    with pytest.raises(FtRunError, match="unhealthy"):
-        end.status()

@@ -3,7 +3,7 @@
 from unittest import mock
 
 import pytest
-from ft_run.launcher.agent import supervisor
+from ft_run.launcher.agent import stopping
 from ft_run.launcher.processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S
 from ft_run.rendezvous.protocol.failure import FailureKind
 from ft_run.tests.launcher.agent.test_supervisor import Node, with_node
@@ -13,7 +13,7 @@ from ft_run.tests.launcher.agent.test_supervisor import Node, with_node
 def test_workers_with_gpus_have_more_time_to_end_before_the_job_is_given_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], has_driver: bool
 ) -> None:
-    monkeypatch.setattr(supervisor, "has_driver", lambda: has_driver)
+    monkeypatch.setattr(stopping, "has_driver", lambda: has_driver)
     limit_s = DEVICES_SURVIVE_KILL_S if has_driver else SURVIVES_KILL_S
 
     def pass_s(node: Node, seconds: float) -> None:
@@ -36,7 +36,7 @@ def test_workers_with_gpus_have_more_time_to_end_before_the_job_is_given_up(
 
 
 def test_workers_that_end_in_time_do_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "has_driver", lambda: True)
+    monkeypatch.setattr(stopping, "has_driver", lambda: True)
 
     def test(node: Node) -> None:
         node.kill()

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 from ft_run.launcher.agent.worker_group import WorkerGroup
+from ft_run.launcher.agent.worker_starter import WorkerStarter
 from ft_run.launcher.logs.log_dir import AttemptLogs
 from ft_run.launcher.processes.worker_watch import WorkerWatch
-from ft_run.launcher.spawner.client import SpawnerClient
 from ft_run.rendezvous.protocol.messages import Assignment, Progress
 from ft_run.training.worker import hook
 
@@ -30,7 +30,9 @@ def test_the_furthest_worker_counts(
     said: tuple[tuple[int, int | None] | None, ...], told: Progress | None
 ) -> None:
     logs = cast(AttemptLogs, SimpleNamespace(workers=(None, None)))
-    group = WorkerGroup(ROUND, logs, "default", cast(SpawnerClient, None), None)
+    group = WorkerGroup(
+        ROUND, logs, "default", cast(WorkerStarter, SimpleNamespace(spawner=None, relay=None))
+    )
     for worker, progress in zip(group._workers, said, strict=True):
         worker.watch = WorkerWatch()
         if progress is not None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 from ft_run.events.node import NoticeUnknown
 from ft_run.launcher.preemption import clouds
-from ft_run.launcher.preemption.gone_soon import GoneSoon
 from ft_run.launcher.preemption.metadata import BODY_MAX, MetadataError, Service
+from ft_run.launcher.preemption.notice import PreemptionNotice
 from ft_run.launcher.preemption.watch import cloud_of, watch
 
 TIMEOUT_S = 30.0
@@ -282,7 +282,7 @@ def test_errors_are_told_once_and_a_notice_after_them_is_heard() -> None:
         assert len(asked) == 3
         first, last = said
         assert isinstance(first, NoticeUnknown)
-        assert last == GoneSoon("notice of gcp", 30.0)
+        assert last == PreemptionNotice("notice of gcp", 30.0)
 
     run(test)
 
@@ -294,7 +294,7 @@ def test_aws_is_asked_at_the_address_that_its_own_tools_take() -> None:
             where = f"http://127.0.0.1:{service._port}/"
             variables = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": where}
             await watch("aws", variables, said.append, said.append)
-        assert said == [GoneSoon("notice of aws", 120.0)]
+        assert said == [PreemptionNotice("notice of aws", 120.0)]
 
     run(test)
 
@@ -315,7 +315,7 @@ def test_a_file_may_say_how_long_there_is(tmp_path: Path, text: str, seconds: fl
         assert not said
         path.write_text(text)
         await task
-        assert said == [GoneSoon(f"notice of file:{path}", seconds)]
+        assert said == [PreemptionNotice(f"notice of file:{path}", seconds)]
 
     run(test)
 

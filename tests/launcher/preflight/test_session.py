@@ -15,11 +15,10 @@ from ft_run.checks.records import Phase, Record
 from ft_run.errors import NodeUnfitError
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.identity import NodeIdentity
-from ft_run.launcher.agent.parts import NodeParts
 from ft_run.launcher.agent.worker_command import WorkerCommands
+from ft_run.launcher.agent.worker_starter import WorkerStarter
 from ft_run.launcher.logs.log_dir import LogDir
 from ft_run.launcher.machine.network import PortReservation
-from ft_run.launcher.machine.worker_count import WorkerCount
 from ft_run.launcher.options import CheckOptions, LaunchOptions, RendezvousOptions
 from ft_run.launcher.preflight.session import CheckSession
 from ft_run.launcher.reporting.display import Display
@@ -91,18 +90,16 @@ class Node:
         self.crew, self.link = FakeCrew(), FakeLink()
         self.port = PortReservation(lambda: "127.0.0.1", None)
         self.identity = NodeIdentity("job")
-        parts = NodeParts(
-            options=options,
-            count=WorkerCount(1, "given"),
-            commands=WorkerCommands(options, 1, {}),
-            cpus=None,
-            log_dir=LogDir(options.logs, None, None),
-            spawner=cast(SpawnerClient, SimpleNamespace(fence=None)),
-            check_spawner=None,
-            relay=None,
-            display=Display(live=False),
+        spawner = cast(SpawnerClient, SimpleNamespace(fence=None))
+        commands, log_dir = WorkerCommands(options, 1, {}), LogDir(options.logs, None, None)
+        self.agent = Agent(
+            options,
+            Display(live=False),
+            WorkerStarter(commands, None, log_dir, spawner, None),
+            identity=self.identity,
+            port=self.port,
+            crew=self.crew,
         )
-        self.agent = Agent(parts, identity=self.identity, port=self.port, crew=self.crew)
         self.agent._link = cast(MasterLink, self.link)
 
     async def hear(self, *messages: MasterMessage | LinkDown | LinkUp) -> None:
@@ -113,7 +110,7 @@ class Node:
 
     def status(self) -> int:
         """Return the exit status; raise what the agent ends by."""
-        return self.agent._end.status()
+        return self.agent._life.status()
 
     def close(self) -> None:
         self.port.close()

@@ -1,4 +1,4 @@
-"""A node that will be gone: what workers are told, what the master hears, and when it leaves."""
+"""Nodes that will be gone: what workers are told, and what the master hears."""
 
 import asyncio
 import sys
@@ -6,12 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ft_run.events.event import Event
-from ft_run.events.node import NodeGoneSoon
-from ft_run.launcher.options import LaunchOptions, RendezvousOptions
-from ft_run.launcher.preemption.departure import Departure, TimeToLeave
-from ft_run.launcher.preemption.gone_soon import GoneSoon
-from ft_run.rendezvous.protocol.drain_messages import Drain, Drained, Notice
+from ft_run.launcher.preemption.draining import Draining
+from ft_run.rendezvous.protocol.drain_messages import Drain, Drained
 from ft_run.tests.harness.descriptors import own_descriptors
 
 ORDER = Drain(3, "node b will be gone soon (SIGTERM)", 30.0, is_whole=False)
@@ -72,33 +68,21 @@ class Worker:
 class Node:
     """A node in a round."""
 
-    def __init__(self, shutdown_timeout_s: float = 10.0, *, saves: bool = True) -> None:
-        self.sent: list[Notice | Drained] = []
-        self.posted: asyncio.Queue[GoneSoon | TimeToLeave] = asyncio.Queue()
-        self.told: list[Event] = []
-        options = LaunchOptions(
-            "",
-            RendezvousOptions(job_id="job"),
-            shutdown_timeout_s=shutdown_timeout_s,
-            save_at_breakpoint=saves,
-        )
-        self.departure = Departure(
-            options, self.sent.append, self.posted.put_nowait, self.told.append
-        )
-        self.departure.listen(asyncio.get_running_loop())
-        self.departure.begin()
+    def __init__(self, *, saves: bool) -> None:
+        self.sent: list[Drained] = []
+        self.draining = Draining(self.sent.append, saves=saves)
+        self.draining.listen(asyncio.get_running_loop())
+        self.draining.begin()
 
 
-def run(
-    test: Callable[[Node], Any], shutdown_timeout_s: float = 10.0, *, saves: bool = True
-) -> None:
+def run(test: Callable[[Node], Any], *, saves: bool = True) -> None:
     async def prepared() -> None:
         before = own_descriptors()
-        node = Node(shutdown_timeout_s, saves=saves)
+        node = Node(saves=saves)
         try:
             await test(node)
         finally:
-            node.departure.close()
+            node.draining.close()
         assert own_descriptors() <= before
 
     asyncio.run(asyncio.wait_for(prepared(), 60))
@@ -107,15 +91,15 @@ def run(
 def test_the_master_is_told_when_all_ranks_have_left_one_state() -> None:
     async def test(node: Node) -> None:
         workers = [await Worker.start(rank) for rank in (0, 1)]
-        assert node.departure.waits_for_workers
-        node.departure.order(ORDER)
+        assert node.draining.is_asked_for
+        node.draining.order(ORDER)
         assert [await worker.ask("code") for worker in workers] == ["1", "1"]
         assert node.sent == []
         assert await workers[0].ask("left 7") == "0"  # it has obeyed
         assert node.sent == []
         await workers[1].ask("left 7")
         assert node.sent == [Drained(3, 7)]
-        node.departure.order(ORDER)  # said again, on another stream
+        node.draining.order(ORDER)  # said again, on another stream
         assert node.sent == [Drained(3, 7)] * 2
         for worker in workers:
             await worker.end()
@@ -127,7 +111,7 @@ def test_the_master_is_told_when_all_ranks_have_left_one_state() -> None:
 def test_workers_are_told_whether_to_save_what_would_be_lost(saves: bool) -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0)
-        node.departure.order(ORDER)
+        node.draining.order(ORDER)
         assert await worker.ask("saves") == str(saves)
         await worker.end()
 
@@ -137,7 +121,7 @@ def test_workers_are_told_whether_to_save_what_would_be_lost(saves: bool) -> Non
 def test_different_steps_are_no_one_state() -> None:
     async def test(node: Node) -> None:
         workers = [await Worker.start(rank) for rank in (0, 1)]
-        node.departure.order(ORDER)
+        node.draining.order(ORDER)
         await workers[0].ask("left 7")
         await workers[1].ask("left 8")
         assert node.sent == []
@@ -150,10 +134,10 @@ def test_different_steps_are_no_one_state() -> None:
 def test_a_worker_that_waits_hears_that_nothing_in_memory_stays() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0)
-        node.departure.order(ORDER)
+        node.draining.order(ORDER)
         await worker.ask("left 7")
         waiting = asyncio.create_task(worker.ask("wait"))
-        node.departure.order(Drain(3, "all", 1.0, is_whole=True))
+        node.draining.order(Drain(3, "all", 1.0, is_whole=True))
         assert await waiting == "True"
         await worker.end()
 
@@ -163,7 +147,7 @@ def test_a_worker_that_waits_hears_that_nothing_in_memory_stays() -> None:
 def test_a_worker_does_not_wait_beyond_its_time() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0)
-        node.departure.order(Drain(3, "all", 0.05, is_whole=False))
+        node.draining.order(Drain(3, "all", 0.05, is_whole=False))
         await worker.ask("left 7")
         assert await worker.ask("wait") == "False"
         await worker.end()
@@ -173,8 +157,8 @@ def test_a_worker_does_not_wait_beyond_its_time() -> None:
 
 def test_workers_that_never_asked_are_not_waited_for() -> None:
     async def test(node: Node) -> None:
-        assert not node.departure.waits_for_workers
-        node.departure.order(ORDER)
+        assert not node.draining.is_asked_for
+        node.draining.order(ORDER)
         assert node.sent == [Drained(3, -1)]
 
     run(test)
@@ -183,12 +167,12 @@ def test_workers_that_never_asked_are_not_waited_for() -> None:
 def test_a_script_that_asks_and_ends_has_made_itself_ready() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0, "ask")
-        assert not node.departure.are_ready(3)  # its job is over
-        node.departure.order(ORDER)
+        assert not node.draining.are_ready(3)  # its job is over
+        node.draining.order(ORDER)
         assert await worker.ask("given") == "True"
-        assert not node.departure.are_ready(2)
+        assert not node.draining.are_ready(2)
         assert node.sent == []
-        assert node.departure.are_ready(3)
+        assert node.draining.are_ready(3)
         assert node.sent == [Drained(3, -1)]
         await worker.end()
 
@@ -197,10 +181,10 @@ def test_a_script_that_asks_and_ends_has_made_itself_ready() -> None:
 
 def test_one_that_does_not_ask_or_has_a_checkpointer_is_done_when_it_ends() -> None:
     async def test(node: Node) -> None:
-        node.departure.order(ORDER)
-        assert not node.departure.are_ready(3)
+        node.draining.order(ORDER)
+        assert not node.draining.are_ready(3)
         worker = await Worker.start(0, is_late=True)
-        assert not node.departure.are_ready(3)
+        assert not node.draining.are_ready(3)
         await worker.end()
 
     run(test)
@@ -209,68 +193,10 @@ def test_one_that_does_not_ask_or_has_a_checkpointer_is_done_when_it_ends() -> N
 def test_a_round_begins_without_a_notice() -> None:
     async def test(node: Node) -> None:
         worker = await Worker.start(0)
-        node.departure.order(ORDER)
-        node.departure.begin()
+        node.draining.order(ORDER)
+        node.draining.begin()
         assert await worker.ask("code") == "0"
-        assert not node.departure.waits_for_workers
+        assert not node.draining.is_asked_for
         await worker.end()
-
-    run(test)
-
-
-def test_the_ranks_have_half_of_the_time_at_least() -> None:
-    async def test(node: Node) -> None:
-        node.departure.notice(GoneSoon("SIGTERM", 10.0))
-        node.departure.notice(GoneSoon("notice of gcp", 30.0))  # later than what is known
-        (notice,) = node.sent
-        assert isinstance(notice, Notice)
-        assert notice.reason == "SIGTERM"
-        assert 4 < notice.seconds <= 5
-        assert node.told == [NodeGoneSoon("SIGTERM", 10.0, 5.0)]
-        assert 5 < node.departure.patience_s() <= 10
-
-    run(test)
-
-
-def test_what_workers_need_to_end_is_left_to_them() -> None:
-    async def test(node: Node) -> None:
-        node.departure.notice(GoneSoon("notice of aws", 120.0))
-        assert node.told == [NodeGoneSoon("notice of aws", 120.0, 110.0)]
-        node.departure.notice(GoneSoon("SIGTERM", 10.0))  # sooner than what is known
-        node.departure.repeat()
-        assert len(node.sent) == 3
-        for notice in node.sent[1:]:
-            assert isinstance(notice, Notice)
-            assert (notice.reason, notice.seconds > 5) == ("notice of aws", False)
-
-    run(test)
-
-
-def test_it_leaves_when_the_time_is_over() -> None:
-    async def test(node: Node) -> None:
-        node.departure.notice(GoneSoon("SIGTERM", 0.02))
-        assert isinstance(await node.posted.get(), TimeToLeave)
-        assert node.departure.patience_s() == 1.0
-
-    run(test, 0.02)
-
-
-def test_an_error_of_the_watch_for_notices_is_shown_when_it_comes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("ft_run.launcher.preemption.watch.watch", broken)
-    shown: list[object] = []
-
-    async def test(node: Node) -> None:
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: shown.append(type(context["exception"]))
-        )
-        node.departure.watch("file:/notice")
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert shown == [ZeroDivisionError]
 
     run(test)

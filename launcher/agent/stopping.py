@@ -1,0 +1,189 @@
+"""How the workers of a round are stopped: what each step waits for, and for how long.
+
+    held back → SIGTERM → SIGKILL → nothing is left, or what is left survives SIGKILL
+
+SIGTERM is held back where a worker that ends by itself is to show how, and where NCCL's flight
+recorder is to write what workers that hang last did.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from ...events.event import Event
+from ...events.workers import CollectivesRecorded, KillOutlived, LeftoversEnded, WorkersKilled
+from ...values import dataclass
+from ..machine.nvml import has_driver
+from ..processes.dying import DEVICES_SURVIVE_KILL_S, SURVIVES_KILL_S, Dying
+from ..spawner.client import SpawnerClient
+from ..stacks.flight_recorder import LOOK_S, FlightRecorders
+from .lifecycle import StopWorkers
+from .worker_group import WorkerGroup, WorkerGroupState
+
+SETTLE_S = 0.2
+"""How long SIGTERM is held back where the known failure may follow from one of a worker that is
+just ending: SIGTERM would hide how that one ends."""
+HUNG_S = 2.0
+"""From SIGTERM to SIGKILL for workers that hang, or wait for one that does: they save nothing."""
+LEFTOVERS_S = 5.0
+"""How long processes that successful workers left running may take to end after SIGTERM, unless
+``--shutdown-timeout`` is shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOver:
+    """The time for the present state of a worker group is over."""
+
+    group: WorkerGroup
+    state: WorkerGroupState
+
+
+class GroupStop:
+    """The stop of one group; made when it begins, and at an end with the group."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        spawner: SpawnerClient,
+        shutdown_timeout_s: float,
+        post: Callable[[TimeOver], None],
+        note: Callable[[Event], None],
+    ) -> None:
+        """Begin; nothing is done to the workers yet.
+
+        Args:
+            group: is stopped.
+            spawner: knows what is left of it.
+            shutdown_timeout_s: how long workers have from SIGTERM to SIGKILL at most.
+            post: queues a timer that ran out; it comes back through ``time_over``.
+            note: takes events.
+        """
+        self._group, self._spawner = group, spawner
+        self._shutdown_timeout_s = self._limit_s = shutdown_timeout_s
+        self._post, self._note = post, note
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_held_back = False
+        self._recorders: FlightRecorders | None = None
+        """Those of workers that hang, where they are on."""
+        self._dying: Dying | None = None
+        """The workers that were killed."""
+
+    def stop(self, order: StopWorkers = StopWorkers()) -> None:  # noqa: B008 - a value
+        """Signal the workers to end, or hold that back; a second time, nothing else follows."""
+        group = self._group
+        before = group.state
+        if order.is_hung and not before.is_ending:
+            self._limit_s = min(self._limit_s, HUNG_S)
+        if before is WorkerGroupState.RUNNING and self._holds_back(order):
+            return
+        self._is_held_back = False
+        group.stop(order.number)
+        if group.state is before:
+            return  # it is being stopped already, and its time runs
+        if order.patience_s is not None:
+            self._limit_s = min(self._limit_s, order.patience_s)
+        self._arm()
+
+    def kill(self) -> None:
+        """Kill everything that descends from the workers."""
+        self._is_held_back = False
+        self._group.kill()
+        self._arm()
+
+    def end_leftovers(self) -> None:
+        """End what successful workers left running: with SIGTERM first."""
+        if leftovers := self._leftovers():
+            self._note(LeftoversEnded(leftovers))
+        self._group.end_leftovers()
+        self._limit_s = min(self._limit_s, LEFTOVERS_S)
+        self._arm()
+
+    def exited(self) -> None:
+        """A worker has exited, and the group knows it."""
+        if self._group.state is WorkerGroupState.KILLING:
+            self._arm()
+        elif self._is_held_back and not self._group.alive:
+            self.stop()  # nothing is left to wait for
+
+    def time_over(self) -> tuple[int, ...]:
+        """Take the next step; return the processes that survive SIGKILL, once that is certain."""
+        group = self._group
+        if group.state is WorkerGroupState.RUNNING:
+            if not self._are_recording():
+                self.stop()  # what was ending has ended
+            return ()
+        if group.state is WorkerGroupState.STOPPING:
+            self._note_killed()
+            self.kill()
+            return ()
+        pids = tuple(self._spawner.left())
+        if not pids:  # all were killed, and the spawner does not say so: it is of no use
+            self._spawner.give_up()
+            return ()
+        assert self._dying is not None
+        if not self._dying.go_on(pids, asyncio.get_running_loop().time()):
+            return pids
+        if self._dying.looks == 1:
+            self._note(KillOutlived(pids, SURVIVES_KILL_S, DEVICES_SURVIVE_KILL_S))
+        self._arm()
+        return ()
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _holds_back(self, order: StopWorkers) -> bool:
+        """Return whether SIGTERM is held back; ``time_over`` sends it then."""
+        if order.is_hung and self._recorders is None:
+            recorders = FlightRecorders(os.environ)
+            ranks = [worker.rank for worker in self._group.running]
+            if recorders.ask(ranks, asyncio.get_running_loop().time()):
+                self._recorders = recorders
+                self._hold_back(LOOK_S)
+        if order.lets_settle and self._group.alive and not self._is_held_back:
+            self._hold_back(SETTLE_S)
+        return self._is_held_back and (order.is_hung or order.lets_settle)
+
+    def _hold_back(self, seconds: float) -> None:
+        self._is_held_back = True
+        self._arm(seconds)
+
+    def _are_recording(self) -> bool:
+        """Look whether flight recorders still write, and when to look again; tell what they did."""
+        if (recorders := self._recorders) is None:
+            return False
+        if recorders.are_writing(asyncio.get_running_loop().time()):
+            self._hold_back(LOOK_S)
+            return True
+        at = self._group.assignment
+        self._note(
+            CollectivesRecorded(
+                at.round, at.node_rank, recorders.written, recorders.late, recorders.files
+            )
+        )
+        return False
+
+    def _leftovers(self) -> tuple[int, ...]:
+        """Return the processes that descend from workers and are not the store's."""
+        return tuple(pid for pid in self._spawner.left() if pid != self._group.store_pid)
+
+    def _note_killed(self) -> None:
+        at, workers, limit_s = self._group.assignment, self._group.alive, self._limit_s
+        left = 0 if workers else len(self._leftovers())
+        if workers or left:
+            is_option = limit_s == self._shutdown_timeout_s
+            self._note(WorkersKilled(at.round, at.node_rank, workers, limit_s, is_option, left))
+
+    def _arm(self, held_back_s: float = 0.0) -> None:
+        """Limit the time that the group spends in its present state."""
+        self.close()
+        group, loop = self._group, asyncio.get_running_loop()
+        seconds = held_back_s
+        if group.state is WorkerGroupState.STOPPING:
+            seconds = self._limit_s
+        elif group.state is WorkerGroupState.KILLING:
+            seconds = SURVIVES_KILL_S
+            if self._dying is None:
+                self._dying = Dying(group.pids, loop.time(), have_devices=has_driver())
+        self._timer = loop.call_later(seconds, self._post, TimeOver(group, group.state))
