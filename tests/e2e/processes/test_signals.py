@@ -60,9 +60,9 @@ def test_many_sigterms_leave_no_orphans(ft):
 # For a machine that is too busy to handle two signals within SAME_S.
 PATIENT = """
 import sys
-from ft_run.launcher.agent import ending
+from ft_run.launcher.agent import signals
 from ft_run.launcher.main import main
-ending.SAME_S = 3600.0
+signals.SAME_S = 3600.0
 sys.exit(main(sys.argv[1:]))
 """
 
