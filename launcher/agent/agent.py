@@ -227,11 +227,7 @@ class Agent:
         self._snapshots.listen(loop)
         self._draining.listen(loop)
         if (source := self._options.preemption_notice) is not None:
-            # The agent of a job without it does not load its modules.
-            from ..preemption.watch import watch
-
-            self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
-            self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))
+            self._watch_for_notices(source, loop)
         if relay is not None:
             relay.attach(loop)
         self._link = connect(self)
@@ -253,6 +249,13 @@ class Agent:
         if relay is not None and await unless_asked(relay.aclose(_DRAIN_S), self._options.signals):
             self._display.hurry()
         return self._life.status()
+
+    def _watch_for_notices(self, source: str, loop: asyncio.AbstractEventLoop) -> None:
+        # The agent of a job without them does not load these modules.
+        from ..preemption.watch import watch
+
+        self._watching = loop.create_task(watch(source, os.environ, self.post, self._event))
+        self._watching.add_done_callback(partial(show_bug, "--preemption-notice"))
 
     # --- the master --------------------------------------------------------------------------
 

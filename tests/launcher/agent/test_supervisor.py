@@ -259,6 +259,20 @@ def test_a_worker_that_is_ending_is_waited_for_a_moment(pipes: None, capfd) -> N
     with_node(test)
 
 
+@pytest.mark.parametrize("why", ["lets_settle", "is_hung"])
+def test_nothing_is_waited_for_when_all_workers_have_ended_by_themselves(
+    pipes: None, capfd, why: str
+) -> None:
+    def test(node: Node) -> None:
+        node.stop(**{why: True})
+        assert node.spawner.asked == ["spawn 2"]
+        node.end(0, 0)
+        assert node.spawner.asked == ["spawn 2", "kill"]
+        assert node.listener.workers_gone.call_count == 1
+
+    with_node(test)
+
+
 def test_a_signal_to_the_node_does_not_wait_for_flight_recorders(pipes: None, capfd) -> None:
     def test(node: Node) -> None:
         node.stop(is_hung=True)
