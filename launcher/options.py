@@ -20,15 +20,16 @@ from .flags import values
 from .flags.flag import Heading, option
 from .flags.stream_values import StreamSelection, filters, local_ranks, streams
 
-HEADINGS = ("Workers", "Rendezvous", "Trust", "Failure", "Checks", "Logs", "Script")
+HEADINGS = ("Workers", "Rendezvous", "Security", "Failures", "Checks", "Logs", "Script")
 """In the order of the help."""
-WORKERS, RENDEZVOUS, TRUST, FAILURE, CHECKS, LOGS, SCRIPT = map(Heading, HEADINGS)
+WORKERS, RENDEZVOUS, SECURITY, FAILURES, CHECKS, LOGS, SCRIPT = map(Heading, HEADINGS)
 COMPATIBILITY = Heading("Compatibility with torchrun")
 
 CONF_KEYS = (
-    "join_timeout, last_call_timeout, node_grace, node_timeout, rescale_delay (seconds, or never)"
+    "join_timeout, last_call_timeout, node_grace, node_timeout, master_timeout, rescale_delay"
+    " (or never)"
 )
-"""The keys of ``--rdzv-conf`` that a master knows, with their unit."""
+"""The keys of ``--rdzv-conf`` that the master of a job uses; their values are durations."""
 
 
 class ScriptMode(enum.Enum):
@@ -51,45 +52,50 @@ class LogOptions:
     log_dir: str | None = LOGS.option(
         None,
         "--log-dir DIR",
-        "Where log files go; default: a temporary folder.",
+        "Directory for log files (default: a temporary directory).",
         values.string_or_none,
     )
     redirects: StreamSelection = LOGS.option(
         StreamSelection(),
         "-r, --redirects STREAMS",
-        "Write streams to files instead of the console: 0 none, 1 stdout, 2 stderr,"
-        " 3 both, or by local rank, such as 0:1,10:3.",
+        "Write output to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by"
+        " local rank, e.g. 0:1,10:3 (default: 0).",
         streams,
     )
     tee: StreamSelection = LOGS.option(
         StreamSelection(),
         "-t, --tee STREAMS",
-        "Write streams to files as well as to the console.",
+        "Write output to files and to the console: 0 none, 1 stdout, 2 stderr, 3 both, or by"
+        " local rank, e.g. 0:1,10:3 (default: 0).",
         streams,
     )
     prefix_template: str = LOGS.option(
         "",
         "--log-line-prefix-template TEMPLATE",
-        "Put this before each console line of a tee'd stream: text with ${role_name},"
-        " ${rank}, ${local_rank} and ${hostname}; default [${role_name}${local_rank}]:, or"
-        " TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.",
+        "Prefix of each console line of a stream given to --tee, with ${role_name}, ${rank},"
+        " ${local_rank} and ${hostname} (default: [${role_name}${local_rank}]:, or"
+        " TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE).",
         since="2.15",
     )
     console_local_ranks: frozenset[int] | None = LOGS.option(
         None,
         "--local-ranks-filter RANKS",
-        "Show only these local ranks on the console, such as 0,1.",
+        "Local ranks whose output is shown on the console, e.g. 0,1 (default: all).",
         local_ranks,
     )
     stdout_filters: tuple[str, ...] = LOGS.option(
         (),
         "--duplicate-stdout-filters WORDS",
-        "Copy the lines of stdout with one of these words (with commas; ,, is a comma)"
-        " to a file of their own.",
+        "Copy the lines of stdout that contain one of these comma-separated words to a separate"
+        " file; ,, stands for a comma.",
         filters,
     )
     stderr_filters: tuple[str, ...] = LOGS.option(
-        (), "--duplicate-stderr-filters WORDS", "The same for stderr.", filters
+        (),
+        "--duplicate-stderr-filters WORDS",
+        "Copy the lines of stderr that contain one of these comma-separated words to a separate"
+        " file; ,, stands for a comma.",
+        filters,
     )
 
 
@@ -100,28 +106,28 @@ class RendezvousOptions:
     min_nodes: int = RENDEZVOUS.option(
         1,
         "--nnodes N|MIN:MAX",
-        "Nodes of the job; default 1. With MIN:MAX the job grows and shrinks.",
+        "Number of nodes, or a range for an elastic job (default: 1).",
         values.nnodes,
     )
     max_nodes: int = 1
     node_unit: int = RENDEZVOUS.option(
         defaults.NODE_UNIT,
         "--node-unit N",
-        "Only multiples of N nodes make a world; default 1.",
+        "Run on a multiple of N nodes; the others are spares (default: 1).",
         values.whole(1),
         ours=True,
     )
-    max_restarts: int = FAILURE.option(
+    max_restarts: int = FAILURES.option(
         defaults.MAX_RESTARTS,
         "--max-restarts N",
-        "Restarts before the job fails, counted over all nodes; default 0.",
+        "Restarts before the job fails, counted for the whole job (default: 0).",
         values.whole(0),
     )
     endpoint: Endpoint | None = RENDEZVOUS.option(
         None,
         "--rdzv-endpoint HOST[:PORT],...",
-        f"Where the master is, or will be; default port {defaults.ENDPOINT_PORT}. Three or"
-        " five: the hosts that may lead; the job outlives one of three, two of five.",
+        f"Address of the rendezvous master (default port: {defaults.ENDPOINT_PORT}). List three or"
+        " five hosts, and the job survives the loss of one or two of them.",
         values.listed_endpoints,
     )
     """None: standalone. One node, no socket is opened, the master lives in the agent."""
@@ -129,20 +135,20 @@ class RendezvousOptions:
     """All hosts that may lead, where there are several; ``endpoint`` is the first."""
     job_id: str = option(
         defaults.JOB_ID,
-        RENDEZVOUS("--rdzv-id ID", "The id of the job, the same on every node."),
-        RENDEZVOUS("--standalone", "One node by itself: no endpoint, no open port."),
+        RENDEZVOUS("--rdzv-id ID", "Job ID, the same on every node."),
+        RENDEZVOUS("--standalone", "Run on this node only, without an endpoint or an open port."),
     )
     timeouts: Timeouts = RENDEZVOUS.option(
         NO_TIMEOUTS_GIVEN,
         "--rdzv-conf K=V,...",
-        f"Times and more: {CONF_KEYS}, master_timeout, connect_timeout, is_host; with"
-        " several endpoints lease, fence.",
+        f"Rendezvous settings. Durations: {CONF_KEYS}, connect_timeout; with several endpoints"
+        " also lease and fence. is_host=true|false: whether this node hosts the master.",
     )
     rescale_delay_s: float | None = RENDEZVOUS.option(
         None,
-        "--rescale-delay SECONDS|never",
-        "How long a new node waits for more before the world grows; default"
-        f" {defaults.RESCALE_DELAY_S:g}. never: it enters at the next restart.",
+        "--rescale-delay DURATION|never",
+        "How long to wait for more nodes before an elastic job grows (default:"
+        f" {defaults.RESCALE_DELAY_S:g}s). never: new nodes join at the next restart.",
         values.seconds_or_never,
         ours=True,
     )
@@ -150,7 +156,7 @@ class RendezvousOptions:
     hosts_master: bool | None = COMPATIBILITY.option(
         None,
         "--rdzv-backend NAME",
-        "grpc, c10d or static: all of them mean the master of ft-run.",
+        "grpc, c10d or static; all of them use the master of ft-run.",
         values.backend,
     )
     """True or False where the user decided (``is_host``, ``--node-rank`` with
@@ -158,20 +164,21 @@ class RendezvousOptions:
     node_rank: int | None = RENDEZVOUS.option(
         None,
         "--node-rank N",
-        "Pin the rank of this node. With --master-addr, node 0 hosts the master.",
+        "Rank of this node (default: assigned by the master). With --master-addr, node 0 hosts the"
+        " master.",
         values.whole(0),
     )
     master_addr: str | None = option(
         None,
         RENDEZVOUS(
             "--master-addr HOST",
-            f"Instead of --rdzv-endpoint: the host of node 0; default {defaults.MASTER_ADDR}.",
+            f"Host of node 0, instead of --rdzv-endpoint (default: {defaults.MASTER_ADDR}).",
             values.host,
         ),
         RENDEZVOUS(
             "--master-port PORT",
-            f"The port with --master-addr; default {defaults.MASTER_PORT}. On one node"
-            " it is MASTER_PORT.",
+            f"Port on --master-addr (default: {defaults.MASTER_PORT}). On a single node it is the"
+            " workers' MASTER_PORT.",
             values.whole(0, values.MAX_PORT),
         ),
     )
@@ -179,13 +186,13 @@ class RendezvousOptions:
     local_addr: str | None = RENDEZVOUS.option(
         None,
         "--local-addr ADDR",
-        "The address other nodes reach this one by; default: the one that routes to the master.",
+        "Address at which other nodes reach this one (default: that of the route to the master).",
         values.host,
     )
     worker_ports: Sequence[int] | None = RENDEZVOUS.option(
         None,
         "--worker-port PORT|LO-HI",
-        "The port, or the range to take it from, for MASTER_PORT; default: any.",
+        "Port, or port range, for the workers' MASTER_PORT (default: any free port).",
         values.ports,
         ours=True,
     )
@@ -228,55 +235,59 @@ class LaunchOptions:
     script_args: tuple[str, ...] = ()
     mode: ScriptMode = option(
         ScriptMode.SCRIPT,
-        SCRIPT("-m, --module", "SCRIPT is a module, run as by python -m."),
-        SCRIPT("--no-python", "SCRIPT is a program to run as it is."),
-        SCRIPT("--run-path", "Run SCRIPT by runpy.run_path; beats --no-python."),
+        SCRIPT("-m, --module", "Run SCRIPT as a module, as python -m does."),
+        SCRIPT("--no-python", "Run SCRIPT as a program, without Python."),
+        SCRIPT("--run-path", "Run SCRIPT with runpy.run_path; overrides --no-python."),
     )
     nproc_per_node: str = WORKERS.option(
         defaults.NPROC_PER_NODE,
         "--nproc-per-node N|auto|cpu|gpu|xpu",
-        "Workers on this node; default 1. auto: one per accelerator, else the CPU limit.",
+        "Number of workers on this node (default: 1). auto: one per accelerator; without"
+        " accelerators, the CPU limit of the container.",
         values.nproc_per_node,
     )
     accelerator: str = WORKERS.option(
         "auto",
         "--accelerator TYPE",
-        "The kind of device that auto and gpu count: auto (default), nvidia.com/gpu,"
-        " amd.com/gpu, ascend-npu or cpu.",
+        "Type of device that auto and gpu count: auto, nvidia.com/gpu, amd.com/gpu, ascend-npu or"
+        " cpu (default: auto).",
         values.accelerator,
         ours=True,
     )
     role: str = WORKERS.option(
-        defaults.ROLE, "--role NAME", "The role of this node's workers; default: default."
+        defaults.ROLE, "--role NAME", "Role of this node's workers (default: default)."
     )
     virtual_local_rank: bool = WORKERS.option(
-        False, "--virtual-local-rank", "Show each worker LOCAL_RANK=0 and its own device only."
+        False,
+        "--virtual-local-rank",
+        "Set LOCAL_RANK=0 in every worker, and make only its own device visible to it.",
     )
     numa_binding: str | None = WORKERS.option(
         None,
         "--numa-binding MODE",
-        "Bind workers to the CPUs near their GPU: node, socket, exclusive, core-complex.",
+        "Bind each worker to the CPUs near its GPU: node, socket, exclusive or core-complex"
+        " (default: no binding).",
         values.one_of("node", "socket", "exclusive", "core-complex"),
     )
     watch_workers: bool = WORKERS.option(
         False,
         "--watch-workers",
-        "Have Python workers write their stacks when ft-run stacks asks, and count their steps.",
+        "Count the steps of Python workers, and let ft-run stacks show their stack traces.",
         ours=True,
     )
     """Workers have the hook of ``training``; so they do with ``hang``."""
     capture_errors: bool = WORKERS.option(
         True,
         "--no-capture-errors",
-        "Do not write the exception that ends a Python worker to its error file, from"
-        " which its type, message and traceback are reported.",
+        "Do not record the exception that ends a Python worker. By default the failure report has"
+        " its type, message and traceback.",
         ours=True,
     )
     separate_store: bool = RENDEZVOUS.option(
         False,
         "--store worker|separate",
-        "What hosts the store of a round: rank 0 (worker, the default), or a process beside it"
-        " that outlives it (separate).",
+        "Process that hosts the TCPStore of each round: rank 0 (worker), or one that outlives rank"
+        " 0 (separate) (default: worker).",
         values.is_second("worker", "separate"),
         ours=True,
     )
@@ -284,85 +295,87 @@ class LaunchOptions:
     """How failures are answered (``cli.policy_flags``); None: all defaults."""
     hang: HangSpec | None = option(
         None,
-        FAILURE(
-            "--hang-timeout SECONDS|auto|never",
-            "Look for a hang when a worker has done no step for so long, and restart if there"
-            " is one; default never. auto: ten times the longest step, at least 60.",
+        FAILURES(
+            "--hang-timeout DURATION|auto|never",
+            "Restart a job that hangs: a worker completes no step for this long, and its stack"
+            " trace stands still (default: never). auto: ten times the longest step, at least"
+            " 60s.",
             values.hang_timeout,
             ours=True,
         ),
-        FAILURE(
-            "--hang-timeout-start SECONDS",
-            "The same until the first step, and while a checkpoint is saved or loaded or a"
-            f" model compiled; default {defaults.HANG_TIMEOUT_START_S:g}.",
+        FAILURES(
+            "--hang-timeout-start DURATION",
+            "Hang timeout before the first step, and while a checkpoint is saved or loaded or a"
+            f" model is compiled (default: {defaults.HANG_TIMEOUT_START_S:g}s).",
             values.seconds_above_zero,
             ours=True,
         ),
     )
     """When workers are suspected to hang; None: never."""
-    propagate_exit_code: bool = FAILURE.option(
+    propagate_exit_code: bool = FAILURES.option(
         False,
         "--propagate-exit-code",
-        "Where the restarts are spent, exit with the status of the root cause's worker"
-        " (128+n for signal n) instead of 1.",
+        "When no restarts are left, exit with the status of the worker that failed first (128+N"
+        " for signal N) instead of 1.",
         ours=True,
     )
-    shutdown_timeout_s: float = FAILURE.option(
+    shutdown_timeout_s: float = FAILURES.option(
         defaults.SHUTDOWN_TIMEOUT_S,
-        "--shutdown-timeout SECONDS",
-        "From SIGTERM to SIGKILL when workers are stopped; default"
-        f" {defaults.SHUTDOWN_TIMEOUT_S:g}, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT.",
+        "--shutdown-timeout DURATION",
+        "Time from SIGTERM to SIGKILL when workers are stopped (default:"
+        f" {defaults.SHUTDOWN_TIMEOUT_S:g}s, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT).",
         values.seconds,
     )
-    save_at_breakpoint: bool = option(
+    save_on_exit: bool = option(
         True,
-        FAILURE(
-            "--save-at-breakpoint",
-            "Where the script uses ft_run.training.Checkpointer: write the newest snapshot to"
-            " storage before the job fails or this node leaves, within --shutdown-timeout"
-            " (default).",
+        FAILURES(
+            "--save-on-exit",
+            "Write the newest snapshot of ft_run.training.Checkpointer to storage before the job"
+            " fails or this node leaves, within --shutdown-timeout (the default).",
             ours=True,
+            also="--save-at-breakpoint",
         ),
-        FAILURE(
-            "--no-save-at-breakpoint",
-            "Do not: only the checkpoints that the script asks for are written.",
+        FAILURES(
+            "--no-save-on-exit",
+            "Write only the checkpoints that the script asks for.",
             ours=True,
+            also="--no-save-at-breakpoint",
         ),
     )
-    snapshot_replicas: int = FAILURE.option(
+    snapshot_replicas: int = FAILURES.option(
         0,
         "--snapshot-replicas R",
-        "Keep sharded snapshots of a Checkpointer on R other nodes too, so that the loss"
-        " of a host costs no state; default 0. It takes 2 x R a rank's state in memory.",
+        "Number of other nodes that keep a copy of each sharded snapshot, so that no state is lost"
+        " with a host (default: 0). A copy takes twice the memory of a rank's state.",
         values.whole(0, 16),
         ours=True,
     )
-    preemption_notice: str | None = FAILURE.option(
+    preemption_notice: str | None = FAILURES.option(
         None,
         "--preemption-notice SOURCE",
-        "Ask whether this machine will be gone: gcp, aws, azure, file:PATH, or auto for"
-        " the cloud that the firmware names. All ranks then leave one state first.",
+        "Where to look for a preemption notice: gcp, aws, azure, file:PATH, or auto to detect the"
+        " cloud. When there is one, all ranks save a consistent snapshot.",
         values.notice_source,
         ours=True,
     )
-    signals: tuple[signal.Signals, ...] = FAILURE.option(
+    signals: tuple[signal.Signals, ...] = FAILURES.option(
         (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
         "--signals-to-handle NAMES",
-        f"Signals that stop the job in order; default {defaults.SIGNALS_TO_HANDLE}.",
+        f"Signals that stop the job gracefully (default: {defaults.SIGNALS_TO_HANDLE}).",
     )
     logs: LogOptions = LogOptions()
     preload: tuple[str, ...] = SCRIPT.option(
         (),
         "--preload MODULE,...",
-        "Import modules once, such as torch, and fork every worker from there: starts and"
-        " restarts do not wait for imports.",
+        "Modules to import once, e.g. torch. Every worker is forked from the process that imported"
+        " them, so that starts and restarts skip the imports.",
         values.modules,
         ours=True,
     )
     event_log_handler: str = COMPATIBILITY.option(
         "null",
         "--event-log-handler NAME",
-        "null (default) or console.",
+        "null or console (default: null).",
         values.one_of("null", "console"),
     )
     checks: CheckOptions | None = None

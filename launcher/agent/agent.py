@@ -154,7 +154,7 @@ class Agent:
         self._claim = OwnClaim()
         self._life = Lifecycle(options)
         self._wake: asyncio.TimerHandle | None = None
-        self._draining = Draining(self._send, saves=options.save_at_breakpoint)
+        self._draining = Draining(self._send, saves=options.save_on_exit)
         self._reports = NodeReports(
             self._claim,
             self._life,
@@ -473,7 +473,7 @@ class Agent:
         verdict = self._life.verdict
         has_succeeded = verdict is not None and verdict.outcome is Outcome.SUCCEEDED
         snapshot = None
-        if self._options.save_at_breakpoint and not has_succeeded:
+        if self._options.save_on_exit and not has_succeeded:
             if verdict is not None and verdict.saving is not None:
                 snapshot = self._snapshots.part(verdict.saving)
             elif self._claim.is_first_but(verdict.failures if verdict is not None else ()):

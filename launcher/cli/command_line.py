@@ -65,6 +65,11 @@ class HelpText:
 
     before: str
     after: str
+    common: Sequence[str] = ()
+    """The flags that ``--help`` shows, by key and in this order, where others are left to
+    ``--help-all``."""
+    after_common: str = ""
+    """Stands for ``after`` where only these are shown."""
 
 
 class UnknownFlagError(UsageError):
@@ -102,10 +107,13 @@ class CommandLine:
             foreign: returns ours in place of another launcher's flag and the arguments after it,
                 which it may take; None for an unknown one.
         """
-        help_flags = (
-            HELP("-h, --help", "Show this text and exit."),
+        help_flags = [
+            HELP("-h, --help", "Show the most used options and exit."),
+            HELP("--help-all", "Show all options and exit.", ours=True),
             HELP("--version", "Show the version and exit.", ours=True),
-        )
+        ]
+        if not text.common:
+            help_flags[:2] = [HELP("-h, --help", "Show this text and exit.")]
         self.name = name
         self.flags: tuple[Flag, ...] = (*flags, *help_flags)
         self.text = text
@@ -134,8 +142,8 @@ class CommandLine:
             values[flag.key] = flag.value(given, flag.spelling)
         for flag, given in variables.items():
             if flag not in texts:
-                values[flag.key] = flag.value(given, flag.variable)
-                origins[flag.key] = flag.variable
+                origins[flag.key] = _variable_set(flag, environ)
+                values[flag.key] = flag.value(given, origins[flag.key])
         written = {flag.key: given for flag, given in (variables | texts).items()}
         return Given(values, origins, written), rest
 
@@ -257,7 +265,8 @@ class CommandLine:
         """Return the values of the ``PET_*`` variables; an empty one counts as not set."""
         found: dict[Flag, list[str]] = {}
         for flag in self.flags:
-            text = environ.get(flag.variable, "")
+            variable = _variable_set(flag, environ)
+            text = environ.get(variable, "")
             if not text or flag.group == HELP.name:
                 continue
             if flag.multiple:
@@ -265,30 +274,50 @@ class CommandLine:
                 continue
             found[flag] = [text]
             if not flag.takes_value:
-                flag.value([text], flag.variable)  # a wrong one is refused beside a flag too
+                flag.value([text], variable)  # a wrong one is refused beside a flag too
         return found
 
     def _show_and_exit(self, words: Sequence[str]) -> None:
         for word in words:
-            if word == "--help":
-                answer(self.help())
+            if word in ("--help", "--help-all"):
+                answer(self.help(whole=word == "--help-all"))
             if word == "--version":
                 answer(f"ft-run {_version()}")
 
-    def help(self) -> str:
-        """Return the help: usage, the flags under the headings of their groups, the notes."""
+    def help(self, *, whole: bool = False) -> str:
+        """Return the help: usage, flags, notes.
+
+        Args:
+            whole: all flags, under the headings of their groups; otherwise the common ones, each
+                with the first sentence of its help, if the command says which these are.
+        """
         from click import HelpFormatter
 
         formatter = HelpFormatter(max_width=80)
         formatter.write(self.text.before)
-        for group in dict.fromkeys(flag.group for flag in self.flags):
-            flags = [flag for flag in self.flags if flag.group == group]
+        if is_short := bool(self.text.common) and not whole:
+            flags = {flag.key: flag for flag in self.flags}
+            sections = {
+                "Options": [(flags[key].usage, flags[key].summary) for key in self.text.common]
+            }
+        else:
+            sections = {}
+            for flag in self.flags:
+                sections.setdefault(flag.group, []).append((flag.usage, flag.help))
+        for heading, lines in sections.items():
             # A name is not broken at its dashes, so that it can be searched for and copied.
-            records = [(flag.usage, flag.help.replace("-", _UNBROKEN)) for flag in flags]
-            with formatter.section(group):
+            records = [(usage, text.replace("-", _UNBROKEN)) for usage, text in lines]
+            with formatter.section(heading):
                 formatter.write_dl(records, col_max=28)
         text = formatter.getvalue().replace(_UNBROKEN, "-")
-        return f"{text}\n{self.text.after}".rstrip("\n")
+        after = self.text.after_common if is_short else self.text.after
+        return f"{text}\n{after}".rstrip("\n")
+
+
+def _variable_set(flag: Flag, environ: Mapping[str, str]) -> str:
+    """Return the first of a flag's variables that is set; the first where none is."""
+    set_ones = [variable for variable in flag.variables if environ.get(variable)]
+    return (set_ones or flag.variables)[0]
 
 
 def answer(text: str) -> NoReturn:

@@ -23,18 +23,19 @@ _BEFORE = """\
 Usage: ft-run hosts --hostfile FILE [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
        ft-run hosts --hosts A,B,C [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
 
-Start the same job on every host over ssh, which must let you in without a
-question. Output has the name of its host in front. Ctrl-C ends the job in
-order. No process stays on a host when this command or its connection ends.
+Start the same job on every host over ssh. ssh must not ask for a password.
+Each line of output is prefixed with the name of its host. Ctrl-C stops the job
+gracefully. When this command or its connection ends, no process is left on the
+hosts.
 
-What JOB_OPTIONS do not say: --nnodes is the number of hosts, --rdzv-endpoint
-the first three hosts (of two: the first), --rdzv-id a new one,
---nproc-per-node the slots of the host.
+Defaults for JOB_OPTIONS: --nnodes is the number of hosts, --rdzv-endpoint the
+first three hosts (the first of two), --rdzv-id a new ID, --nproc-per-node the
+slots of the host.
 
 Example:
   ft-run hosts --hostfile hosts --max-restarts 3 train.py --lr 0.1
 """
-_AFTER = "The options of the job are those of ft-run --help.\n"
+_AFTER = "JOB_OPTIONS are the options of ft-run, see ft-run --help-all.\n"
 
 
 def hosts_command() -> CommandLine:
@@ -42,28 +43,34 @@ def hosts_command() -> CommandLine:
     heading = Heading("Options")
     flags = [
         heading(
-            "--hostfile FILE", "A line HOST slots=N for each host; # begins a comment.", ours=True
+            "--hostfile FILE",
+            "File with a line HOST slots=N for each host; # starts a comment.",
+            ours=True,
         ),
-        heading("--hosts A,B,C", "The hosts, with commas.", ours=True),
-        heading("--include A,B", "Only these of them.", ours=True),
-        heading("--exclude A,B", "Not these of them.", ours=True),
+        heading("--hosts A,B,C", "Hosts, separated by commas.", ours=True),
+        heading("--include A,B", "Use only these hosts of the list.", ours=True),
+        heading("--exclude A,B", "Skip these hosts of the list.", ours=True),
         heading(
             "--ssh COMMAND",
-            "How to reach a host, such as 'ssh -p 2222'; default: ssh.",
+            "Command that connects to a host, e.g. 'ssh -p 2222' (default: ssh).",
             ours=True,
         ),
         heading(
             "--env NAME[=VALUE]",
-            "A variable for the job; may be repeated.",
+            "Environment variable for the job; repeatable.",
             multiple=True,
             ours=True,
         ),
         token_file_flag("Options"),
-        heading("--chdir DIR", "The working directory on the hosts; default: this one.", ours=True),
-        heading("--ft-run PATH", "ft-run on the hosts; default: the path of this one.", ours=True),
+        heading(
+            "--chdir DIR", "Working directory on the hosts (default: the current one).", ours=True
+        ),
+        heading(
+            "--ft-run PATH", "Path of ft-run on the hosts (default: the same as here).", ours=True
+        ),
         heading(
             "--launcher-as-node",
-            "This host is the first node, besides the hosts that are named.",
+            "Use this host as the first node, in addition to the listed hosts.",
             ours=True,
         ),
     ]
@@ -262,7 +269,7 @@ def _words(text: str) -> list[str]:
     except ValueError:
         words = []
     if not words:
-        raise values.refuse("--ssh", text, BadValue("a command, such as 'ssh -p 2222'"))
+        raise values.refuse("--ssh", text, BadValue("a command, e.g. 'ssh -p 2222'"))
     return words
 
 

@@ -26,45 +26,71 @@ Usage: ft-run [OPTIONS] SCRIPT [ARGS]...
 
 SUMMARY = f"""\
 {_USAGE}
-ft-run help shows the options, ft-run help COMMAND those of a command:
+ft-run help shows the options, and ft-run help COMMAND the options of a command:
 {", ".join(COMMANDS)}.
 """
 """The answer where no words are given."""
 
+_COMMON = (
+    "nproc_per_node",
+    "nnodes",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "standalone",
+    "auto_config",
+    "dry_run",
+    "max_restarts",
+    "on_failure",
+    "hang_timeout",
+    "network_check",
+    "preload",
+    "log_dir",
+    "tee",
+    "token_file",
+    "help_all",
+)
+
 _BEFORE = f"""\
 {_USAGE}
-Start a training script on every node, and restart it on all nodes when it
-fails on one. A drop-in replacement for torchrun.
+Run a distributed PyTorch training script, and restart all of its workers when
+one fails. A drop-in replacement for torchrun.
 
 Examples:
   ft-run --nproc-per-node gpu train.py --lr 0.1
   ft-run --nnodes 4 --rdzv-id run7 --rdzv-endpoint node0:29400 train.py
 
-Commands:
-  ft-run hosts --help         Start a job on several hosts over ssh.
-  ft-run master --help        Run the master of a job by itself.
-  ft-run status --help        Show the state of a job.
-  ft-run stacks --help        Show where every rank is.
-  ft-run check --help         Check this node.
-  ft-run policy --help        Explain how a failure would be answered.
-  ft-run token --help         Make a secret that closes the wire of a job.
+Commands (ft-run COMMAND --help):
+  hosts   Start a job on several hosts over ssh.
+  master  Run the rendezvous master in a process of its own.
+  status  Show the state of a job.
+  stacks  Show the stack trace of every rank.
+  check   Check this node, or several nodes together.
+  policy  Explain what the failure policy does after a failure.
+  token   Create a secret that enables mutual TLS.
+"""
+
+_AFTER_COMMON = """\
+Options can be set by environment variables too, e.g. PET_NNODES=2. Everything
+after SCRIPT is passed to the script.
 """
 
 _AFTER = f"""\
-Every option can be set by PET_<NAME>, such as PET_NNODES=2 or PET_STANDALONE=1;
-the command line beats it. Underscores may stand for dashes, and a name may be
-cut short while it is unambiguous. What follows SCRIPT belongs to the script.
+DURATION is a number of seconds, or a number with a unit: 90s, 5m, 24h, 7d.
+Every option can be set by the environment variable PET_<NAME>, e.g. PET_NNODES=2
+or PET_STANDALONE=1; the command line overrides it. Underscores may replace
+dashes, and an unambiguous prefix of a name is accepted. Everything after SCRIPT
+is passed to the script.
 
 Exit codes:
   {exit_codes.SUCCESS:<6} the job succeeded
-  {exit_codes.WORKERS_FAILED:<6} workers failed and the restarts are spent, or one survived SIGKILL
-  {exit_codes.USAGE:<6} wrong usage
-  {exit_codes.POLICY_ENDED_JOB:<6} the failure policy ended the job: trying again would not help
-  {exit_codes.CHECKS_FAILED:<6} checks failed: worth retrying
+  {exit_codes.WORKERS_FAILED:<6} workers failed with no restarts left, or a worker survived SIGKILL
+  {exit_codes.USAGE:<6} usage error
+  {exit_codes.POLICY_ENDED_JOB:<6} the failure policy ended the job: do not retry
+  {exit_codes.CHECKS_FAILED:<6} checks failed: retry may help
   {exit_codes.NODE_EXCLUDED:<6} this node is unhealthy and was excluded
-  {exit_codes.RENDEZVOUS_FAILED:<6} rendezvous failed: no master, or not enough nodes in time
+  {exit_codes.RENDEZVOUS_FAILED:<6} rendezvous failed: no master, or too few nodes in time
   {exit_codes.REFUSED:<6} the master refused this node
-  {exit_codes.SIGNAL_BASE}+n  ended by signal n after an orderly stop
+  {exit_codes.SIGNAL_BASE}+n  stopped by signal n
 """
 
 
@@ -75,7 +101,7 @@ class CompletionOptions:
     shell: str = HELP.option(
         "",
         "--print-completion bash|zsh|fish",
-        "Print the script that completes ft-run in this shell, and exit.",
+        "Print the completion script for this shell and exit.",
         values.one_of("bash", "zsh", "fish"),
         since="2.15",
     )
@@ -96,7 +122,8 @@ def launch_command() -> CommandLine:
     ]
     order = (*HEADINGS, COMPATIBILITY.name, HELP.name)
     flags.sort(key=lambda flag: order.index(flag.group))
-    return CommandLine("ft-run", flags, HelpText(_BEFORE, _AFTER), _foreign)
+    text = HelpText(_BEFORE, _AFTER, _COMMON, _AFTER_COMMON)
+    return CommandLine("ft-run", flags, text, _foreign)
 
 
 def _foreign(word: str, following: list[str]) -> list[str] | None:
@@ -107,28 +134,32 @@ def _foreign(word: str, following: list[str]) -> list[str] | None:
 
 def _flags_without_effect() -> list[Flag]:
     return [
-        COMPATIBILITY("--monitor-interval SECONDS", "Accepted; nothing polls.", values.seconds),
+        COMPATIBILITY(
+            "--monitor-interval SECONDS",
+            "Accepted and ignored: ft-run does not poll.",
+            values.seconds,
+        ),
         COMPATIBILITY(
             "--start-method METHOD",
-            "Accepted; spawn, fork or forkserver.",
+            "Accepted and ignored: spawn, fork or forkserver.",
             values.one_of("spawn", "fork", "forkserver"),
         ),
         COMPATIBILITY(
-            "--logs-specs NAME", "Refused: there are no plug-ins for logs.", values.logs_specs
+            "--logs-specs NAME", "Not supported: ft-run has no log plug-ins.", values.logs_specs
         ),
     ]
 
 
-def saves_at_breakpoint(given: Given) -> bool:
+def saves_on_exit(given: Given) -> bool:
     """Return whether the newest snapshot becomes a checkpoint when the job fails.
 
     Raises:
         UsageError: both flags were given.
     """
-    if given["save_at_breakpoint"] and given["no_save_at_breakpoint"]:
+    if given["save_on_exit"] and given["no_save_on_exit"]:
         raise UsageError(
-            f"{given.origin('save_at_breakpoint')} and {given.origin('no_save_at_breakpoint')}"
+            f"{given.origin('save_on_exit')} and {given.origin('no_save_on_exit')}"
             " exclude each other; right would be one of them."
         )
-    is_refused = "save_at_breakpoint" in given.texts and not given["save_at_breakpoint"]
-    return not (given["no_save_at_breakpoint"] or is_refused)
+    is_refused = "save_on_exit" in given.texts and not given["save_on_exit"]
+    return not (given["no_save_on_exit"] or is_refused)

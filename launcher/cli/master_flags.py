@@ -14,8 +14,8 @@ from .trust_flags import trust_flags
 _OPTIONS = Heading("Options")
 _ENDPOINT = _OPTIONS(
     "--rdzv-endpoint HOST[:PORT]",
-    "The master, where it is not given as an argument;"
-    f" default localhost:{defaults.ENDPOINT_PORT}.",
+    "Address of the master, instead of the argument"
+    f" (default: localhost:{defaults.ENDPOINT_PORT}).",
     values.endpoint,
 )
 _JSON = _OPTIONS("--json", "Print JSON instead of text.")
@@ -25,8 +25,8 @@ _LOCAL = Endpoint("localhost", defaults.ENDPOINT_PORT)
 def _timeout_option(default_s: float) -> float:
     return _OPTIONS.option(
         default_s,
-        "--timeout SECONDS",
-        f"How long to wait for the master's answer; default {default_s:g}.",
+        "--timeout DURATION",
+        f"How long to wait for the master's answer (default: {default_s:g}s).",
         values.seconds_above_zero,
     )
 
@@ -38,8 +38,8 @@ class MasterOptions:
     endpoint: Endpoint = _OPTIONS.option(
         Endpoint("::", defaults.ENDPOINT_PORT),
         "--bind, --rdzv-endpoint [HOST]:PORT",
-        f"Where to listen; default :{defaults.ENDPOINT_PORT}, on all addresses. Three or"
-        " five HOST:PORT,...: on each of these hosts runs one, and one of them leads.",
+        f"Address to listen at (default: :{defaults.ENDPOINT_PORT}, on all addresses). With three"
+        " or five HOST:PORT,... a master runs on each of these hosts, and one of them leads.",
         values.bind_address,
     )
     """``::`` is all addresses."""
@@ -48,7 +48,7 @@ class MasterOptions:
     timeouts: Timeouts = _OPTIONS.option(
         NO_TIMEOUTS_GIVEN,
         "--rdzv-conf K=V,...",
-        f"Times: {CONF_KEYS}, master_timeout; lease and fence of several.",
+        f"Durations: {CONF_KEYS}; with several endpoints also lease and fence.",
     )
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes were given none; infinity: never."""
@@ -78,7 +78,7 @@ class StacksOptions:
     timeout_s: float = _timeout_option(10.0)
     """How long to wait for the master's answer."""
     ranks: tuple[int, ...] = _OPTIONS.option(
-        (), "--rank R,...", "Only these ranks, such as 0,17.", stream_values.ranks
+        (), "--rank R,...", "Ranks to show, e.g. 0,17 (default: all).", stream_values.ranks
     )
     trust: TrustOptions | None = None
     """What closes the wire; None: plain text."""
@@ -89,15 +89,14 @@ def master_command() -> CommandLine:
     before = """\
 Usage: ft-run master [OPTIONS]
 
-Run the master of a job by itself, away from the nodes that train. The nodes
-reach it by --rdzv-endpoint HOST:PORT. It ends with the job.
+Run the rendezvous master of a job in a process of its own, apart from the
+nodes that train. Nodes connect with --rdzv-endpoint HOST:PORT. It exits when
+the job ends.
 
 Example:
   ft-run master --bind :29400 --rdzv-conf join_timeout=900
 """
-    after = "Every option can be set by PET_<NAME>, such as PET_BIND=:29400.\n"
-    flags = [*flags_of(MasterOptions), *trust_flags()]
-    return CommandLine("ft-run master", flags, HelpText(before, after))
+    return _command("master", MasterOptions, before, "PET_BIND=:29400")
 
 
 def stacks_command() -> CommandLine:
@@ -105,14 +104,15 @@ def stacks_command() -> CommandLine:
     before = """\
 Usage: ft-run stacks [OPTIONS] [HOST[:PORT]]
 
-Show where every rank of a job is now, ranks at the same place together, the
-largest group last. The job must have been started with --watch-workers; of
-other workers only the state of the process is shown. Nothing is disturbed.
+Show the current stack trace of every rank of a job. Ranks with the same stack
+trace are grouped; the largest group is last. Needs a job that was started with
+--watch-workers or --hang-timeout; for other workers only the state of the
+process is shown. Workers are not interrupted.
 
 Example:
   ft-run stacks node0:29400 --rank 0,17
 """
-    return _question(StacksOptions, "stacks", before)
+    return _command("stacks", StacksOptions, before, "PET_RDZV_ENDPOINT=node0:29400")
 
 
 def status_command() -> CommandLine:
@@ -120,15 +120,21 @@ def status_command() -> CommandLine:
     before = """\
 Usage: ft-run status [OPTIONS] [HOST[:PORT]]
 
-Ask the master of a job for its state: the round, the nodes and the restarts.
+Show the state of a job: its round, nodes, restarts and checkpoints.
 
 Example:
   ft-run status node0:29400 --json
 """
-    return _question(StatusOptions, "status", before)
+    return _command("status", StatusOptions, before, "PET_RDZV_ENDPOINT=node0:29400")
 
 
-def _question(kind: type, name: str, before: str) -> CommandLine:
-    after = "Every option can be set by PET_<NAME>, such as PET_RDZV_ENDPOINT=node0:29400.\n"
-    flags = [*flags_of(kind), *trust_flags()]
-    return CommandLine(f"ft-run {name}", flags, HelpText(before, after))
+def _command(name: str, kind: type, before: str, variable: str) -> CommandLine:
+    """Return a command with options of its own, and those of the job's security."""
+    own = flags_of(kind)
+    after = f"Every option can be set by PET_<NAME>, e.g. {variable}.\n"
+    common = [flag.key for flag in own]
+    after_common = (
+        f"--token-file and the other security options: ft-run {name} --help-all.\n{after}"
+    )
+    text = HelpText(before, after, (*common, "help_all"), after_common)
+    return CommandLine(f"ft-run {name}", [*own, *trust_flags()], text)

@@ -149,7 +149,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         policy=policy,
         capture_errors=not given["no_capture_errors"],
         hang=hang,
-        save_at_breakpoint=launch_flags.saves_at_breakpoint(given),
+        save_on_exit=launch_flags.saves_on_exit(given),
         checks=training_checks(given, remarks),
         remarks=tuple(remarks),
     )

@@ -28,13 +28,13 @@ def place_flags() -> list[Flag]:
     return [
         RENDEZVOUS(
             "--auto-config",
-            "Take nodes, rank, endpoint, job id and workers from Slurm, MPI, Kubernetes,"
-            " SkyPilot, SageMaker or AWS Batch, where no flag gives them.",
+            "Read nodes, rank, endpoint, job ID and workers from Slurm, MPI, Kubernetes, SkyPilot,"
+            " SageMaker or AWS Batch. Flags override what is found.",
             ours=True,
         ),
         RENDEZVOUS(
             "--dry-run",
-            "Print the command with all that --auto-config and PET_* add to it, and exit.",
+            "Print the command with what --auto-config and PET_* variables add, and exit.",
             ours=True,
         ),
     ]

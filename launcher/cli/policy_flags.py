@@ -8,7 +8,7 @@ from ...rendezvous.protocol.messages import PolicySpec
 from ...values import dataclass
 from ..flags.flag import Flag, Heading, flags_of
 from ..flags.values import BadValue, one_of, seconds, seconds_above_zero, whole
-from ..options import FAILURE
+from ..options import FAILURES
 from .command_line import CommandLine, HelpText
 
 
@@ -22,7 +22,7 @@ def rule(text: str) -> Rule:
 
 def backoff(text: str) -> tuple[float, float]:
     """Return the first and the longest delay of ``FIRST:MAX``, in seconds."""
-    right = "FIRST:MAX with FIRST <= MAX and MAX above 0, such as 0s:60s"
+    right = "FIRST:MAX with FIRST <= MAX and MAX > 0, e.g. 0s:60s"
     first, colon, longest = text.partition(":")
     try:
         found = seconds(first), seconds(longest)
@@ -40,67 +40,66 @@ def limit(text: str) -> int:
     try:
         return whole(1)(text)
     except BadValue:
-        raise BadValue("a whole number, 1 or more, or never") from None
+        raise BadValue("a whole number >= 1, or never") from None
 
 
-def policy_flags(group: str = FAILURE.name) -> list[Flag]:
+def policy_flags(group: str = FAILURES.name) -> list[Flag]:
     """Return the flags of the failure policy, for ``ft-run`` and ``ft-run policy``."""
     heading = Heading(group)
     return [
         heading(
             "--on-failure MATCH=ACTION",
-            "How a failure is answered; may be repeated, the first that matches decides."
-            " MATCH: exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost, preempted."
-            " ACTION: restart (default), restart-free (not counted), fail (the job ends with 3),"
-            " replace-node. Such as exit:3=fail or oom=replace-node.",
+            "What to do after a failure, e.g. exit:3=fail; repeatable, the first match applies."
+            " MATCH: exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost or"
+            " preempted. ACTION: restart (the default), restart-free (not counted), fail (ends the"
+            " job with exit code 3) or replace-node.",
             rule,
             multiple=True,
             ours=True,
         ),
         heading(
             "--failure-policy FILE",
-            "A TOML file with rules ([[rule]] match, action) and the options below.",
+            "TOML file with failure rules ([[rule]] with match and action) and the settings below.",
             ours=True,
         ),
         *setting_flags(heading),
     ]
 
 
-def setting_flags(heading: Heading = FAILURE) -> list[Flag]:
+def setting_flags(heading: Heading = FAILURES) -> list[Flag]:
     """Return the flags that stand in the file too, by the same names."""
     return [
         heading(
-            "--restart-window TIME",
-            "Count only the restarts of the last TIME against --max-restarts, such as 24h;"
-            " default: all.",
+            "--restart-window DURATION",
+            "Count only the restarts of this last period against --max-restarts, e.g. 24h"
+            " (default: all restarts).",
             seconds_above_zero,
             ours=True,
         ),
         heading(
             "--restart-backoff FIRST:MAX",
-            "Space restarts: the first after FIRST, then doubling up to MAX, such as 0s:60s;"
-            " default: none, and 0s:60s for those that are not counted.",
+            "Delay of restarts: FIRST, then doubling up to MAX, e.g. 0s:60s (default: none, and"
+            " 0s:60s for restarts that are not counted).",
             backoff,
             ours=True,
         ),
         heading(
             "--max-node-failures N|never",
-            "Exclude a node that was the root cause N times, where a spare can stand in;"
-            f" default {defaults.MAX_NODE_FAILURES}.",
+            "Exclude a node that was the root cause of N failures, if a spare can replace it"
+            f" (default: {defaults.MAX_NODE_FAILURES}).",
             limit,
             ours=True,
         ),
         heading(
             "--max-no-progress N|never",
-            "With --hang-timeout or --watch-workers: end the job with 3 after N restarts"
-            " running without a step beyond the furthest one so far; default"
-            f" {defaults.MAX_NO_PROGRESS}.",
+            "End the job with exit code 3 after N consecutive restarts without a new step; needs"
+            f" --hang-timeout or --watch-workers (default: {defaults.MAX_NO_PROGRESS}).",
             limit,
             ours=True,
         ),
         heading(
             "--success-policy all|rank0",
-            "The job has succeeded when all workers have (default), or when rank 0 has.",
+            "The job succeeds when all workers have succeeded, or when rank 0 has (default: all).",
             one_of("all", "rank0"),
             ours=True,
         ),
@@ -116,20 +115,20 @@ class PolicyOptions:
 
     failure: str = _OPTIONS.option(
         "",
-        "--explain FAILURE",
-        "What has failed: exit:N, signal:NAME, oom, hang, node-lost, preempted, error:TEXT"
-        " (last), such as 'exit:137 oom'.",
+        "--explain FAILURES",
+        "The failure: exit:N, signal:NAME, oom, hang, node-lost, preempted and error:TEXT (last),"
+        " separated by spaces, e.g. 'exit:137 oom'.",
     )
     """Written as matches."""
     policy: PolicySpec = PolicySpec()
     seconds_after_start: float | None = _OPTIONS.option(
         None,
-        "--after TIME",
-        "How long the round had run, such as 2s; default: not known.",
+        "--after DURATION",
+        "Time from the start of the workers to the failure, e.g. 2s (default: unknown).",
         seconds,
     )
     is_repeated: bool = _OPTIONS.option(
-        False, "--again", "The round before failed in the same way."
+        False, "--again", "The previous round failed in the same way."
     )
     json: bool = _OPTIONS.option(False, "--json", "Print JSON instead of text.")
 
@@ -137,16 +136,16 @@ class PolicyOptions:
 def policy_command() -> CommandLine:
     """Return the flags of ``ft-run policy``."""
     before = """\
-Usage: ft-run policy --explain FAILURE [OPTIONS]
+Usage: ft-run policy --explain FAILURES [OPTIONS]
 
-Show which rule would decide about a failure and why, and which rules are passed over.
-Nothing is started. The rules are given as to ft-run.
+Show which rule of the failure policy applies to a failure and why, and which
+rules are skipped. Nothing is started.
 
 Example:
   ft-run policy --explain 'exit:137 oom' --on-failure oom=replace-node
 """
-    after = (
-        "Every option can be set by PET_<NAME>, such as PET_ON_FAILURE='exit:3=fail;oom=fail'.\n"
-    )
-    flags = [*flags_of(PolicyOptions), *policy_flags(_OPTIONS.name)]
-    return CommandLine("ft-run policy", flags, HelpText(before, after))
+    after = "Every option can be set by PET_<NAME>, e.g. PET_ON_FAILURE='exit:3=fail;oom=fail'.\n"
+    own = flags_of(PolicyOptions)
+    common = [*(flag.key for flag in own), "on_failure", "failure_policy", "help_all"]
+    text = HelpText(before, after, common, after)
+    return CommandLine("ft-run policy", [*own, *policy_flags(_OPTIONS.name)], text)

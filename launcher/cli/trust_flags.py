@@ -8,7 +8,7 @@ from ...rendezvous.trust.token import Token
 from ...values import dataclass
 from ..flags.flag import Flag, Heading
 from ..flags.values import shown
-from ..options import TRUST
+from ..options import SECURITY
 from .command_line import CommandLine, Given, HelpText
 
 _FILES = ("tls_cert", "tls_key", "tls_ca")
@@ -22,20 +22,20 @@ class TokenOptions:
     """The new file for the token; None: it is printed."""
 
 
-def trust_flags(group: str = TRUST.name) -> list[Flag]:
+def trust_flags(group: str = SECURITY.name) -> list[Flag]:
     """Return the flags, for the help under the heading ``group``."""
     heading = Heading(group)
     return [
         token_file_flag(group),
         heading(
             "--tls-cert FILE",
-            "Instead of a token: a certificate for both ends of a connection, PEM.",
+            "Certificate (PEM) for both ends of each connection, instead of a token.",
             ours=True,
         ),
-        heading("--tls-key FILE", "Its key.", ours=True),
+        heading("--tls-key FILE", "Private key of --tls-cert (PEM).", ours=True),
         heading(
             "--tls-ca FILE",
-            "The authority that has signed the certificates of all nodes.",
+            "CA certificate (PEM) that signed the certificates of all nodes.",
             ours=True,
         ),
     ]
@@ -45,8 +45,8 @@ def token_file_flag(group: str) -> Flag:
     """Return the flag for the file with the job's secret."""
     return Heading(group)(
         "--token-file FILE",
-        "The job's secret (ft-run token makes one): the wire is then mutual TLS. Also"
-        f" {TOKEN_FILE_VARIABLE}, or {TOKEN_VARIABLE} with the secret itself.",
+        "File with the job's secret; enables mutual TLS. ft-run token creates it. Alternatives:"
+        f" {TOKEN_FILE_VARIABLE} (a path) or {TOKEN_VARIABLE} (the secret itself).",
         ours=True,
     )
 
@@ -101,9 +101,9 @@ def token_command() -> CommandLine:
     before = """\
 Usage: ft-run token [FILE]
 
-Make a secret for a job, of 256 bits: into a new file that only this user can
-read, or, without FILE, onto standard output. Give every node of the job, and
-ft-run master, status and stacks, the same by --token-file.
+Create a 256-bit secret for a job: in a new file that only this user can read,
+or, without FILE, on standard output. Pass the same secret to every node of the
+job and to ft-run master, status and stacks with --token-file.
 
 Example:
   ft-run token job.token

@@ -5,6 +5,7 @@ everything else. What reads the command line, its help, the docs, the manual pag
 follow from it.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX: Final = "PET_"
 
+_FIRST_SENTENCE: Final = re.compile(r".*?(?<!e\.g)\.(?= |$)|.*")
+
 
 class Flag:
     """One flag: an on/off switch, or with ``read`` one that takes a value.
@@ -22,7 +25,7 @@ class Flag:
     ``group`` is its heading in the help. ``ours``: torchrun has no such flag. ``since``: the first
     torch whose torchrun has it. Neither kind makes a prefix ambiguous that was unambiguous without
     it. ``multiple``: it may be repeated, and the value is a tuple; in its variable the values are
-    separated by semicolons.
+    separated by semicolons. ``also``: an older name, which is still accepted and not shown.
     """
 
     def __init__(
@@ -35,8 +38,11 @@ class Flag:
         ours: bool = False,
         since: str = "",
         multiple: bool = False,
+        also: str = "",
     ) -> None:
-        self.opts = spellings
+        self.opts = (*spellings, also) if also else spellings
+        """All the spellings that are accepted."""
+        self._shown = spellings
         self.group = group
         self.help = help
         self.metavar = metavar
@@ -49,8 +55,8 @@ class Flag:
         """The long spelling: ``--nproc-per-node``."""
         self.key = self.spelling[2:].replace("-", "_")
         """The name under which the value is found: ``nproc_per_node``."""
-        self.variable = ENVIRONMENT_PREFIX + self.key.upper()
-        """The environment variable: ``PET_NPROC_PER_NODE``."""
+        self.variables = [variable_of(word) for word in (self.spelling, also) if word]
+        """The environment variables; the first that is set applies."""
 
     def described(
         self, text: str, heading: "Heading | None" = None, metavar: str | None = None
@@ -73,8 +79,13 @@ class Flag:
     @property
     def usage(self) -> str:
         """How the help names it: ``-r, --redirects STREAMS``."""
-        spellings = ", ".join(sorted(self.opts, key=lambda word: word.startswith("--")))
+        spellings = ", ".join(sorted(self._shown, key=lambda word: word.startswith("--")))
         return f"{spellings} {self.metavar}" if self.takes_value else spellings
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its help."""
+        return _FIRST_SENTENCE.match(self.help)[0]  # type: ignore[index]  # it matches any text
 
     @property
     def absent(self) -> Any:
@@ -101,6 +112,11 @@ class Flag:
             raise refuse(origin, text, bad) from None
 
 
+def variable_of(spelling: str) -> str:
+    """Return the variable of a flag: ``PET_NPROC_PER_NODE`` of ``--nproc-per-node``."""
+    return ENVIRONMENT_PREFIX + spelling[2:].replace("-", "_").upper()
+
+
 class Heading:
     """A heading of the help; makes the flags that stand under it."""
 
@@ -116,6 +132,7 @@ class Heading:
         ours: bool = False,
         since: str = "",
         multiple: bool = False,
+        also: str = "",
     ) -> Flag:
         """Return a flag; without a name for its value in ``usage`` it is a switch.
 
@@ -126,6 +143,7 @@ class Heading:
             ours: torchrun has no such flag.
             since: the first torch whose torchrun has it.
             multiple: it may be repeated.
+            also: an older name, which is still accepted and not shown.
         """
         words = usage.split()
         spellings = [word.rstrip(",") for word in words if word.startswith("-")]
@@ -139,6 +157,7 @@ class Heading:
             ours=ours,
             since=since,
             multiple=multiple,
+            also=also,
         )
 
     def option(self, default: T, usage: str, text: str, *args: Any, **kwargs: Any) -> T:

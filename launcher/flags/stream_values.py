@@ -61,7 +61,7 @@ def streams(text: str) -> StreamSelection:
             local_rank = -1
         if local_rank < 0 or not _DIGIT.fullmatch(digit.strip()):
             raise BadValue(
-                "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:DIGIT pairs such as 0:1,10:3"
+                "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:DIGIT pairs, e.g. 0:1,10:3"
             )
         by_local_rank[local_rank] = Streams(int(digit))
     return StreamSelection(by_local_rank=by_local_rank)
@@ -79,7 +79,7 @@ def local_ranks(text: str) -> frozenset[int] | None:
     try:
         return frozenset(read_rank(rank) for rank in text.split(","))
     except BadValue:
-        raise BadValue("local ranks with commas, such as 0,1,2") from None
+        raise BadValue("local ranks separated by commas, e.g. 0,1,2") from None
 
 
 def ranks(text: str) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def ranks(text: str) -> tuple[int, ...]:
     try:
         return tuple(read_rank(rank) for rank in text.split(","))
     except BadValue:
-        raise BadValue("ranks with commas, such as 0,17") from None
+        raise BadValue("ranks separated by commas, e.g. 0,17") from None
 
 
 def filters(text: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ MAX_COUNT: Final = 999_999_999
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,12}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
-_TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+_TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _WITH_UNIT = re.compile(r"([0-9.]{1,18})\s*([a-z]+)")
 _NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
@@ -36,7 +36,7 @@ _FALSE = ("0", "false", "no", "f", "n")
 class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an error by the caller
     """Raised when a text is not a value of its kind.
 
-    ``right`` says what would be right; ``why`` says what is wrong if ``right`` does not show it.
+    ``right`` is what was expected; ``why`` is what is wrong, where that does not show it.
     """
 
     def __init__(self, right: str, why: str = "") -> None:
@@ -47,9 +47,8 @@ class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an 
 
 def refuse(name: str, text: str, bad: BadValue) -> UsageError:
     """Return the error for ``text`` given to ``name`` (a flag, a variable, a key)."""
-    comma = "," if bad.why.startswith(("but ", "which ")) else ":"
-    why = f"{comma} {bad.why}" if bad.why else ""
-    return UsageError(f"{name} was given {shown(text)}{why}; right would be {bad.right}.")
+    why = f" ({bad.why})" if bad.why else ""
+    return UsageError(f"invalid value {shown(text)} for {name}{why}: expected {bad.right}")
 
 
 def shown(text: str, limit: int = 120) -> str:
@@ -87,7 +86,7 @@ def whole(low: int, high: int = MAX_COUNT) -> Callable[[str], int]:
     """Return a reader of a whole number from ``low`` to ``high``, in ASCII digits."""
     right = f"a whole number from {low} to {high}"
     if high == MAX_COUNT:
-        right = f"a whole number, {low} or more"
+        right = f"a whole number >= {low}"
 
     def read(text: str) -> int:
         text = text.strip()
@@ -108,12 +107,12 @@ def number(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Return a time of 0 or more, in seconds; like every time it may have a unit."""
-    return _seconds(text, f"{_TIME}, 0 or more")
+    return _seconds(text, f"{_TIME}, >= 0")
 
 
 def seconds_above_zero(text: str) -> float:
     """Return a time in seconds, more than 0."""
-    right = f"{_TIME}, above 0"
+    right = f"{_TIME}, > 0"
     value = _seconds(text, right)
     if not value:
         raise BadValue(right)
@@ -124,7 +123,7 @@ def seconds_or_never(text: str) -> float:
     """Return a time in seconds, or infinity for ``never``."""
     if text.strip().lower() == "never":
         return math.inf
-    return _seconds(text, f"{_TIME}, 0 or more, or never")
+    return _seconds(text, f"{_TIME}, >= 0, or never")
 
 
 def _seconds(text: str, right: str) -> float:
@@ -140,7 +139,7 @@ def _seconds(text: str, right: str) -> float:
     if value < 0:
         raise BadValue(right)
     if value > MAX_SECONDS:
-        raise BadValue(right, "which is more than 30 years")
+        raise BadValue(right, "more than 30 years")
     return value + 0.0  # -0.0 becomes 0.0
 
 
@@ -152,7 +151,7 @@ def hang_timeout(text: str) -> float:
     try:
         return seconds_above_zero(text)
     except BadValue as bad:
-        raise BadValue(f"{_TIME}, above 0, auto or never", bad.why) from None
+        raise BadValue(f"{_TIME}, > 0, auto or never", bad.why) from None
 
 
 def boolean(text: str) -> bool:
@@ -185,7 +184,7 @@ def is_second(first: str, second: str) -> Callable[[str], bool]:
 
 def nnodes(text: str) -> tuple[int, int]:
     """Return the smallest and the largest number of nodes: ``N`` or ``MIN:MAX``."""
-    right = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 2:5"
+    right = "N or MIN:MAX with 1 <= MIN <= MAX, e.g. 4 or 2:5"
     return _bounds(text, ":", whole(1), right)
 
 
@@ -207,7 +206,7 @@ def modules(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise BadValue("names of modules with commas, such as torch,numpy")
+            raise BadValue("module names separated by commas, e.g. torch,numpy")
     return names
 
 
@@ -218,7 +217,7 @@ def nproc_per_node(text: str) -> str:
     try:
         return str(whole(1)(text))
     except BadValue:
-        raise BadValue("a whole number, 1 or more, or auto, cpu, gpu or xpu") from None
+        raise BadValue("a whole number >= 1, auto, cpu, gpu or xpu") from None
 
 
 def accelerator(text: str) -> str:
@@ -230,7 +229,7 @@ def accelerator(text: str) -> str:
 
 def ports(text: str) -> range:
     """Return the ports of ``PORT`` or ``LO-HI``, both ends included."""
-    right = "PORT or LO-HI with 1 <= LO <= HI <= 65535, such as 29600 or 29600-29699"
+    right = "PORT or LO-HI with 1 <= LO <= HI <= 65535, e.g. 29600 or 29600-29699"
     first, last = _bounds(text, "-", whole(1, MAX_PORT), right)
     return range(first, last + 1)
 
@@ -240,7 +239,7 @@ def backend(text: str) -> str:
     if text.startswith("etcd"):
         raise BadValue(
             "grpc with --rdzv-endpoint HOST:PORT, where HOST is one of the nodes",
-            "but ft-run has its own master and needs no etcd",
+            "ft-run has its own master and needs no etcd",
         )
     return one_of("grpc", "c10d", "static")(text)
 
@@ -250,7 +249,7 @@ def logs_specs(text: str) -> str:
     if text:
         raise BadValue(
             "--log-dir with --redirects, --tee and --local-ranks-filter",
-            "but ft-run has no plug-ins for logs",
+            "ft-run has no log plug-ins",
         )
     return text
 
@@ -261,7 +260,7 @@ def host(text: str) -> str:
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
     if text and not endpoints.is_host(text):
-        raise BadValue("a host name or an address, such as node0, 10.0.0.1 or fd00::1")
+        raise BadValue("a host name or an address, e.g. node0, 10.0.0.1 or fd00::1")
     return text
 
 
@@ -283,7 +282,7 @@ def listed_endpoints(text: str) -> Endpoint | None:
     if len(parts) not in (3, 5):
         raise BadValue(
             "one endpoint, three or five",
-            f"{len(parts)} hosts survive no more losses than {len(parts) - 1}",
+            f"{len(parts)} hosts tolerate no more losses than {len(parts) - 1}",
         )
     found = [where for part in parts if (where := endpoint(part)) is not None]
     if len(set(found)) < len(found):
@@ -310,5 +309,5 @@ def bind_address(text: str) -> Endpoint:
     except BadValue:
         found = None
     if found is None:
-        raise BadValue("[HOST]:PORT, such as :29400 or 10.0.0.1:29400")
+        raise BadValue("[HOST]:PORT, e.g. :29400 or 10.0.0.1:29400")
     return found

@@ -60,7 +60,7 @@ class Rule:
         match, equals, action = text.strip().rpartition("=")
         actions = [known.value for known in Action]
         if not equals or not match:
-            raise BadRule("it is not MATCH=ACTION", "such as exit:3=fail or oom=replace-node")
+            raise BadRule("not MATCH=ACTION", "MATCH=ACTION, e.g. exit:3=fail or oom=replace-node")
         if action.strip() not in actions:
             known = f"{', '.join(actions[:-1])} or {actions[-1]}"
             raise BadRule(f"there is no action {action.strip()[:80]!r}", known)

@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ...values import dataclass
 
 MAX_PORT: Final = 65535
-RIGHT: Final = "HOST[:PORT], such as node0:29400 or [fd00::1]:29400"
+RIGHT: Final = "HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400"
 """What an endpoint looks like, for messages."""
 
 _BRACKETED = re.compile(r"\[(?P<host>[^\[\]]*)\](?P<rest>.*)\Z", re.DOTALL)
