@@ -48,7 +48,7 @@ class BadValue(ValueError):  # noqa: N818 - a verdict on a text, turned into an 
 def refuse(name: str, text: str, bad: BadValue) -> UsageError:
     """Return the error for ``text`` given to ``name`` (a flag, a variable, a key)."""
     why = f" ({bad.why})" if bad.why else ""
-    return UsageError(f"invalid value {shown(text)} for {name}{why}: expected {bad.right}")
+    return UsageError(f"invalid value {shown(text)} for {name}{why}: expected {bad.right}.")
 
 
 def shown(text: str, limit: int = 120) -> str:
