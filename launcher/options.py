@@ -215,7 +215,7 @@ class CheckOptions:
     report: str | None = CHECKS.option(
         None,
         "--check-report FILE",
-        "Where one node of the job writes what was found, as JSON.",
+        "File to which one node of the job writes the results as JSON.",
         values.string_or_none,
         ours=True,
     )

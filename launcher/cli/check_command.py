@@ -17,9 +17,9 @@ from .trust_flags import trust_flags, trust_options
 _BEFORE = """\
 Usage: ft-run check [OPTIONS]
 
-Check this node: first what it reports (health of GPUs, limits, space,
-versions), then each device alone, then all its workers together. With
---nnodes, given on every node, also the nodes in pairs and all together.
+Check this node: its system information (GPU health, limits, disk space,
+versions), each device alone, then all devices together. With --nnodes, run it
+on every node; the nodes are then checked in pairs and all together as well.
 
 Examples:
   ft-run check --nproc-per-node gpu
@@ -28,19 +28,20 @@ Examples:
 """
 
 _AFTER = """\
-Every option can be set by PET_<NAME>, such as PET_CHECK_LEVEL=full.
+Every option can be set by PET_<NAME>, e.g. PET_CHECK_LEVEL=full.
 
 Exit codes:
-  0      the node has passed
-  2      wrong usage
-  10     with --strict: it has passed with a warning
-  20     the check could not run: worth retrying
-  30     this node is unhealthy; with --exclude-straggler also: it is slow
-  40     with --nnodes: no master, or not enough nodes in time
+  0      the node passed
+  2      usage error
+  10     with --strict: the node passed with warnings
+  20     the checks could not run: retry may help
+  30     this node is unhealthy, or, with --exclude-straggler, slow
+  40     with --nnodes: no master, or too few nodes in time
   41     with --nnodes: the master refused this node
-  128+n  ended by signal n
+  128+n  stopped by signal n
 """
 
+_COMMON_OF_SEVERAL = ("nnodes", "rdzv_endpoint", "rdzv_id", "token_file")
 _AS_FOR_TRAINING = ("nproc_per_node", "accelerator", "virtual_local_rank", "preload")
 
 
@@ -58,8 +59,8 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     given, rest = check_command().read(argv, environ)
     if rest:
         raise UsageError(
-            f"ft-run check takes no arguments, but was given {shown(rest[0])}; right would be"
-            " ft-run check with options only, or ./check for a script of that name."
+            f"ft-run check takes no arguments, but was given {shown(rest[0])}; expected only"
+            " options (or ./check for a script of that name)."
         )
     remarks: list[str] = []
     spec = check_spec(given, remarks, only=True)
@@ -90,8 +91,10 @@ def _as_of_a_job(given: Given) -> Given:
 
 def check_command() -> CommandLine:
     """Return the flags of ``ft-run check``."""
-    flags = [*_node_flags(), *_check_flags(), *rendezvous_flags(), *trust_flags()]
-    return CommandLine("ft-run check", flags, HelpText(_BEFORE, _AFTER))
+    own = [*_node_flags(), *_check_flags()]
+    common = [*(flag.key for flag in own), *_COMMON_OF_SEVERAL, "help_all"]
+    text = HelpText(_BEFORE, _AFTER, common, _AFTER)
+    return CommandLine("ft-run check", [*own, *rendezvous_flags(), *trust_flags()], text)
 
 
 def _node_flags() -> list[Flag]:
@@ -103,18 +106,24 @@ def _node_flags() -> list[Flag]:
     (log_dir,) = flags_of(LogOptions, "log_dir")
     return [
         nproc_per_node.described(
-            "Check workers, as many as will train; default 1. auto: one per accelerator,"
-            " else the CPU limit.",
+            "Number of check workers, equal to the number of workers that will train (default: 1)."
+            " auto: one per accelerator; without accelerators, the CPU limit of the container.",
             node,
             metavar="N|auto|cpu|gpu",
         ),
-        accelerator.described("As for training; cpu leaves the GPUs alone.", node),
-        virtual_local_rank.described("Show each check worker its own device only.", node),
+        accelerator.described(
+            "Type of device that auto and gpu count and the checks use, e.g. cpu (default: auto).",
+            node,
+        ),
+        virtual_local_rank.described(
+            "Make only its own device visible to each check worker.", node
+        ),
         log_dir.described(
-            "The folder whose disk must have room; default: that of temporary files.", node
+            "Directory whose disk must have free space (default: that of temporary files).", node
         ),
         preload.described(
-            "Import modules once, such as torch, and fork every check worker from there.", node
+            "Modules to import once, e.g. torch; every check worker is forked from that process.",
+            node,
         ),
     ]
 
@@ -123,19 +132,19 @@ def _check_flags() -> list[Flag]:
     (report,) = flags_of(CheckOptions, "report")
     return [
         check_flags.LEVEL.described(
-            "light (default): a second or two beyond the import of torch. full: ten."
+            "Depth of the checks: light takes two seconds beyond the import of torch, full ten"
+            " (default: light)."
         ),
         check_flags.TIMEOUT.described(
-            f"For everything together; default {defaults.CHECK_TIMEOUT_S:g}, with GPUs"
-            f" {defaults.CHECK_TIMEOUT_GPUS_S:g}."
+            f"Time limit of all checks together (default: {defaults.CHECK_TIMEOUT_S:g}s, with"
+            f" GPUs {defaults.CHECK_TIMEOUT_GPUS_S:g}s)."
         ),
         check_flags.STRICT,
         CHECKS(
             "--json",
-            "Print JSON instead of a table. With --nnodes: on one node, the first to attend;"
-            " the others print neither.",
+            "Print JSON instead of a table. With --nnodes only one node prints the report.",
         ),
-        report.described("Write the same JSON to a file; with --nnodes on that one node only."),
+        report.described("File for the report as JSON; with --nnodes one node writes it."),
         *check_flags.FLOORS.values(),
         *check_flags.STRAGGLERS,
     ]

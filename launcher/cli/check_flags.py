@@ -14,7 +14,7 @@ from .command_line import Given
 
 
 def _factor(text: str) -> float:
-    right = "a number above 1"
+    right = "a number > 1"
     try:
         factor = values.number(text)
     except BadValue:
@@ -30,7 +30,7 @@ def _floor(text: str) -> float:
     except BadValue:
         number = 0.0
     if not 0 < number < 1e9:
-        raise BadValue("a number above 0")
+        raise BadValue("a number > 0")
     return number
 
 
@@ -38,55 +38,56 @@ def _floor(text: str) -> float:
 
 _NETWORK_CHECK: Final = CHECKS(
     "--network-check",
-    "Check the nodes before workers start, and go on without those that fail.",
+    "Check all nodes before workers start, and exclude those that fail.",
     ours=True,
 )
 LEVEL: Final = CHECKS(
     "--check-level light|full",
-    "light (default; seconds), or full: larger sizes and more repetitions.",
+    "Depth of the checks: light takes seconds, full uses larger sizes and more repetitions"
+    " (default: light).",
     values.one_of("light", "full"),
     ours=True,
 )
 TIMEOUT: Final = CHECKS(
-    "--check-timeout SECONDS",
-    "For all phases of the checks together; default"
-    f" {defaults.CHECK_TIMEOUT_S:g}, with GPUs {defaults.CHECK_TIMEOUT_GPUS_S:g}. What is"
-    " not known by then has failed.",
+    "--check-timeout DURATION",
+    f"Time limit of all checks together (default: {defaults.CHECK_TIMEOUT_S:g}s, with GPUs"
+    f" {defaults.CHECK_TIMEOUT_GPUS_S:g}s). A check that has not finished by then has failed.",
     values.seconds_above_zero,
     ours=True,
 )
 _ON_RESTART: Final = CHECKS(
     "--check-on-restart node|never|always",
-    "Which nodes a restart checks again: node (default; where a signal, a lost node"
-    " or an error of a device struck, all where a collective broke), never or always. New"
+    "Nodes to check again at a restart: node (those with a signal, a device error or a lost"
+    " connection; all nodes after a failed collective), never or always (default: node). New"
     " nodes are always checked.",
     values.one_of("never", "node", "always"),
     ours=True,
 )
 _MODE: Final = CHECKS(
     "--check-mode enforce|warn",
-    "enforce (default), or warn: say what failed and start all the same.",
+    "What happens to a node that fails: enforce excludes it, warn only logs the failure"
+    " (default: enforce).",
     values.one_of("enforce", "warn"),
     ours=True,
 )
-STRICT: Final = CHECKS("--strict", "Exit with 10 when there are warnings.")
+STRICT: Final = CHECKS("--strict", "Exit with code 10 if there are warnings.")
 """Of ``ft-run check``."""
 _EXCLUDE: Final = CHECKS(
     "--exclude-straggler",
-    "A node that is found to be slow fails the checks; default: it is warned of.",
+    "Exclude slow nodes (default: log a warning).",
     ours=True,
 )
 _THRESHOLD: Final = CHECKS(
     "--straggler-threshold FACTOR",
-    "How many times worse than the median of the others is slow; default"
-    f" {defaults.STRAGGLER_THRESHOLD:g}.",
+    "A node is slow if it is this many times slower than the median of the other nodes (default:"
+    f" {defaults.STRAGGLER_THRESHOLD:g}).",
     _factor,
     ours=True,
 )
 _COMPUTE_THRESHOLD: Final = CHECKS(
     "--compute-straggler-threshold FACTOR",
-    "The same of the matrix product alone, such as 1.15: GPUs of one model differ by"
-    " a few per cent.",
+    "Straggler threshold for the matrix product alone, e.g. 1.15, since GPUs of one model differ"
+    " by a few per cent (default: --straggler-threshold).",
     _factor,
     ours=True,
 )
@@ -95,25 +96,28 @@ STRAGGLERS: Final = (_EXCLUDE, _THRESHOLD, _COMPUTE_THRESHOLD)
 
 
 def _slower(usage: str, what: str) -> Flag:
-    twice = "twice running; a node where it cannot be measured is unhealthy."
-    return CHECKS(usage, f"Warn when {what} is slower, {twice}", _floor, ours=True)
+    text = f"Minimum rate of {what}. Two measurements in a row below it are a warning; a node on"
+    text += " which it cannot be measured is unhealthy."
+    return CHECKS(usage, text, _floor, ours=True)
 
 
 def _together(usage: str, what: str) -> Flag:
-    text = f"With several nodes: warn when {what}, with two partners."
+    text = f"{what} between two nodes; a warning if it is missed with two different partners."
     return CHECKS(usage, text, _floor, ours=True)
 
 
 FLOORS: Final[Mapping[str, Flag]] = {
     "compute_tflops": _slower(
-        "--min-compute-tflops TFLOPS", "the matrix product of the slowest device"
+        "--min-compute-tflops TFLOPS", "the matrix product, on the slowest device"
     ),
-    "memory_gb_per_s": _slower("--min-memory-gb-per-s GB/S", "the memory of the slowest device"),
-    "copy_gb_per_s": _slower("--min-copy-gb-per-s GB/S", "the copy from host to device"),
+    "memory_gb_per_s": _slower(
+        "--min-memory-gb-per-s GB/S", "device memory, on the slowest device"
+    ),
+    "copy_gb_per_s": _slower("--min-copy-gb-per-s GB/S", "copies from host to device"),
     "intra_gb_per_s": _slower("--min-intra-gb-per-s GB/S", "the all-reduce within the node"),
-    "latency_us": _together("--max-latency-us US", "an all-reduce of 32 bytes takes longer"),
+    "latency_us": _together("--max-latency-us US", "Maximum duration of a 32-byte all-reduce"),
     "bandwidth_gb_per_s": _together(
-        "--min-bandwidth-gb-per-s GB/S", "a large all-reduce is slower"
+        "--min-bandwidth-gb-per-s GB/S", "Minimum bandwidth of a large all-reduce"
     ),
 }
 """What a metric must reach at least, by its name; of a latency, at most."""
@@ -161,11 +165,11 @@ def training_checks(given: Given, remarks: list[str]) -> CheckOptions | None:
 
 
 def _without_checks(origin: str, remarks: list[str]) -> None:
-    says = f"{origin} says how nodes are checked, but nothing asks for checks"
+    says = f"{origin} has no effect without --network-check"
     if origin.startswith("--"):
-        raise UsageError(f"{says}; right would be --network-check beside it.")
+        raise UsageError(f"{says}; add --network-check or omit it.")
     # Variables are set for a whole pod, where they may be meant for an ``ft-run check``.
-    remarks.append(f"{says}: it is ignored without --network-check.")
+    remarks.append(f"{says}: ignored.")
 
 
 def check_spec(given: Given, remarks: list[str], *, only: bool = False) -> CheckSpec:
@@ -207,10 +211,10 @@ def check_spec(given: Given, remarks: list[str], *, only: bool = False) -> Check
 
 def _needs_others(origin: str, remarks: list[str]) -> None:
     """Report a flag or variable for several nodes in a job of one node."""
-    says = f"{origin} is for several nodes, but there is one only"
+    says = f"{origin} needs several nodes, but --nnodes is 1"
     if origin.startswith("--"):
-        raise UsageError(f"{says}; right would be --nnodes 2 or more beside it.")
-    remarks.append(f"{says}: it is ignored.")  # it may be meant for the training
+        raise UsageError(f"{says}; expected --nnodes 2 or more.")
+    remarks.append(f"{says}: ignored.")  # it may be meant for the training
 
 
 def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
@@ -227,13 +231,13 @@ def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> Non
     names = {text.partition("=")[0] for text in spec.floors}
     if "copy_gb_per_s" in names and accelerator == "cpu":
         raise UsageError(
-            "--min-copy-gb-per-s is for the copy from host to GPU, but --accelerator cpu leaves the"
-            " GPUs alone; right would be one of the two without the other."
+            "--min-copy-gb-per-s is about copies to GPUs, which --accelerator cpu does not use;"
+            " omit one of the two."
         )
     if "intra_gb_per_s" in names and workers == 1:
         raise UsageError(
-            "--min-intra-gb-per-s is for the all-reduce within the node, but there is one worker"
-            " only; right would be --nproc-per-node 2 or more."
+            "--min-intra-gb-per-s is about the all-reduce within a node, which needs several"
+            " workers; expected --nproc-per-node 2 or more."
         )
 
 
@@ -247,6 +251,6 @@ def _refuse_short(spec: CheckSpec, origin: str, *, is_alone: bool) -> None:
     if spec.timeout_s < least_s:
         raise UsageError(
             f"{origin} was given {spec.timeout_s:g}, but --check-level {spec.level}"
-            f" measures for {least_s:.3g} s, and torch has to be imported before; right would be"
-            f" such as {defaults.CHECK_TIMEOUT_S:g}."
+            f" measures for {least_s:.3g} s after torch has been imported; expected more, e.g."
+            f" {defaults.CHECK_TIMEOUT_S:g}s."
         )
