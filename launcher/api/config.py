@@ -120,7 +120,7 @@ def _rendezvous(config: LaunchConfig) -> list[str]:
     for key, value in settings.items():
         if "," in str(value):
             raise UsageError(
-                f"rdzv_configs[{key!r}] was given {shown(str(value))}; right would be a value"
+                f"rdzv_configs[{key!r}] was given {shown(str(value))}; expected a value"
                 " without a comma."
             )
         pairs.append(f"{key}={value}")
@@ -139,7 +139,7 @@ def _logs(specs: Any) -> list[str]:
             shown_ranks = specs._local_ranks_filter
         except AttributeError:
             raise UsageError(
-                f"logs_specs was given a {type(specs).__name__}; right would be a LogsSpecs of"
+                f"logs_specs was given a {type(specs).__name__}; expected a LogsSpecs of"
                 " ft_run.launcher.api, or torch's DefaultLogsSpecs."
             ) from None
     words = [f"--redirects={_streams(redirects)}", f"--tee={_streams(tee)}"]

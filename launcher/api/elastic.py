@@ -152,7 +152,7 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "a worker imports the program that launched it, and came by elastic_launch again;"
-            ' right would be to have the launch under `if __name__ == "__main__":`.'
+            ' expected the launch under `if __name__ == "__main__":`.'
         )
     folder = tempfile.mkdtemp(prefix="ft-run-api-")
     try:
@@ -194,14 +194,14 @@ def _write_call(folder: str, function: Callable[..., Any], args: list[Any]) -> N
     if getattr(function, "__module__", None) == "__main__" and home is None:
         raise UsageError(
             f"the function {name} was typed into an interpreter or a notebook, where no worker can"
-            " import it from; right would be a function of a module."
+            " import it from; expected a function of a module."
         )
     try:
         write_call(folder, Call(function, tuple(args)))
     except Exception as error:
         raise UsageError(
             f"the function {name} with its arguments cannot be pickled for the workers ({error});"
-            " right would be a function at the top level of a module, and plain arguments."
+            " expected a function at the top level of a module, and plain arguments."
         ) from error
 
 

@@ -126,6 +126,6 @@ def _open_own(folder: str, name: str) -> Any:
         raise UnsafeFileError(
             f"{file.name} belongs to user {status.st_uid} with mode"
             f" {stat.S_IMODE(status.st_mode):04o}; nothing is unpickled that another user could"
-            f" have written: right would be user {os.geteuid()} and mode 0600."
+            f" have written: expected user {os.geteuid()} and mode 0600."
         )
     return file

@@ -75,16 +75,16 @@ class HelpText:
 class UnknownFlagError(UsageError):
     """There is no such flag."""
 
-    def __init__(self, word: str, guess: str | None, command: str) -> None:
-        """Say so.
+    def __init__(self, word: str, guess: str | None, help_command: str) -> None:
+        """Create the error.
 
         Args:
             word: what was given.
             guess: the flag that it was meant to be, if one is near.
-            command: whose help lists the flags.
+            help_command: lists the flags.
         """
-        advice = f"did you mean {guess}?" if guess else f"{command} --help lists the flags."
-        super().__init__(f"there is no flag {shown(word)}; {advice}")
+        advice = f"did you mean {guess}?" if guess else f"{help_command} lists the flags."
+        super().__init__(f"unknown flag {shown(word)}; {advice}")
         self.word, self.guess = word, guess
 
 
@@ -196,8 +196,8 @@ class CommandLine:
             words.append(f"{flag.spelling}={value}")
         elif equals:
             raise UsageError(
-                f"{flag.spelling} is a switch and takes no value, but was given {shown(value)};"
-                f" right would be {flag.spelling} alone."
+                f"{flag.spelling} takes no value, but was given {shown(value)};"
+                f" expected {flag.spelling} alone."
             )
         else:
             words.append(flag.spelling)
@@ -219,13 +219,13 @@ class CommandLine:
     def _next_value(self, flag: Flag, queue: list[str]) -> str:
         if not queue:
             raise UsageError(
-                f"{flag.spelling} needs a value; right would be {flag.spelling} {flag.metavar}."
+                f"{flag.spelling} needs a value; expected {flag.spelling} {flag.metavar}."
             )
         value = queue.pop()
         if value.startswith("-") and len(value) > 1 and not _is_negative_or_spaced(value):
             raise UsageError(
                 f"{flag.spelling} needs a value, but {shown(value)} follows;"
-                f" right would be {flag.spelling} {flag.metavar},"
+                f" expected {flag.spelling} {flag.metavar},"
                 f" or {flag.spelling}=VALUE for a value that begins with a dash."
             )
         return value
@@ -248,12 +248,17 @@ class CommandLine:
                 if found:
                     raise UsageError(
                         f"{shown(name)} is ambiguous: it could be {_either(sorted(found))};"
-                        " right would be the whole name."
+                        " expected the whole name."
                     )
         raise self._unknown(name)
 
     def _unknown(self, word: str) -> UsageError:
-        return UnknownFlagError(word, self.guess(word), self.name)
+        return UnknownFlagError(word, self.guess(word), self.help_command)
+
+    @property
+    def help_command(self) -> str:
+        """The command that lists all flags."""
+        return f"{self.name} --help{'-all' * bool(self.text.common)}"
 
     def guess(self, word: str) -> str | None:
         """Return the flag that a wrong one was meant to be; None where none is near."""

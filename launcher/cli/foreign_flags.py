@@ -96,7 +96,7 @@ def ours(word: str, following: list[str]) -> list[str] | None:
     given, equals, value = word.partition("=")
     name = given.replace("_", "-")
     if name in REFUSED:
-        raise UsageError(f"{given} is a flag of another launcher; right would be {REFUSED[name]}.")
+        raise UsageError(f"{given} is a flag of another launcher; expected {REFUSED[name]}.")
     if name not in TAKEN and name not in CHOICES:
         return None
     pattern = TAKEN.get(name, _NOTHING)
@@ -104,13 +104,13 @@ def ours(word: str, following: list[str]) -> list[str] | None:
         return [pattern]
     if not equals:
         if not following:
-            raise UsageError(f"{given} needs a value; right would be {given} VALUE.")
+            raise UsageError(f"{given} needs a value; expected {given} VALUE.")
         value = following.pop()
     if name in CHOICES:
         found = CHOICES[name].get(value.lower())
         if found is None:
             raise UsageError(
-                f"{given} was given {shown(value)}; right would be {' or '.join(CHOICES[name])}."
+                f"{given} was given {shown(value)}; expected {' or '.join(CHOICES[name])}."
             )
         return list(found)
     if pattern == _NOTHING:

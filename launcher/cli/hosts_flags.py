@@ -96,7 +96,7 @@ def read_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> HostsOptions:
     names = [""] * is_node + [host.name for host in hosts]
     if not rest:
         raise UsageError(
-            "no script was given; right would be ft-run hosts --hostfile FILE [OPTIONS] SCRIPT."
+            "no script was given; expected ft-run hosts --hostfile FILE [OPTIONS] SCRIPT."
         )
     low, high = wanted.get("nnodes", (len(names), len(names)))
     _refuse_counts(low, high, len(hosts), is_node)
@@ -154,11 +154,11 @@ def _read_job(line: CommandLine, job: Sequence[str]) -> tuple[Given, Sequence[st
     except UnknownFlagError as error:
         if any(error.word.partition("=")[0] == flag.spelling for flag in line.flags):
             raise UsageError(
-                f"{shown(error.word)} stands after an option of the job; right would be before all"
+                f"{shown(error.word)} stands after an option of the job; expected it before all"
                 " of them: ft-run hosts OPTIONS JOB_OPTIONS SCRIPT."
             ) from error
         raise UnknownFlagError(
-            error.word, error.guess or line.guess(error.word), line.name
+            error.word, error.guess or line.guess(error.word), line.help_command
         ) from error
 
 
@@ -167,13 +167,13 @@ def _hosts(given: Given) -> tuple[HostLine, ...]:
     if path is None and listed is None and given["launcher_as_node"]:
         raise UsageError(
             "--launcher-as-node makes this host one node, and with two or more nodes both roles"
-            " must be there, this host and others, but no others are named; right would be"
+            " must be there, this host and others, but no others are named; expected"
             " --hostfile FILE or --hosts A,B,C, or plain ft-run for this host alone."
         )
     if (path is None) is (listed is None):
         raise UsageError(
             "ft-run hosts needs one of --hostfile and --hosts, and was given"
-            f" {'none' if path is None else 'both'}; right would be --hostfile FILE, or --hosts"
+            f" {'none' if path is None else 'both'}; expected --hostfile FILE, or --hosts"
             " A,B,C."
         )
     if listed is not None:
@@ -202,7 +202,7 @@ def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
     if is_node and high == 1:
         raise UsageError(
             f"--nnodes asks for 1 node, but --launcher-as-node makes this host one beside {hosts}"
-            f" other{'s' * (hosts > 1)}; right would be --nnodes {count}, or no --launcher-as-node."
+            f" other{'s' * (hosts > 1)}; expected --nnodes {count}, or no --launcher-as-node."
         )
 
 
@@ -210,17 +210,17 @@ def _refuse_one_node(wanted: Given, count: int) -> None:
     """Refuse what can be said of one node only, where there are several, or of none."""
     if shell := wanted["print_completion"]:
         raise UsageError(
-            f"--print-completion starts no job; right would be ft-run --print-completion {shell}."
+            f"--print-completion starts no job; expected ft-run --print-completion {shell}."
         )
     if count > 1 and wanted["standalone"]:
         raise UsageError(
-            f"--standalone is for one node, but there are {count} hosts; right would be one host,"
+            f"--standalone is for one node, but there are {count} hosts; expected one host,"
             " or no --standalone."
         )
     if count > 1 and wanted["node_rank"] is not None:
         raise UsageError(
             f"--node-rank {wanted['node_rank']} would be the rank of each of the {count} hosts;"
-            " right would be none: their order gives the ranks."
+            " omit it: the order of the hosts gives the ranks."
         )
 
 
@@ -230,7 +230,7 @@ def _refuse_this_host_twice(hosts: tuple[HostLine, ...], own: str) -> None:
         if host.address in (own, own.partition(".")[0], "localhost", "127.0.0.1", "::1"):
             raise UsageError(
                 f"--launcher-as-node makes this host ({own}) a node, and {host.where} has"
-                f" {host.name}; right would be one of them."
+                f" {host.name}; expected one of them."
             )
 
 
@@ -240,7 +240,7 @@ def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
     if said is not None and wanted["nproc_per_node"] is None:
         raise UsageError(
             f"{said.where} has slots={said.slots}, but nothing says how many workers this host has"
-            f" (--launcher-as-node); right would be --nproc-per-node {said.slots} and no slots."
+            f" (--launcher-as-node); expected --nproc-per-node {said.slots} and no slots."
         )
 
 
@@ -293,7 +293,7 @@ def _variable(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
         raise values.refuse("--env", text, BadValue(right))
     if name == TOKEN_VARIABLE and equals:
         raise UsageError(
-            f"--env {name}=VALUE shows the token in this host's list of processes; right would be"
+            f"--env {name}=VALUE shows the token in this host's list of processes; expected"
             f" --token-file FILE, or {name} in the environment."
         )
     return name, value if equals else environ[name]

@@ -159,7 +159,7 @@ def saves_on_exit(given: Given) -> bool:
     if given["save_on_exit"] and given["no_save_on_exit"]:
         raise UsageError(
             f"{given.origin('save_on_exit')} and {given.origin('no_save_on_exit')}"
-            " exclude each other; right would be one of them."
+            " exclude each other; expected one of them."
         )
     is_refused = "save_on_exit" in given.texts and not given["save_on_exit"]
     return not (given["no_save_on_exit"] or is_refused)

@@ -82,7 +82,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
     if rest:
         raise UsageError(
             f"ft-run master takes no arguments, but was given {shown(rest[0])};"
-            " right would be ft-run master --bind :29400, or ./master for a script of that name."
+            " expected ft-run master --bind :29400, or ./master for a script of that name."
         )
     conf = conf_given(given)
     found = {} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}
@@ -134,7 +134,7 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     policy = launch_policy(given, rendezvous, remarks, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
-        raise UsageError("no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]...")
+        raise UsageError("no script was given; expected ft-run [OPTIONS] SCRIPT [ARGS]...")
     refuse_missing(rest[0], mode, environ)
     options = given.fill(
         LaunchOptions,
@@ -163,7 +163,7 @@ def _mode(given: Given) -> ScriptMode:
     if given["module"] and given["no_python"]:
         raise UsageError(
             f"{given.origin('module')} and {given.origin('no_python')} exclude each other;"
-            " right would be -m for a module, or --no-python for a program."
+            " expected -m for a module, or --no-python for a program."
         )
     if given["no_python"]:
         return ScriptMode.COMMAND
@@ -176,8 +176,8 @@ def _hang(given: Given) -> HangSpec | None:
         return HangSpec(timeout_s, given.get("hang_timeout_start", defaults.HANG_TIMEOUT_START_S))
     if given["hang_timeout_start"] is not None:
         raise UsageError(
-            f"{given.origin('hang_timeout_start')} is of no use, because --hang-timeout is never;"
-            " right would be --hang-timeout SECONDS or --hang-timeout auto as well."
+            f"{given.origin('hang_timeout_start')} has no effect, because --hang-timeout is never;"
+            " expected --hang-timeout DURATION or --hang-timeout auto."
         )
     return None
 
@@ -189,7 +189,7 @@ def _snapshot_replicas(given: Given, max_nodes: int) -> int:
         raise UsageError(
             f"{given.origin('snapshot_replicas')} {replicas} asks for {replicas} other"
             f" node{'s' * (replicas > 1)} to keep each snapshot, but this job has"
-            f" {others or 'no'} other node{'s' * (others != 1)}; right would be"
+            f" {others or 'no'} other node{'s' * (others != 1)}; expected"
             f" {f'at most {others}' if others else 'a job of several nodes, or 0'}."
         )
     return replicas

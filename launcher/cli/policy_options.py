@@ -31,7 +31,7 @@ def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
     if rest or given["explain"] is None:
         got = f"was given {shown(rest[0])}" if rest else "was given no failure"
         raise UsageError(
-            f"ft-run policy {got}; right would be ft-run policy --explain 'exit:137 oom',"
+            f"ft-run policy {got}; expected ft-run policy --explain 'exit:137 oom',"
             " or ./policy for a script of that name."
         )
     return given.fill(PolicyOptions, policy=policy_of(given))
@@ -132,9 +132,7 @@ def _settings(content: Mapping[str, Any], path: str) -> dict[str, Any]:
         if key == "rule":
             settings[key] = _rules(value, path)
         elif isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UsageError(
-                f"{path}: {key} is {shown(str(value))}; right would be a text or a number."
-            )
+            raise UsageError(f"{path}: {key} is {shown(str(value))}; expected a text or a number.")
         else:
             flag = flags[key]
             settings[flag.key] = flag.value([str(value)], f"{path}: {key}")
@@ -143,7 +141,7 @@ def _settings(content: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 def _rules(tables: Any, path: str) -> list[Rule]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise UsageError(f"{path}: rule is no list of tables; right would be [[rule]] for each.")
+        raise UsageError(f"{path}: rule is not a list of tables; expected [[rule]] for each.")
     rules = []
     for number, table in enumerate(tables, start=1):
         where = f"{path}: rule {number}"
@@ -153,8 +151,7 @@ def _rules(tables: Any, path: str) -> list[Rule]:
         for key in _RULE_KEYS:
             if not isinstance(table.get(key), str):
                 raise UsageError(
-                    f"{where} has no text for {key};"
-                    ' right would be match = "exit:3" and action = "fail".'
+                    f'{where} has no text for {key}; expected match = "exit:3" and action = "fail".'
                 )
         text = f"{table['match']}={table['action']}"
         try:
@@ -166,7 +163,7 @@ def _rules(tables: Any, path: str) -> list[Rule]:
 
 def _unknown_key(key: str, known: list[str], where: str) -> UsageError:
     guess = nearest(key.replace("_", "-").lower(), known)
-    advice = f"did you mean {guess}?" if guess else f"right would be {', '.join(known)}."
+    advice = f"did you mean {guess}?" if guess else f"expected {', '.join(known)}."
     return UsageError(f"{where}: there is no key {shown(key)}; {advice}")
 
 
@@ -180,8 +177,8 @@ def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
         earlier = first.setdefault(later.match.text, later)
         if earlier is not later:
             raise UsageError(
-                f"the rule {later.text} would never be used: {earlier.text} comes before it, and"
-                " the first rule that matches decides; right would be one rule for each match."
+                f"the rule {later.text} is never used: {earlier.text} comes before it, and"
+                " the first rule that matches decides; expected one rule for each match."
             )
 
 
@@ -273,4 +270,4 @@ def refuse_hang_rule(spec: PolicySpec | None, *, can_hang: bool) -> None:
 
 def _useless(wrong: str, missing: str, depends: str, *, right: str = "") -> UsageError:
     right = right or "--max-restarts N with N above 0 as well"
-    return UsageError(f"{wrong}, because {missing}: {depends}; right would be {right}.")
+    return UsageError(f"{wrong}, because {missing}: {depends}; expected {right}.")

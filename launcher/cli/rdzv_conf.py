@@ -112,7 +112,7 @@ def _pairs(text: str, name: str) -> dict[str, str]:
         if not key or not value:
             raise UsageError(
                 f"{name} was given {shown(pair.strip())} where KEY=VALUE is needed;"
-                " right would be join_timeout=600,last_call_timeout=30."
+                " expected join_timeout=600,last_call_timeout=30."
             )
         pairs[key] = value
     return pairs

@@ -42,7 +42,7 @@ def rendezvous_options(
     if min_nodes % unit:
         raise UsageError(
             f"{given.origin('nnodes')} has a minimum of {min_nodes}, which is not a multiple of"
-            f" {given.origin('node_unit')} {unit}; right would be {-(-min_nodes // unit) * unit}."
+            f" {given.origin('node_unit')} {unit}; expected {-(-min_nodes // unit) * unit}."
         )
     conf = conf_given(given)
     remarks.extend(conf.remarks)
@@ -93,7 +93,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
         if not single:
             raise UsageError(
                 f"{given.origin('standalone')} is for one node, but {given.origin('nnodes')} asks"
-                f" for up to {max_nodes}; right would be --rdzv-endpoint HOST:PORT instead of"
+                f" for up to {max_nodes}; expected --rdzv-endpoint HOST:PORT instead of"
                 " --standalone."
             )
         return None
@@ -112,7 +112,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
             return None
         raise UsageError(
             f"{given.origin('nnodes')} asks for up to {max_nodes} nodes, but no endpoint was"
-            " given; right would be --rdzv-endpoint HOST:PORT, the same on every node, where HOST"
+            " given; expected --rdzv-endpoint HOST:PORT, the same on every node, where HOST"
             " is one of the nodes."
         )
     if where.port == 0:
@@ -120,7 +120,7 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
         if single:
             return None
         raise UsageError(
-            f"{name} has port 0, which other nodes cannot know; right would be a fixed port, such"
+            f"{name} has port 0, which other nodes cannot know; expected a fixed port, such"
             f" as {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
         )
     return where
@@ -189,7 +189,7 @@ def _worker_ports(
         origin = "master_port" if given["rdzv_endpoint"] is None else "rdzv_endpoint"
         raise UsageError(
             f"{name} {given.texts['worker_port'][-1]} is the port at which the nodes meet"
-            f" ({given.origin(origin)}), and no worker can have it too; right would be another"
+            f" ({given.origin(origin)}), and no worker can have it too; expected another"
             " port."
         )
     return free, name
@@ -229,7 +229,7 @@ def _node_rank(
     if _backend(given) == "static" and rank >= max_nodes:
         raise UsageError(
             f"{given.origin('node_rank')} was given {rank}, but with {max_nodes} nodes the ranks"
-            f" end at {max_nodes - 1}; right would be a rank from 0 to {max_nodes - 1}, or none"
+            f" end at {max_nodes - 1}; expected a rank from 0 to {max_nodes - 1}, or none"
             " for a spare node."
         )
     return rank

@@ -55,15 +55,15 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
     elif not os.path.exists(script):
         if _is_out_of_reach(script):
             raise UsageError(
-                f"this user may not look into the folder of the script {shown(script)}; right"
-                " would be a script that this user may read."
+                f"this user may not look into the folder of the script {shown(script)};"
+                " expected a script that this user may read."
             )
         raise UsageError(
-            f"there is no script {shown(script)} in {_working_directory()};{_advice(script)}"
+            f"no script {shown(script)} in {_working_directory()};{_advice(script)}"
         )
     elif os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise UsageError(
-            f"the script {shown(script)} is a folder without a __main__.py; right would be the"
+            f"the script {shown(script)} is a directory without a __main__.py; expected the"
             " path of a Python file."
         )
 
@@ -71,7 +71,7 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
 def _refuse_file_as_module(module: str) -> None:
     if module.endswith(".py") and os.path.isfile(module):
         raise UsageError(
-            f"-m was given the file {shown(module)}; right would be {module} without -m, or"
+            f"-m was given the file {shown(module)}; expected {module} without -m, or"
             f" -m {module[:-3].replace(os.sep, '.')}."
         )
 
@@ -97,16 +97,16 @@ def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
         name = program if os.sep in program else os.path.join(os.curdir, program)
         raise UsageError(
             f"--no-python was given {shown(program)}, which is not a program on the PATH or not"
-            f" executable; right would be {name} after chmod +x, or no --no-python."
+            f" executable; expected {name} after chmod +x, or no --no-python."
         )
     if os.path.isdir(program):
         raise UsageError(
-            f"--no-python was given {shown(program)}, which is a folder; right would be the path"
+            f"--no-python was given {shown(program)}, which is a directory; expected the path"
             " of an executable file."
         )
     raise UsageError(
         f"--no-python was given {shown(program)}, but there is no such program on the PATH or in"
-        f" {_working_directory()}; right would be the path of an executable file."
+        f" {_working_directory()}; expected the path of an executable file."
     )
 
 
@@ -124,7 +124,7 @@ def _advice(script: str) -> str:
     command = nearest(script, [*COMMANDS, "help", "version"])
     if command is not None:
         return f" did you mean the command ft-run {command}?"
-    return " right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."
+    return " expected the path of a Python file, -m MODULE, or --no-python PROGRAM."
 
 
 def _programs(folder: str) -> list[str]:

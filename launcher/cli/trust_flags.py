@@ -67,13 +67,13 @@ def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | No
         return token
     if token is not None:
         raise UsageError(
-            f"{given.origin(files[0])} and {token.origin} exclude each other; right would be a"
+            f"{given.origin(files[0])} and {token.origin} exclude each other; expected a"
             " token, or certificates."
         )
     missing = [f"--{key.replace('_', '-')}" for key in _FILES if key not in files]
     if missing:
         raise UsageError(
-            f"{given.origin(files[0])} was given without {' and '.join(missing)}; right would be"
+            f"{given.origin(files[0])} was given without {' and '.join(missing)}; expected"
             " --tls-cert, --tls-key and --tls-ca together."
         )
     return TrustOptions(

@@ -7,8 +7,8 @@ from . import clouds, kubernetes, mpi, slurm
 from .place import LISTED, Place, Taken, Variables
 
 _NOWHERE = (
-    "--auto-config finds none of the places that it knows (Slurm, Open MPI, MPICH, PMIx, Kubeflow,"
-    " Indexed Job, JobSet, LeaderWorkerSet, SkyPilot, SageMaker, AWS Batch); right would be"
+    "--auto-config found none of the supported environments (Slurm, Open MPI, MPICH, PMIx, Kubeflow,"
+    " Indexed Job, JobSet, LeaderWorkerSet, SkyPilot, SageMaker, AWS Batch); expected"
     " --nnodes N --rdzv-endpoint HOST:PORT, or --standalone for one node."
 )
 _COUNTED = ("nnodes", "node_rank")
@@ -89,8 +89,8 @@ def _merged(places: tuple[Place, ...], given: Mapping[str, str]) -> dict[str, Ta
             if name in _COUNTED and name not in given and first.text != taken.text:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(
-                    f"{first.source} is {first.text}, but {taken.source} is {taken.text}; right"
-                    f" would be {flag} {first.text} or {flag} {taken.text}."
+                    f"{first.source} is {first.text}, but {taken.source} is {taken.text};"
+                    f" expected {flag} {first.text} or {flag} {taken.text}."
                 )
     return flags
 
@@ -120,7 +120,7 @@ def _require_endpoint(
     if endpoint is None:
         names = " and ".join(place.name for place in places) or "the environment"
         raise UsageError(
-            f"--auto-config finds in {names} no host at which the nodes could meet; right would be"
+            f"--auto-config found in {names} no host at which the nodes could meet; expected"
             " --rdzv-endpoint HOST:PORT, the same on every node, where HOST is one of them"
             + _in_a_service(places)
         )

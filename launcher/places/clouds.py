@@ -59,13 +59,13 @@ def sagemaker(variables: Variables) -> Place | None:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
         raise UsageError(
-            f"{listed.source} is {listed.text[:80]!r}; right would be a JSON list of hosts such as"
+            f"{listed.source} is {listed.text[:80]!r}; expected a JSON list of hosts such as"
             ' ["algo-1","algo-2"], or no --auto-config.'
         )
     if own.text not in hosts:
         raise UsageError(
-            f"{own.source} is {own.text[:80]}, but {listed.source} is {listed.text[:80]}; right"
-            " would be one of these hosts, or --nnodes and --node-rank."
+            f"{own.source} is {own.text[:80]}, but {listed.source} is {listed.text[:80]};"
+            " expected one of these hosts, or --nnodes and --node-rank."
         )
     return Place(
         "SageMaker",

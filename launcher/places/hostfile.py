@@ -71,12 +71,12 @@ def select(
         unknown = sorted(names - known)
         if unknown:
             raise UsageError(
-                f"{flag} names {unknown[0]!r}, which is not among the {len(hosts)} hosts; right"
-                f" would be some of {', '.join(host.name for host in hosts[:8])}."
+                f"{flag} names {unknown[0]!r}, which is not among the {len(hosts)} hosts;"
+                f" expected some of {', '.join(host.name for host in hosts[:8])}."
             )
         chosen = tuple(h for h in chosen if bool(names & {h.name, h.address}) is is_wanted)
     if not chosen:
-        raise UsageError("--include and --exclude leave no host; right would be to leave one.")
+        raise UsageError("--include and --exclude leave no host; expected at least one.")
     return chosen
 
 
@@ -84,7 +84,7 @@ def _host(words: list[str], where: str) -> HostLine:
     name, *rest = words
     if _HOST.fullmatch(name) is None:
         raise UsageError(
-            f"{where} has {name[:80]!r}, which is no name of a host; right would be HOST or"
+            f"{where} has {name[:80]!r}, which is not a host name; expected HOST or"
             " USER@HOST, and in a file HOST slots=N."
         )
     slots = None
@@ -92,12 +92,11 @@ def _host(words: list[str], where: str) -> HostLine:
         key, _, value = word.partition("=")
         if key != "slots" or slots is not None:
             raise UsageError(
-                f"{where} has {word[:80]!r} after {name}; right would be slots=N, once, and"
-                " nothing else."
+                f"{where} has {word[:80]!r} after {name}; expected slots=N, once, and nothing else."
             )
         if _SLOTS.fullmatch(value) is None:
             raise UsageError(
-                f"{where} has {word[:80]!r}; right would be slots=N with N a whole number from 1."
+                f"{where} has {word[:80]!r}; expected slots=N with N a whole number from 1."
             )
         slots = int(value)
     return HostLine(name, slots, where)
@@ -105,13 +104,13 @@ def _host(words: list[str], where: str) -> HostLine:
 
 def _checked(hosts: list[HostLine], source: str) -> tuple[HostLine, ...]:
     if not hosts:
-        raise UsageError(f"{source} has no host; right would be a line HOST slots=N for each.")
+        raise UsageError(f"{source} has no host; expected a line HOST slots=N for each.")
     first: dict[str, HostLine] = {}
     for host in hosts:
         before = first.setdefault(host.address, host)
         if before is not host:
             raise UsageError(
-                f"{host.where} has {host.name}, and so has {before.where}; right would be each host"
+                f"{host.where} has {host.name}, and so has {before.where}; expected each host"
                 f" once{', with the sum of their slots' if host.slots else ''}."
             )
     return tuple(hosts)

@@ -52,7 +52,7 @@ def _names(word: str) -> Iterator[str]:
     """Yield the names of ``rack[1-2]gpu[01-04]``: the last brackets count fastest."""
     before, bracket, rest = word.partition("[")
     if _PLAIN.fullmatch(before) is None:
-        raise BadHostListError(f"{before!r} is no name of a host")
+        raise BadHostListError(f"{before!r} is not a host name")
     if not bracket:
         yield before
         return

@@ -76,7 +76,7 @@ def _job_set(variables: Variables, index: Taken) -> Place:
             rdzv_id=of_attempt(name, again),
         ),
         pods=pods if is_one_job else "",
-        doubt=f"the pods of a JobSet are not told how many they are; right would be {GIVE_COUNT}",
+        doubt=f"the pods of a JobSet are not told how many they are; expected {GIVE_COUNT}",
     )
 
 
@@ -96,6 +96,5 @@ def _indexed_job(variables: Variables, index: Taken) -> Place:
         "Indexed Job",
         flags,
         pods=pods,
-        doubt="the pods of an Indexed Job are not told how many they are; right would be"
-        f" {GIVE_COUNT}",
+        doubt=f"the pods of an Indexed Job are not told how many they are; expected {GIVE_COUNT}",
     )

@@ -81,7 +81,7 @@ def refuse_foreign_mpirun(variables: Variables) -> None:
     if rank is not None and rank.text == "0" and mpirun is not None and not mpirun.is_here:
         raise UsageError(
             f"mpirun runs at {mpirun.host} ({mpirun.source}), which is not the host of rank 0, and"
-            " the nodes know no other host in common; right would be --rdzv-endpoint HOST:PORT,"
+            " the nodes know no other host in common; expected --rdzv-endpoint HOST:PORT,"
             " where HOST is the first host of mpirun."
         )
 
@@ -98,8 +98,8 @@ def _pmix(variables: Variables) -> Place:
     return Place(
         "PMIx",
         known(node_rank=rank, rdzv_id=variables.text("PMIX_NAMESPACE")),
-        doubt="PMIx says the rank of a task in its variables, but not how many there are; right"
-        f" would be {GIVE_COUNT}",
+        doubt="PMIx says the rank of a task in its variables, but not how many there are;"
+        f" expected {GIVE_COUNT}",
     )
 
 
@@ -107,6 +107,6 @@ def _refuse_several(local: Taken | None, name: str, right: str) -> None:
     if local is not None and int(local.text) > 1:
         raise UsageError(
             f"{name} has started {local.text} tasks on this node ({local.source}), but one ft-run"
-            f" per node starts all its workers; right would be {right}"
+            f" per node starts all its workers; expected {right}"
             f" --nproc-per-node {local.text} SCRIPT."
         )

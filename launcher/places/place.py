@@ -83,7 +83,7 @@ class Variables:
             return None
         if _WHOLE.fullmatch(found.text) is None or int(found.text) < low:
             raise UsageError(
-                f"{found.source} is {found.text[:80]!r}; right would be a whole number, {low} or"
+                f"{found.source} is {found.text[:80]!r}; expected a whole number, {low} or"
                 " more, or no --auto-config."
             )
         return Taken(str(int(found.text)), found.source)
@@ -103,7 +103,7 @@ def refuse_rank(rank: Taken | None, nodes: Taken | None) -> None:
     if rank is not None and nodes is not None and int(rank.text) >= int(nodes.text):
         raise UsageError(
             f"{rank.source} is {rank.text}, but {nodes.source} is {nodes.text}, so that the ranks"
-            f" end at {int(nodes.text) - 1}; right would be --nnodes and --node-rank."
+            f" end at {int(nodes.text) - 1}; expected --nnodes and --node-rank."
         )
 
 
@@ -116,7 +116,7 @@ def refuse_count(nodes: Taken | None, hosts: tuple[str, ...], source: str) -> No
     if nodes is not None and int(nodes.text) != len(hosts):
         raise UsageError(
             f"{nodes.source} is {nodes.text}, but {source} has"
-            f" {len(hosts)} host{'s' * (len(hosts) != 1)}; right would be"
+            f" {len(hosts)} host{'s' * (len(hosts) != 1)}; expected"
             " --nnodes and --rdzv-endpoint HOST:PORT."
         )
 

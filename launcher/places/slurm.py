@@ -54,7 +54,7 @@ def read(variables: Variables, mpi: Place | None) -> Place | None:
         if allocated is not None and allocated.text != "1":
             doubt = (
                 f"this is no task of srun, but Slurm has given the job {allocated.text} nodes"
-                f" ({allocated.source}); right would be {_SRUN} SCRIPT."
+                f" ({allocated.source}); expected {_SRUN} SCRIPT."
             )
             return Place("Slurm", flags, _SRUN, doubt)
         return Place("Slurm", flags | known(nnodes=allocated), _SRUN)
@@ -66,7 +66,7 @@ def _step(variables: Variables, nodes: Taken, port: int) -> dict[str, Taken]:
     if tasks is not None and int(tasks.text) > int(nodes.text):
         raise UsageError(
             f"{tasks.source} is {tasks.text}, but {nodes.source} is {nodes.text}, and one ft-run"
-            f" per node starts all its workers; right would be {_SRUN} SCRIPT."
+            f" per node starts all its workers; expected {_SRUN} SCRIPT."
         )
     rank = variables.whole("SLURM_PROCID")
     refuse_rank(rank, nodes)
@@ -93,7 +93,7 @@ def _part(variables: Variables, nodes: Taken) -> str:
         return ""
     return (
         f"the step has {nodes.text} ({nodes.source}) of the {total} nodes of a heterogeneous"
-        f" job of {parts.text} parts ({parts.source}); right would be srun"
+        f" job of {parts.text} parts ({parts.source}); expected srun"
         f" --het-group=0-{int(parts.text) - 1} ft-run --auto-config SCRIPT, or --nnodes"
         f" {nodes.text} for these alone."
     )
@@ -104,7 +104,7 @@ def _hosts(taken: Taken) -> tuple[str, ...]:
         return expand(taken.text)
     except BadHostListError as error:
         raise UsageError(
-            f"{taken.source} is {taken.text[:80]!r}, and {error}; right would be a list such as"
+            f"{taken.source} is {taken.text[:80]!r}, and {error}; expected a list such as"
             " gpu[001-016,020], or --rdzv-endpoint HOST:PORT."
         ) from error
 
@@ -138,7 +138,7 @@ def _workers(variables: Variables) -> Taken | None:
         if shown != int(count.text):
             raise UsageError(
                 f"{count.source} is {count.text}, but {visible.source} shows {shown}"
-                f" ({visible.text[:80]}); right would be --nproc-per-node {shown}, or"
+                f" ({visible.text[:80]}); expected --nproc-per-node {shown}, or"
                 f" {count.text} with all of them visible."
             )
     return count

@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 @pytest.mark.parametrize("name", list(generate.files()))
 def test_it_is_up_to_date(name: str) -> None:
     made = generate.files()[name]
-    assert (DOCS / name).read_text() == made, "right would be python docs/generate.py"
+    assert (DOCS / name).read_text() == made, "expected python docs/generate.py"
 
 
 def test_the_generated_parts_are_not_empty() -> None:

@@ -177,7 +177,7 @@ def test_wrong_usage(ft):
     assert "ft-run check takes no arguments, but was given 'node0'" in command.stderr
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
-    assert "which cannot be written; right would be a file in a folder" in command.stderr
+    assert "which cannot be written; expected a file in a folder" in command.stderr
     one_cpu = ("--nproc-per-node", "cpu")
     cpu = min(os.sched_getaffinity(0))
     program = ("taskset", "-c", str(cpu), sys.executable, "-m", "ft_run")
@@ -189,7 +189,7 @@ def test_wrong_usage(ft):
         floor = (*one_cpu, "--min-intra-gb-per-s", 1)
         command = ft.run(*before, *floor, *after, program=program)
         assert command.process.returncode == 2
-        assert "there is one worker only; right would be --nproc-per-node 2" in command.stderr
+        assert "there is one worker only; expected --nproc-per-node 2" in command.stderr
 
 
 # Notes every interpreter of a check worker.

@@ -170,7 +170,7 @@ for entrypoint in ("nowhere.py", "no-such-program"):
     )
     lines = command.stdout.splitlines()
     assert lines[:4] == ["0 ['--lr', '0.1']", "{}", "local rank 0", "{}"]
-    assert lines[4].startswith("there is no script 'nowhere.py' in ")
+    assert lines[4].startswith("no script 'nowhere.py' in ")
     assert lines[5].startswith("--no-python was given 'no-such-program', but there is no such")
     assert "Traceback" not in command.stderr
 
@@ -178,7 +178,7 @@ for entrypoint in ("nowhere.py", "no-such-program"):
 def test_a_program_without_a_main_guard_is_told_so(ft: "Launcher") -> None:
     command = start(ft, "elastic_launch(LaunchConfig(1, 1, 1, max_restarts=0), rank)()\n")
     assert command.wait() == 1
-    assert 'right would be to have the launch under `if __name__ == "__main__":`.' in command.stderr
+    assert 'expected the launch under `if __name__ == "__main__":`.' in command.stderr
 
 
 WAITING = """

@@ -129,4 +129,4 @@ def test_several_tasks_on_a_host_are_refused(ft: Launcher, network: Network) -> 
     job = mpi.start("mpirun", "--map-by", "ppr:2:node", "--oversubscribe", "--hostfile",
                     mpi.hostfile, FT_RUN, "--auto-config", train)  # fmt: skip
     assert job.wait() == 2
-    job.expect(r"right would be mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config")
+    job.expect(r"expected mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config")

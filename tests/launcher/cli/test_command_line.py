@@ -78,7 +78,7 @@ def test_a_prefix_is_resolved_among_the_flags_of_torchrun_first(command: Command
 
 def test_an_ambiguous_prefix_is_refused_with_what_it_could_be(command: CommandLine) -> None:
     assert sentence(command, "--r=1") == (
-        "'--r' is ambiguous: it could be --redirects or --run-path; right would be the whole name."
+        "'--r' is ambiguous: it could be --redirects or --run-path; expected the whole name."
     )
 
 
@@ -105,27 +105,27 @@ def test_everything_from_the_script_on_is_left_alone(
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--modul3"], "there is no flag '--modul3'; did you mean --module?"),
-        (["--Run_Path"], "there is no flag '--Run_Path'; did you mean --run-path?"),
+        (["--modul3"], "unknown flag '--modul3'; did you mean --module?"),
+        (["--Run_Path"], "unknown flag '--Run_Path'; did you mean --run-path?"),
         (["-redirect"], None),
-        (["-node-rank=3"], "there is no flag '-node-rank=3'; did you mean --node-rank?"),
-        (["-mx"], "there is no flag '-mx'; tool --help lists the flags."),
-        (["--zzz=3"], "there is no flag '--zzz'; tool --help lists the flags."),
-        (["--=3"], "there is no flag '--'; tool --help lists the flags."),
-        (["-1"], "there is no flag '-1'; tool --help lists the flags."),
-        (["--node-rank"], "--node-rank needs a value; right would be --node-rank N."),
-        (["-r"], "--redirects needs a value; right would be --redirects X."),
+        (["-node-rank=3"], "unknown flag '-node-rank=3'; did you mean --node-rank?"),
+        (["-mx"], "unknown flag '-mx'; tool --help-all lists the flags."),
+        (["--zzz=3"], "unknown flag '--zzz'; tool --help-all lists the flags."),
+        (["--=3"], "unknown flag '--'; tool --help-all lists the flags."),
+        (["-1"], "unknown flag '-1'; tool --help-all lists the flags."),
+        (["--node-rank"], "--node-rank needs a value; expected --node-rank N."),
+        (["-r"], "--redirects needs a value; expected --redirects X."),
         (
             ["--node-rank", "--module"],
-            "--node-rank needs a value, but '--module' follows; right would be --node-rank N, or"
+            "--node-rank needs a value, but '--module' follows; expected --node-rank N, or"
             " --node-rank=VALUE for a value that begins with a dash.",
         ),
         (
             ["--module=yes"],
-            "--module is a switch and takes no value, but was given 'yes';"
-            " right would be --module alone.",
+            "--module takes no value, but was given 'yes';"
+            " expected --module alone.",
         ),
-        (["--node-rank=x"], "--node-rank was given 'x'; right would be a whole number, 0 or more."),
+        (["--node-rank=x"], "invalid value 'x' for --node-rank: expected a whole number >= 0."),
     ],
 )
 def test_a_word_that_is_not_a_flag_is_refused(
@@ -173,10 +173,10 @@ def test_switches_can_be_left_off_by_a_variable(command: CommandLine, word: str)
 
 def test_a_wrong_variable_is_named(command: CommandLine) -> None:
     assert sentence(command, PET_RUN_PATH="maybe") == (
-        "PET_RUN_PATH was given 'maybe'; right would be 1/0, true/false or yes/no."
+        "invalid value 'maybe' for PET_RUN_PATH: expected 1/0, true/false or yes/no."
     )
     assert sentence(command, PET_NODE_RANK="-1") == (
-        "PET_NODE_RANK was given '-1'; right would be a whole number, 0 or more."
+        "invalid value '-1' for PET_NODE_RANK: expected a whole number >= 0."
     )
 
 

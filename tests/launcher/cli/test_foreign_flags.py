@@ -64,12 +64,12 @@ def test_what_means_the_same_is_taken(given: str, ours: str) -> None:
     [
         ("--ucp_device_type", "--ucp_device_type is a flag of another launcher; right would"
          " be ft_run.training.Checkpointer in the script (docs/guide/checkpoints.md)."),
-        ("--ft-rank-section-timeouts=setup:60", "right would be --hang-timeout SECONDS or"),
-        ("--ft-max-no-progress-cycles 3", "right would be --max-no-progress N, which counts"),
-        ("--comm-perf-test", "right would be --network-check --check-level full."),
-        ("--precheck 3", "--precheck was given '3'; right would be 0 or 1 or 2."),
-        ("--ft-restart-policy=min-healthy", "was given 'min-healthy'; right would be any-failed."),
-        ("--ft-unknown", "there is no flag '--ft-unknown'"),
+        ("--ft-rank-section-timeouts=setup:60", "expected --hang-timeout SECONDS or"),
+        ("--ft-max-no-progress-cycles 3", "expected --max-no-progress N, which counts"),
+        ("--comm-perf-test", "expected --network-check --check-level full."),
+        ("--precheck 3", "invalid value '3' for --precheck: expected 0 or 1 or 2."),
+        ("--ft-restart-policy=min-healthy", "was given 'min-healthy'; expected any-failed."),
+        ("--ft-unknown", "unknown flag '--ft-unknown'"),
     ],
 )  # fmt: skip
 def test_what_does_not_is_refused_with_ours(given: str, sentence: str) -> None:

@@ -28,7 +28,7 @@ def test_a_flag_that_says_how_to_check_needs_the_one_that_says_that() -> None:
         options("--check-level", "full")
     assert error.value.sentence == (
         "--check-level says how nodes are checked, but nothing asks for checks;"
-        " right would be --network-check beside it."
+        " expected --network-check beside it."
     )
 
 
@@ -72,7 +72,7 @@ def test_nodes_are_held_to_floors_before_training() -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--min-memory-gb-per-s", "1"], "nothing asks for checks; right would be --network-check"),
+        (["--min-memory-gb-per-s", "1"], "nothing asks for checks; expected --network-check"),
         (["--network-check", "--max-latency-us", "1"], "is for several nodes, but there is one"),
         (["--network-check", "--min-intra-gb-per-s", "1"], "there is one worker only; right would"),
         (
@@ -93,7 +93,7 @@ def test_a_timeout_that_is_shorter_than_the_measurements_is_refused() -> None:
         options(*full, PET_CHECK_TIMEOUT="10")
     assert error.value.sentence == (
         "PET_CHECK_TIMEOUT was given 10, but --check-level full measures for 11 s, and torch has"
-        " to be imported before; right would be such as 60."
+        " to be imported before; expected such as 60."
     )
     assert options(*full, "--check-timeout", "11").checks
 

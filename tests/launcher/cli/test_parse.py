@@ -90,22 +90,22 @@ def test_modes(folder: Path, argv: list[str], mode: ScriptMode) -> None:
 def test_module_and_no_python_exclude_each_other() -> None:
     assert sentence("-m", "train", PET_NO_PYTHON="1") == (
         "--module and PET_NO_PYTHON exclude each other;"
-        " right would be -m for a module, or --no-python for a program."
+        " expected -m for a module, or --no-python for a program."
     )
 
 
 def test_no_script() -> None:
-    expected = "no script was given; right would be ft-run [OPTIONS] SCRIPT [ARGS]..."
+    expected = "no script was given; expected ft-run [OPTIONS] SCRIPT [ARGS]..."
     assert sentence() == expected
     assert sentence("--standalone", "--") == expected
 
 
 def test_a_script_that_does_not_exist(folder: Path) -> None:
-    where = f"there is no script 'nope.py' in {folder};"
-    right = "right would be the path of a Python file, -m MODULE, or --no-python PROGRAM."
+    where = f"no script 'nope.py' in {folder};"
+    right = "expected the path of a Python file, -m MODULE, or --no-python PROGRAM."
     assert sentence("nope.py") == f"{where} {right}"
     assert sentence("--run-path", "nope.py") == f"{where} {right}"
-    assert sentence("train") == f"there is no script 'train' in {folder}; did you mean train.py?"
+    assert sentence("train") == f"no script 'train' in {folder}; did you mean train.py?"
 
 
 def test_a_script_that_was_meant_differently(folder: Path) -> None:
@@ -132,8 +132,7 @@ def test_what_python_can_run_is_a_script(folder: Path) -> None:
 def test_a_folder_without_a_main_is_not_a_script(folder: Path) -> None:
     (folder / "lib").mkdir()
     assert sentence("lib") == (
-        "the script 'lib' is a folder without a __main__.py; right would be the path of a Python"
-        " file."
+        "the script 'lib' is a directory without a __main__.py; expected the path of a Python file."
     )
 
 
@@ -149,7 +148,7 @@ def test_a_script_that_is_misspelt(folder: Path) -> None:
 
 def test_a_file_is_no_module() -> None:
     assert sentence("-m", "train.py") == (
-        "-m was given the file 'train.py'; right would be train.py without -m, or -m train."
+        "-m was given the file 'train.py'; expected train.py without -m, or -m train."
     )
 
 
@@ -166,15 +165,14 @@ def test_a_program_is_looked_up_on_the_path(folder: Path) -> None:
     assert launch("--no-python", "bin/tool", PATH="").script == "bin/tool"
     assert sentence("--no-python", "tool", PATH="/nowhere") == (
         "--no-python was given 'tool', but there is no such program on the PATH or in"
-        f" {folder}; right would be the path of an executable file."
+        f" {folder}; expected the path of an executable file."
     )
     assert sentence("--no-python", "train.py", PATH="/nowhere") == (
-        "--no-python was given 'train.py', which is not a program on the PATH or not executable;"
-        " right would be ./train.py after chmod +x, or no --no-python."
+        "invalid value 'train.py' for --no-python (not a program on the PATH or not executable):"
+        " expected ./train.py after chmod +x, or no --no-python."
     )
     assert sentence("--no-python", "./bin", PATH="/nowhere") == (
-        "--no-python was given './bin', which is a folder; right would be the path of an"
-        " executable file."
+        "invalid value './bin' for --no-python (a folder): expected the path of an executable file."
     )
 
 
@@ -203,8 +201,7 @@ def test_prefixes() -> None:
     assert launch("--redirect=3", "--stand", "train.py").logs.redirects == both
     assert sentence("--nno", "2") != sentence("--no", "2")
     assert sentence("--no", "2") == (
-        "'--no' is ambiguous: it could be --no-python or --node-rank;"
-        " right would be the whole name."
+        "'--no' is ambiguous: it could be --no-python or --node-rank; expected the whole name."
     )
 
 
@@ -253,16 +250,16 @@ def test_switches_by_variables(word: str) -> None:
 
 def test_a_wrong_switch_variable() -> None:
     assert sentence("train.py", PET_STANDALONE="2") == (
-        "PET_STANDALONE was given '2'; right would be 1/0, true/false or yes/no."
+        "invalid value '2' for PET_STANDALONE: expected 1/0, true/false or yes/no."
     )
 
 
 def test_an_unknown_flag() -> None:
     assert sentence("--nporc-per-node=4", "train.py") == (
-        "there is no flag '--nporc-per-node'; did you mean --nproc-per-node?"
+        "unknown flag '--nporc-per-node'; did you mean --nproc-per-node?"
     )
     assert sentence("--nprocs", "4", "train.py") == (
-        "there is no flag '--nprocs'; did you mean --nproc-per-node?"
+        "unknown flag '--nprocs'; did you mean --nproc-per-node?"
     )
 
 
@@ -281,7 +278,7 @@ def test_nnodes(argv: list[str], expected: tuple[int, int]) -> None:
 @pytest.mark.parametrize("text", ["3:2", "0", "abc", "", "1:2:3", "-1", "２"])
 def test_wrong_nnodes(text: str) -> None:
     assert sentence(f"--nnodes={text}", "train.py") == (
-        f"--nnodes was given {text!r}; right would be N or MIN:MAX with 1 <= MIN <= MAX,"
+        f"invalid value {text!r} for --nnodes: expected N or MIN:MAX with 1 <= MIN <= MAX,"
         " such as 4 or 2:5."
     )
     if text:
@@ -291,7 +288,7 @@ def test_wrong_nnodes(text: str) -> None:
 def test_node_unit() -> None:
     assert rendezvous(*MULTI, "--nnodes=2:5", "--node-unit=2").node_unit == 2
     assert sentence(*MULTI, "--nnodes=3:5", "--node-unit=2", "train.py") == (
-        "--nnodes has a minimum of 3, which is not a multiple of --node-unit 2; right would be 4."
+        "--nnodes has a minimum of 3, which is not a multiple of --node-unit 2; expected 4."
     )
 
 
@@ -380,7 +377,7 @@ def test_workers_have_no_port_at_which_nodes_meet() -> None:
     for given in ("5", "5-5"):
         assert sentence("--rdzv-endpoint=m:5", f"--worker-port={given}", "train.py") == (
             f"--worker-port {given} is the port at which the nodes meet (--rdzv-endpoint), and no"
-            " worker can have it too; right would be another port."
+            " worker can have it too; expected another port."
         )
     apart = rendezvous("--rdzv-endpoint=m:5", "--worker-port=5", "--rdzv-conf=is_host=0")
     assert apart.worker_ports == (5,)
@@ -451,7 +448,7 @@ def test_a_node_rank_is_ignored_with_c10d_as_by_torchrun() -> None:
 
 def test_a_node_rank_beyond_the_nodes() -> None:
     assert sentence("--nnodes=2", "--node-rank=2", "train.py") == (
-        "--node-rank was given 2, but with 2 nodes the ranks end at 1; right would be a rank from"
+        "--node-rank was given 2, but with 2 nodes the ranks end at 1; expected a rank from"
         " 0 to 1, or none for a spare node."
     )
 
@@ -459,21 +456,21 @@ def test_a_node_rank_beyond_the_nodes() -> None:
 def test_standalone_is_for_one_node() -> None:
     assert sentence("--standalone", "train.py", PET_NNODES="1:2") == (
         "--standalone is for one node, but PET_NNODES asks for up to 2;"
-        " right would be --rdzv-endpoint HOST:PORT instead of --standalone."
+        " expected --rdzv-endpoint HOST:PORT instead of --standalone."
     )
 
 
 @pytest.mark.parametrize("backend", ["grpc", "c10d"])
 def test_several_nodes_need_an_endpoint(backend: str) -> None:
     assert sentence("--nnodes=2", f"--rdzv-backend={backend}", "train.py") == (
-        "--nnodes asks for up to 2 nodes, but no endpoint was given; right would be"
+        "--nnodes asks for up to 2 nodes, but no endpoint was given; expected"
         " --rdzv-endpoint HOST:PORT, the same on every node, where HOST is one of the nodes."
     )
 
 
 def test_several_nodes_need_a_port_they_know() -> None:
     assert sentence(*MULTI, "--rdzv-endpoint=node0:0", "train.py") == (
-        "--rdzv-endpoint has port 0, which other nodes cannot know; right would be a fixed port,"
+        "--rdzv-endpoint has port 0, which other nodes cannot know; expected a fixed port,"
         " such as node0:29400."
     )
     assert sentence("--nnodes=2", "--master-port=0", "train.py").startswith("--master-port has")
@@ -481,15 +478,15 @@ def test_several_nodes_need_a_port_they_know() -> None:
 
 def test_wrong_endpoints_and_backends() -> None:
     assert sentence("--rdzv-endpoint=http://node0:29400", "train.py") == (
-        "--rdzv-endpoint was given 'http://node0:29400';"
-        " right would be HOST[:PORT], such as node0:29400 or [fd00::1]:29400."
+        "invalid value 'http://node0:29400' for --rdzv-endpoint:"
+        " expected HOST[:PORT], such as node0:29400 or [fd00::1]:29400."
     )
     assert sentence("--rdzv-backend=etcd-v2", "train.py") == (
-        "--rdzv-backend was given 'etcd-v2', but ft-run has its own master and needs no etcd;"
-        " right would be grpc with --rdzv-endpoint HOST:PORT, where HOST is one of the nodes."
+        "invalid value 'etcd-v2' for --rdzv-backend (ft-run has its own master and needs no etcd):"
+        " expected grpc with --rdzv-endpoint HOST:PORT, where HOST is one of the nodes."
     )
     assert sentence("--rdzv-backend=mine", "train.py") == (
-        "--rdzv-backend was given 'mine'; right would be grpc, c10d or static."
+        "invalid value 'mine' for --rdzv-backend: expected grpc, c10d or static."
     )
 
 
@@ -519,11 +516,11 @@ def test_replicas_of_snapshots_need_other_nodes() -> None:
     assert launch("--snapshot-replicas=0", "train.py").snapshot_replicas == 0
     assert sentence("--standalone", "--snapshot-replicas=1", "train.py") == (
         "--snapshot-replicas 1 asks for 1 other node to keep each snapshot, but this job has no"
-        " other nodes; right would be a job of several nodes, or 0."
+        " other nodes; expected a job of several nodes, or 0."
     )
     assert sentence(*MULTI, "train.py", PET_SNAPSHOT_REPLICAS="2") == (
         "PET_SNAPSHOT_REPLICAS 2 asks for 2 other nodes to keep each snapshot, but this job has 1"
-        " other node; right would be at most 1."
+        " other node; expected at most 1."
     )
 
 
@@ -566,7 +563,7 @@ def test_hang_timeouts(argv: list[str], environ: dict[str, str], expected: HangS
     assert WorkerCommands(found, 1, {}).are_watched is (expected is not None)
 
 
-TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"
 
 
 @pytest.mark.parametrize(
@@ -594,20 +591,20 @@ def test_every_time_takes_a_number_of_seconds_or_a_unit(text: str, expected: flo
 @pytest.mark.parametrize("text", ["5w", "m", "1.2.3h", "5 m s", "-5m", "nan", "1_0s", "inf"])
 def test_a_time_that_is_none_is_refused(text: str) -> None:
     assert sentence(f"--shutdown-timeout={text}", "train.py") == (
-        f"--shutdown-timeout was given {text!r}; right would be {TIME}, 0 or more."
+        f"invalid value {text!r} for --shutdown-timeout: expected {TIME}, 0 or more."
     )
 
 
 def test_hang_timeouts_that_make_no_sense() -> None:
     for text in ("0", "-1", "soon", "1e99"):
-        assert f"right would be {TIME}, above 0, auto or never." in sentence(
+        assert f"expected {TIME}, above 0, auto or never." in sentence(
             f"--hang-timeout={text}", "train.py"
         )
-    assert f"--hang-timeout-start was given '0'; right would be {TIME}, above 0" in (
+    assert f"invalid value '0' for --hang-timeout-start: expected {TIME}, above 0" in (
         sentence("--hang-timeout=9", "--hang-timeout-start=0", "train.py")
     )
     assert sentence("--hang-timeout-start=9", "train.py") == (
-        "--hang-timeout-start is of no use, because --hang-timeout is never; right would be"
+        "--hang-timeout-start has no effect, because --hang-timeout is never; expected"
         " --hang-timeout SECONDS or --hang-timeout auto as well."
     )
 
@@ -616,11 +613,11 @@ def test_addresses_and_ports() -> None:
     found = rendezvous("--local-addr=[fd00::2]", "--worker-port=29600-29609")
     assert (found.local_addr, found.worker_ports) == ("fd00::2", tuple(range(29600, 29610)))
     assert sentence("--worker-port=9-8", "train.py") == (
-        "--worker-port was given '9-8'; right would be PORT or LO-HI with 1 <= LO <= HI <= 65535,"
+        "invalid value '9-8' for --worker-port: expected PORT or LO-HI with 1 <= LO <= HI <= 65535,"
         " such as 29600 or 29600-29699."
     )
     assert sentence("--master-port=65536", "train.py") == (
-        "--master-port was given '65536'; right would be a whole number from 0 to 65535."
+        "invalid value '65536' for --master-port: expected a whole number from 0 to 65535."
     )
 
 
@@ -629,7 +626,7 @@ def test_which_process_hosts_the_store() -> None:
     assert not launch("--store=worker", "train.py", PET_STORE="separate").separate_store
     assert launch("train.py", PET_STORE="separate").separate_store
     assert sentence("--store=agent", "train.py") == (
-        "--store was given 'agent'; right would be worker or separate."
+        "invalid value 'agent' for --store: expected worker or separate."
     )
 
 
@@ -639,15 +636,15 @@ def test_which_process_hosts_the_store() -> None:
 def test_max_restarts() -> None:
     assert rendezvous("--max-restarts=3").max_restarts == 3
     assert sentence("--max-restarts", "-1", "train.py") == (
-        "--max-restarts was given '-1'; right would be a whole number, 0 or more."
+        "invalid value '-1' for --max-restarts: expected a whole number >= 0."
     )
 
 
 @pytest.mark.parametrize("text", ["0", "-2", "GPU", "many", "", "1.5", "４"])
 def test_nonsense_for_nproc_per_node(text: str) -> None:
     assert sentence(f"--nproc-per-node={text}", "train.py") == (
-        f"--nproc-per-node was given {text!r};"
-        " right would be a whole number, 1 or more, or auto, cpu, gpu or xpu."
+        f"invalid value {text!r} for --nproc-per-node:"
+        " expected a whole number >= 1, or auto, cpu, gpu or xpu."
     )
 
 
@@ -658,7 +655,7 @@ def test_what_says_that_the_machine_will_be_gone() -> None:
         assert launch(f"--preemption_notice={source}", "train.py").preemption_notice == source
         assert launch("train.py", PET_PREEMPTION_NOTICE=source).preemption_notice == source
     for source in ("gce", "file:", "", "/run/notice"):
-        with pytest.raises(UsageError, match="right would be gcp, aws, azure, auto or file:PATH"):
+        with pytest.raises(UsageError, match="expected gcp, aws, azure, auto or file:PATH"):
             launch(f"--preemption-notice={source}", "train.py")
 
 
@@ -669,7 +666,7 @@ def test_shutdown_timeout_by_flag_variable_and_torchs_variable() -> None:
     assert launch("train.py", PET_SHUTDOWN_TIMEOUT="4", **torch).shutdown_timeout_s == 4
     assert launch("--shutdown-timeout=0", "train.py", **torch).shutdown_timeout_s == 0
     assert sentence("train.py", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x") == (
-        f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT was given 'x'; right would be {TIME}, 0 or more."
+        f"invalid value 'x' for TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected {TIME}, 0 or more."
     )
 
 
@@ -701,7 +698,7 @@ def test_logs() -> None:
     assert logs.console_local_ranks == frozenset({0, 2})
     assert (logs.stdout_filters, logs.stderr_filters) == (("a", "b"), ("c,d",))
     assert sentence("-r", "4", "train.py") == (
-        "--redirects was given '4'; right would be 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
+        "invalid value '4' for --redirects: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
         " or RANK:DIGIT pairs such as 0:1,10:3."
     )
 
@@ -721,7 +718,7 @@ def test_a_script_for_completion_needs_no_other_flag_and_has_no_variable() -> No
     assert parse.parse(["--print_completion=bash", "train.py"], {}) == CompletionOptions("bash")
     launch("train.py", PET_PRINT_COMPLETION="zsh")
     assert sentence("--print-completion", "tcsh") == (
-        "--print-completion was given 'tcsh'; right would be bash, zsh or fish."
+        "invalid value 'tcsh' for --print-completion: expected bash, zsh or fish."
     )
 
 
@@ -735,15 +732,15 @@ def test_the_remaining_flags() -> None:
     assert (options.event_log_handler, options.accelerator) == ("console", "nvidia.com/gpu")
     assert options.virtual_local_rank
     assert sentence("--accelerator=tpu", "train.py") == (
-        "--accelerator was given 'tpu';"
-        " right would be auto, nvidia.com/gpu, amd.com/gpu, ascend-npu or cpu."
+        "invalid value 'tpu' for --accelerator:"
+        " expected auto, nvidia.com/gpu, amd.com/gpu, ascend-npu or cpu."
     )
     assert sentence("--numa-binding=cpu", "train.py") == (
-        "--numa-binding was given 'cpu'; right would be node, socket, exclusive or core-complex."
+        "invalid value 'cpu' for --numa-binding: expected node, socket, exclusive or core-complex."
     )
     assert sentence("--logs-specs=mine", "train.py") == (
-        "--logs-specs was given 'mine', but ft-run has no plug-ins for logs;"
-        " right would be --log-dir with --redirects, --tee and --local-ranks-filter."
+        "invalid value 'mine' for --logs-specs (ft-run has no plug-ins for logs):"
+        " expected --log-dir with --redirects, --tee and --local-ranks-filter."
     )
 
 
@@ -783,7 +780,7 @@ def test_status() -> None:
     assert sentence("status", "a:1", "b:2") == (
         "ft-run status takes one HOST[:PORT], but was given 'a:1' and 'b:2'."
     )
-    assert sentence("status", "a:x").startswith("ft-run status was given 'a:x'; right would be")
+    assert sentence("status", "a:x").startswith("ft-run status was given 'a:x'; expected")
 
 
 def test_stacks() -> None:
@@ -968,12 +965,12 @@ def test_one_endpoint_is_no_list() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("a,b", "2 hosts survive no more losses than 1; right would be one endpoint, three"),
-        ("a,b,c,d", "4 hosts survive no more losses than 3; right would be one endpoint"),
-        ("a,b,a", "right would be each endpoint once"),
-        ("a,b,a:29400", "right would be each endpoint once"),
-        ("a,b,c:0", "other nodes cannot know port 0; right would be fixed ports"),
-        ("a,b,c d", "right would be HOST"),
+        ("a,b", "2 hosts survive no more losses than 1; expected one endpoint, three"),
+        ("a,b,c,d", "4 hosts survive no more losses than 3; expected one endpoint"),
+        ("a,b,a", "expected each endpoint once"),
+        ("a,b,a:29400", "expected each endpoint once"),
+        ("a,b,c:0", "other nodes cannot know port 0; expected fixed ports"),
+        ("a,b,c d", "expected HOST"),
     ],
 )
 def test_a_list_that_makes_no_sense_is_refused(given: str, said: str) -> None:

@@ -66,7 +66,7 @@ def test_every_flag() -> None:
     assert options.propagate_exit_code
 
 
-TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"
 
 
 @pytest.mark.parametrize(
@@ -106,23 +106,23 @@ def test_times(text: str, seconds: float) -> None:
     ("argv", "told"),
     [
         (("--on-failure", "exit:3"), "--on-failure was given 'exit:3': it is not MATCH=ACTION"),
-        (("--on-failure", "exit:3=die"), "there is no action 'die'; right would be restart"),
+        (("--on-failure", "exit:3=die"), "there is no action 'die'; expected restart"),
         (("--on-failure", "hang=fail", "--max-restarts=1"),
          "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
-         " it hangs are found; right would be --hang-timeout SECONDS or --hang-timeout auto"),
+         " it hangs are found; expected --hang-timeout SECONDS or --hang-timeout auto"),
         (("--on-failure", "error:(=fail"), "is no regular expression"),
-        (("--restart-window", "0"), f"right would be {TIME}, above 0"),
-        (("--restart-window", "1w"), f"right would be {TIME}, above 0"),
-        (("--restart-window", "1.2.3h"), "right would be a number of seconds, or a time such as"),
-        (("--restart-backoff", "60s"), "right would be FIRST:MAX with FIRST <= MAX"),
-        (("--restart-backoff", "60s:1s"), "right would be FIRST:MAX with FIRST <= MAX"),
-        (("--restart-backoff", "0:0"), "right would be FIRST:MAX"),
-        (("--max-node-failures", "0"), "right would be a whole number, 1 or more, or never"),
+        (("--restart-window", "0"), f"expected {TIME}, above 0"),
+        (("--restart-window", "1w"), f"expected {TIME}, above 0"),
+        (("--restart-window", "1.2.3h"), "expected a number of seconds, or a time such as"),
+        (("--restart-backoff", "60s"), "expected FIRST:MAX with FIRST <= MAX"),
+        (("--restart-backoff", "60s:1s"), "expected FIRST:MAX with FIRST <= MAX"),
+        (("--restart-backoff", "0:0"), "expected FIRST:MAX"),
+        (("--max-node-failures", "0"), "expected a whole number >= 1, or never"),
         (("--watch-workers", "--max-no-progress", "0"),
-         "--max-no-progress was given '0'; right would be a whole number, 1 or more, or never"),
-        (("--success-policy", "most"), "right would be all or rank0"),
+         "invalid value '0' for --max-no-progress: expected a whole number >= 1, or never"),
+        (("--success-policy", "most"), "expected all or rank0"),
         (("--on-failure", "exit:3=fail", "--on-failure", "exit:3=restart"),
-         "the rule exit:3=restart would never be used: exit:3=fail comes before it"),
+         "the rule exit:3=restart is never used: exit:3=fail comes before it"),
     ],
 )  # fmt: skip
 def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
@@ -137,15 +137,15 @@ def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
     [
         (("--restart-window", "24h"),
          "--restart-window 86400s has nothing to count, because --max-restarts is 0: the window"
-         " says which restarts count against --max-restarts; right would be --max-restarts N"
+         " says which restarts count against --max-restarts; expected --max-restarts N"
          " with N above 0 as well."),
         (("--restart-backoff", "0:60"),
          "--restart-backoff has nothing to space, because --max-restarts is 0 and no rule says"
-         " restart-free: the delays come before restarts; right would be --max-restarts N with N"
+         " restart-free: the delays come before restarts; expected --max-restarts N with N"
          " above 0 as well."),
         (("--on-failure", "oom=replace-node", "--max-restarts", "1"),
          "the rule oom=replace-node could never replace a node, because no --rdzv-endpoint was"
-         " given: the other node comes by the endpoint; right would be --rdzv-endpoint HOST:PORT,"
+         " given: the other node comes by the endpoint; expected --rdzv-endpoint HOST:PORT,"
          " or another action."),
         (("--on-failure", "oom=replace-node", "--rdzv-endpoint", "h:1"),
          "the rule oom=replace-node could never replace a node, because --max-restarts is 0: the"
@@ -153,12 +153,12 @@ def test_what_is_no_value(argv: tuple[str, ...], told: str) -> None:
          " be --max-restarts N with N above 0 as well."),
         (("--max-node-failures", "5", "--max-restarts", "4"),
          "--max-node-failures 5 could never exclude a node, because --max-restarts is 4: each"
-         " failure of a node costs a restart, so that the job ends before; right would be"
+         " failure of a node costs a restart, so that the job ends before; expected"
          " --max-restarts 5 or more, or fewer failures."),
         (("--max-no-progress", "2"),
          "--max-no-progress 2 could never end the job, because neither --hang-timeout nor"
-         " --watch-workers was given: the steps of workers are known where they are watched; right"
-         " would be one of them as well, or no --max-no-progress."),
+         " --watch-workers was given: the steps of workers are known where they are watched;"
+         " expected one of them as well, or no --max-no-progress."),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_three_parts(argv: tuple[str, ...], told: str) -> None:
@@ -220,15 +220,15 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("restart_windw = '24h'", "there is no key 'restart_windw'; did you mean restart-window?"),
-        ("xyz = 1", "there is no key 'xyz'; right would be restart-window, restart-backoff"),
+        ("xyz = 1", "there is no key 'xyz'; expected restart-window, restart-backoff"),
         ("[[rules]]\nmatch='oom'", "there is no key 'rules'; did you mean rule?"),
         ("[[rule]]\nmatch='oom'\nactoin='fail'", "rule 1: there is no key 'actoin'; did you mean"),
-        ("[[rule]]\nmatch='oom'", "rule 1 has no text for action; right would be match"),
+        ("[[rule]]\nmatch='oom'", "rule 1 has no text for action; expected match"),
         ("[[rule]]\nmatch=3\naction='fail'", "rule 1 has no text for match"),
-        ("rule = 'oom=fail'", "rule is no list of tables; right would be [[rule]] for each"),
+        ("rule = 'oom=fail'", "rule is not a list of tables; expected [[rule]] for each"),
         ("[[rule]]\nmatch='om'\naction='fail'", "rule 1 was given 'om=fail': there is no match"),
-        ("restart-window = 'x'", f"restart-window was given 'x'; right would be {TIME}"),
-        ("restart-window = true", "restart-window is 'True'; right would be a text or a number"),
+        ("restart-window = 'x'", f"restart-window was given 'x'; expected {TIME}"),
+        ("restart-window = true", "restart-window is 'True'; expected a text or a number"),
         ("restart-window = ", "not TOML"),
     ],
 )
@@ -240,7 +240,7 @@ def test_what_is_wrong_in_a_file(tmp_path: Path, text: str, told: str) -> None:
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     told = sentence(*ENDPOINT, "--failure-policy", str(tmp_path / "none.toml"))
-    assert "which cannot be read (No such file or directory); right would be a TOML file" in told
+    assert "which cannot be read (No such file or directory); expected a TOML file" in told
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     assert "not TOML" in sentence(*ENDPOINT, "--failure-policy", str(tmp_path / "binary.toml"))
 
@@ -306,7 +306,7 @@ def test_the_failure_that_is_described(text: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "--explain was given ''; right would be words such as"),
+        ("", "invalid value '' for --explain: expected words such as"),
         ("boom", "there is no match 'boom'"),
         ("exit:1-3", "but exit:1-3 is not one failure"),
         ("node-lost oom", "but with node-lost no worker has failed"),

@@ -85,11 +85,11 @@ def test_a_pair_without_key_or_value_is_refused(pair: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_conf(f"is_host=1,{pair}")
     assert refused.value.sentence.endswith(
-        "where KEY=VALUE is needed; right would be join_timeout=600,last_call_timeout=30."
+        "where KEY=VALUE is needed; expected join_timeout=600,last_call_timeout=30."
     )
 
 
-TIME = "a number of seconds, or a time such as 90s, 5m or 24h"
+TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,8 @@ def test_a_wrong_value_of_a_known_key_is_refused(text: str, right: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_conf(text)
     assert (
-        refused.value.sentence == f"--rdzv-conf {key} was given {value!r}; right would be {right}."
+        refused.value.sentence
+        == f"--rdzv-conf invalid value {value!r} for {key}: expected {right}."
     )
 
 

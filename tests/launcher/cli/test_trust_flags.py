@@ -59,13 +59,13 @@ def test_certificates_come_three_at_a_time_and_without_a_token(command: Sequence
     with pytest.raises(UsageError) as error:
         trust(command, three[0], PET_TLS_CA="a")
     assert error.value.sentence == (
-        "--tls-cert was given without --tls-key; right would be --tls-cert, --tls-key and --tls-ca"
+        "--tls-cert was given without --tls-key; expected --tls-cert, --tls-key and --tls-ca"
         " together."
     )
     with pytest.raises(UsageError) as error:
         trust(command, *three, FT_RUN_TOKEN="x")
     assert error.value.sentence == (
-        "--tls-cert and FT_RUN_TOKEN exclude each other; right would be a token, or certificates."
+        "--tls-cert and FT_RUN_TOKEN exclude each other; expected a token, or certificates."
     )
 
 

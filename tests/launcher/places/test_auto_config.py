@@ -175,41 +175,41 @@ COMMANDS = [
 
 REFUSALS = [
     # what the environment is, flags, words of the sentence
-    ({}, "", "--auto-config finds none of the places that it knows (Slurm, Open MPI,"),
+    ({}, "", "--auto-config found none of the supported environments (Slurm, Open MPI,"),
     (BATCH, "", "this is no task of srun, but Slurm has given the job 2 nodes"
-     " (SLURM_JOB_NUM_NODES); right would be srun --ntasks-per-node=1 ft-run --auto-config"),
+     " (SLURM_JOB_NUM_NODES); expected srun --ntasks-per-node=1 ft-run --auto-config"),
     (SLURM | {"SLURM_STEP_ID": "4294967290"}, "", "this is no task of srun"),
     (SLURM | {"SLURM_STEP_ID": "", "SLURM_STEPID": "4294967290"}, "", "this is no task of srun"),
     (FOUR_TASKS, "", "SLURM_STEP_NUM_TASKS is 4, but SLURM_STEP_NUM_NODES is 2, and one ft-run per"
-     " node starts all its workers; right would be srun --ntasks-per-node=1 ft-run"),
+     " node starts all its workers; expected srun --ntasks-per-node=1 ft-run"),
     (FIRST_PART, "", "the step has 1 (SLURM_STEP_NUM_NODES) of the 3 nodes of a heterogeneous job"
-     " of 2 parts (SLURM_HET_SIZE); right would be srun --het-group=0-1 ft-run"),
+     " of 2 parts (SLURM_HET_SIZE); expected srun --het-group=0-1 ft-run"),
     (SLURM | {"SLURM_PROCID": "3"}, "",
      "SLURM_PROCID is 3, but SLURM_STEP_NUM_NODES is 3, so that the ranks end at 2"),
     (SLURM | {"SLURM_STEP_NODELIST": "gpu[001-002]"}, "",
      "SLURM_STEP_NUM_NODES is 3, but SLURM_STEP_NODELIST has 2 hosts"),
     (SLURM | {"SLURM_STEP_NODELIST": "gpu[001-"}, "",
-     "SLURM_STEP_NODELIST is 'gpu[001-', and its brackets do not match; right would be a list"),
+     "SLURM_STEP_NODELIST is 'gpu[001-', and its brackets do not match; expected a list"),
     (SLURM | {"SLURM_PROCID": "two"}, "",
-     "SLURM_PROCID is 'two'; right would be a whole number, 0 or more, or no --auto-config."),
-    (SLURM | {"SLURM_STEP_NUM_NODES": "0"}, "", "right would be a whole number, 1 or more"),
+     "SLURM_PROCID is 'two'; expected a whole number >= 0, or no --auto-config."),
+    (SLURM | {"SLURM_STEP_NUM_NODES": "0"}, "", "expected a whole number >= 1"),
     (SLURM | {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1"}, "",
-     "SLURM_GPUS_ON_NODE is 8, but CUDA_VISIBLE_DEVICES shows 2 (0,1); right would be"
+     "SLURM_GPUS_ON_NODE is 8, but CUDA_VISIBLE_DEVICES shows 2 (0,1); expected"
      " --nproc-per-node 2, or 8 with all of them visible."),
     (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, "",
      "Open MPI has started 8 tasks on this node (OMPI_COMM_WORLD_LOCAL_SIZE), but one ft-run per"
-     " node starts all its workers; right would be mpirun --map-by ppr:1:node --bind-to none ft-run"
+     " node starts all its workers; expected mpirun --map-by ppr:1:node --bind-to none ft-run"
      " --auto-config --nproc-per-node 8 SCRIPT."),
     (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}, "",
      "mpirun runs at 10.77.0.2 (OMPI_MCA_orte_hnp_uri), which is not the host of rank 0"),
     (OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0"}, "",
      "mpirun runs at gpu-head-01 (PMIX_NAMESPACE), which is not the host of rank 0"),
-    (HYDRA_TWO_TASKS, "", "right would be mpiexec -ppn 1 ft-run --auto-config --nproc-per-node 2"),
-    (HYDRA, "", "--auto-config finds in MPICH's Hydra no host at which the nodes could meet; right"
-     " would be --rdzv-endpoint HOST:PORT"),
-    (PMIX, "", "PMIx says the rank of a task in its variables, but not how many there are; right"
-     " would be --nnodes N or PET_NNODES=N"),
-    (INDEXED_JOB, "", "the pods of an Indexed Job are not told how many they are; right would be"
+    (HYDRA_TWO_TASKS, "", "expected mpiexec -ppn 1 ft-run --auto-config --nproc-per-node 2"),
+    (HYDRA, "", "--auto-config found in MPICH's Hydra no host at which the nodes could meet;"
+     " expected --rdzv-endpoint HOST:PORT"),
+    (PMIX, "", "PMIx says the rank of a task in its variables, but not how many there are;"
+     " expected --nnodes N or PET_NNODES=N"),
+    (INDEXED_JOB, "", "the pods of an Indexed Job are not told how many they are; expected"
      " --nnodes N or PET_NNODES=N"),
     (JOB_SET, "", "the pods of a JobSet are not told how many they are"),
     (LEADER_WORKER_SET | {"LWS_WORKER_INDEX": "4"}, "",
@@ -218,10 +218,10 @@ REFUSALS = [
      "SKYPILOT_NUM_NODES is 3, but SKYPILOT_NODE_IPS has 2 hosts"),
     (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "",
      'SM_CURRENT_HOST is algo-3, but SM_HOSTS is ["algo-1","algo-2"]'),
-    (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "", "SM_HOSTS is 'algo-1'; right would be a JSON list"),
+    (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "", "SM_HOSTS is 'algo-1'; expected a JSON list"),
     (BATCH_CHILD | {"AWS_BATCH_JOB_NODE_INDEX": "2"}, "",
      "AWS_BATCH_JOB_NODE_INDEX is 2, but AWS_BATCH_JOB_NUM_NODES is 2"),
-    (SLURM | SKYPILOT, "", "SLURM_STEP_NUM_NODES is 3, but SKYPILOT_NUM_NODES is 2; right would be"
+    (SLURM | SKYPILOT, "", "SLURM_STEP_NUM_NODES is 3, but SKYPILOT_NUM_NODES is 2; expected"
      " --nnodes 3 or --nnodes 2."),
     (SLURM, "--nnodes=2 --standalone", "--standalone is for one node"),
 ]  # fmt: skip

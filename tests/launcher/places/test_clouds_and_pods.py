@@ -165,19 +165,19 @@ REFUSALS = [
     # what the environment is, words of the sentence
     (skypilot(2, "10.0.0.4", "10.0.0.7"),
      "SKYPILOT_NODE_RANK is 2, but SKYPILOT_NUM_NODES is 2, so that the ranks end at 1"),
-    (skypilot(0, "10.0.0.4", gpus="all"), "SKYPILOT_NUM_GPUS_PER_NODE is 'all'; right would be a"),
-    (leader_worker_set(0, 0), "LWS_GROUP_SIZE is '0'; right would be a whole number, 1 or more"),
-    (job_set(0), "the pods of a JobSet are not told how many they are; right would be --nnodes N"),
+    (skypilot(0, "10.0.0.4", gpus="all"), "SKYPILOT_NUM_GPUS_PER_NODE is 'all'; expected a"),
+    (leader_worker_set(0, 0), "LWS_GROUP_SIZE is '0'; expected a whole number >= 1"),
+    (job_set(0), "the pods of a JobSet are not told how many they are; expected --nnodes N"),
     (job_set(1, PET_NNODES="2", JOBSET_REPLICATEDJOB_NAME=""),
-     "--auto-config finds in JobSet no host at which the nodes could meet; right would be"),
-    (job_set(-1, PET_NNODES="2"), "JOB_COMPLETION_INDEX is '-1'; right would be a whole number"),
+     "--auto-config found in JobSet no host at which the nodes could meet; expected"),
+    (job_set(-1, PET_NNODES="2"), "JOB_COMPLETION_INDEX is '-1'; expected a whole number"),
     (train_job(2), "PET_NODE_RANK was given 2, but with 2 nodes the ranks end at 1"),
     (train_job(0, nodes="two"), "PET_NNODES was given 'two'"),
-    (sagemaker(1, 0), 'SM_HOSTS is \'[]\'; right would be a JSON list of hosts such as ["algo-1"'),
+    (sagemaker(1, 0), 'SM_HOSTS is \'[]\'; expected a JSON list of hosts such as ["algo-1"'),
     (sagemaker(3, 2), "SM_CURRENT_HOST is algo-3, but SM_HOSTS is"),
     (aws_batch(0, 2, main=1) | {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": ""},
-     "--auto-config finds in AWS Batch no host at which the nodes could meet"),
-    (aws_batch(0, 2, attempt="0"), "AWS_BATCH_JOB_ATTEMPT is '0'; right would be a whole number"),
+     "--auto-config found in AWS Batch no host at which the nodes could meet"),
+    (aws_batch(0, 2, attempt="0"), "AWS_BATCH_JOB_ATTEMPT is '0'; expected a whole number"),
 ]  # fmt: skip
 
 
