@@ -69,7 +69,7 @@ def _run(options: "Options") -> int:
     from .cli.launch_flags import CompletionOptions
     from .cli.master_flags import MasterOptions, StacksOptions
     from .cli.policy_flags import PolicyOptions
-    from .cli.trust_flags import TokenOptions
+    from .cli.security_flags import TokenOptions
     from .options import HostsOptions, LaunchOptions
 
     if isinstance(options, CompletionOptions):

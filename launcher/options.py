@@ -199,7 +199,7 @@ class RendezvousOptions:
     worker_ports_flag: str = "--worker-port"
     """The flag that gave the ports."""
     trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
+    """How connections are secured; None: plain text."""
 
     @property
     def where(self) -> str:
@@ -223,7 +223,7 @@ class CheckOptions:
     json: bool = False
     """With ``only``: the report is printed as JSON instead of a table."""
     log_dir: str | None = None
-    """With ``only``: the folder whose disk must have room; nothing is created there."""
+    """With ``only``: the directory whose disk must have free space; nothing is created there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +380,8 @@ class LaunchOptions:
     )
     checks: CheckOptions | None = None
     """None: nodes are not checked."""
-    remarks: tuple[str, ...] = ()
-    """Remarks to print once, before the job starts: ignored keys, a missing id."""
+    warnings: tuple[str, ...] = ()
+    """Printed once, before the job starts: ignored keys, a missing ID."""
     name: str = ""
     """What the report calls the script; empty: as it was given."""
 

@@ -56,8 +56,8 @@ async def run_node(
         FtRunError: as ``Agent.run`` and ``Hosting.start``.
     """
     rendezvous = options.rendezvous
-    for remark in options.remarks:
-        display.event(Remark(remark))
+    for warning in options.warnings:
+        display.event(Remark(warning))
     identity = NodeIdentity(rendezvous.job_id)
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)

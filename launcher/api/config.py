@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import UsageError
-from ..flags.values import shown
+from ..flags.values import BadValue, refuse
 
 StreamsSpec = int | str | Mapping[int, int]
 """One of 0 (none), 1 (stdout), 2 (stderr), 3 (both) for all local ranks, or one for some.
@@ -22,10 +22,10 @@ torch's ``Std`` is such an integer. A text is read as by ``--redirects``.
 
 @dataclass
 class LogsSpecs:
-    """Where the workers' output goes; torch's ``DefaultLogsSpecs`` is taken as well."""
+    """Where the workers' output goes; torch's ``DefaultLogsSpecs`` is accepted as well."""
 
     log_dir: str | None = None
-    """None: a temporary folder, removed after success."""
+    """None: a temporary directory, removed after success."""
     redirects: StreamsSpec = 0
     """What goes to files instead of the console."""
     tee: StreamsSpec = 0
@@ -119,10 +119,8 @@ def _rendezvous(config: LaunchConfig) -> list[str]:
     pairs = []
     for key, value in settings.items():
         if "," in str(value):
-            raise UsageError(
-                f"rdzv_configs[{key!r}] was given {shown(str(value))}; expected a value"
-                " without a comma."
-            )
+            bad = BadValue("a value without a comma")
+            raise refuse(f"rdzv_configs[{key!r}]", str(value), bad)
         pairs.append(f"{key}={value}")
     return [*words, f"--rdzv-conf={','.join(pairs)}"] if pairs else words
 
@@ -139,7 +137,7 @@ def _logs(specs: Any) -> list[str]:
             shown_ranks = specs._local_ranks_filter
         except AttributeError:
             raise UsageError(
-                f"logs_specs was given a {type(specs).__name__}; expected a LogsSpecs of"
+                f"invalid type {type(specs).__name__} for logs_specs: expected a LogsSpecs of"
                 " ft_run.launcher.api, or torch's DefaultLogsSpecs."
             ) from None
     words = [f"--redirects={_streams(redirects)}", f"--tee={_streams(tee)}"]

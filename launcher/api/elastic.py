@@ -151,7 +151,7 @@ def launch_agent(config: LaunchConfig, entrypoint: Entrypoint, args: list[Any]) 
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "a worker imports the program that launched it, and came by elastic_launch again;"
+            "a worker imports the program that launched it, and ran elastic_launch again;"
             ' expected the launch under `if __name__ == "__main__":`.'
         )
     folder = tempfile.mkdtemp(prefix="ft-run-api-")
@@ -242,7 +242,7 @@ def _raise(status: int, outcome: dict[str, Any], name: str) -> NoReturn:
 def _raise_without_outcome(status: int) -> NoReturn:
     if status < 0:
         raise JobInterruptedError(-status)
-    raise SpawnerLostError(f"the agent broke with status {status}; its traceback is above.")
+    raise SpawnerLostError(f"the agent failed with status {status}; its traceback is above.")
 
 
 def _failure(record: dict[str, Any]) -> tuple[int, ProcessFailure]:

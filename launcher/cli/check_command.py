@@ -12,7 +12,7 @@ from . import check_flags
 from .check_flags import check_spec
 from .command_line import CommandLine, Given, HelpText
 from .rendezvous_options import rendezvous_flags, rendezvous_options
-from .trust_flags import trust_flags, trust_options
+from .security_flags import security_flags, trust_options
 
 _BEFORE = """\
 Usage: ft-run check [OPTIONS]
@@ -59,23 +59,23 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
     given, rest = check_command().read(argv, environ)
     if rest:
         raise UsageError(
-            f"ft-run check takes no arguments, but was given {shown(rest[0])}; expected only"
-            " options (or ./check for a script of that name)."
+            f"unexpected argument {shown(rest[0])} for ft-run check; expected options only, or"
+            " ./check for a script of that name."
         )
-    remarks: list[str] = []
-    spec = check_spec(given, remarks, only=True)
+    warnings: list[str] = []
+    spec = check_spec(given, warnings, only=True)
     _, max_nodes = given.get("nnodes", (1, 1))
     # A node that is checked by itself needs no endpoint, even if a variable names one.
     rendezvous = RendezvousOptions()
     if max_nodes > 1:
-        rendezvous = rendezvous_options(_as_of_a_job(given), remarks)
+        rendezvous = rendezvous_options(_as_of_a_job(given), warnings)
         rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     checks = given.fill(CheckOptions, spec=spec, json=given["json"], log_dir=given["log_dir"])
     return LaunchOptions(
         script="",
         rendezvous=rendezvous,
         checks=checks,
-        remarks=tuple(remarks),
+        warnings=tuple(warnings),
         **{key: given[key] for key in _AS_FOR_TRAINING if given[key] is not None},
     )
 
@@ -94,7 +94,7 @@ def check_command() -> CommandLine:
     own = [*_node_flags(), *_check_flags()]
     common = [*(flag.key for flag in own), *_COMMON_OF_SEVERAL, "help_all"]
     text = HelpText(_BEFORE, _AFTER, common, _AFTER)
-    return CommandLine("ft-run check", [*own, *rendezvous_flags(), *trust_flags()], text)
+    return CommandLine("ft-run check", [*own, *rendezvous_flags(), *security_flags()], text)
 
 
 def _node_flags() -> list[Flag]:

@@ -8,7 +8,7 @@ from ...errors import UsageError
 from ...rendezvous.protocol.check_messages import CheckSpec
 from ..flags import values
 from ..flags.flag import Flag, flags_of
-from ..flags.values import BadValue
+from ..flags.values import BadValue, refuse
 from ..options import CHECKS, CheckOptions
 from .command_line import Given
 
@@ -145,39 +145,39 @@ def training_check_flags() -> list[Flag]:
 # --- what they mean --------------------------------------------------------------------------
 
 
-def training_checks(given: Given, remarks: list[str]) -> CheckOptions | None:
+def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
     """Return how nodes are checked before they train; None where they are not.
 
     Args:
         given: the flags and variables of a job.
-        remarks: takes what is ignored.
+        warnings: takes what is ignored.
 
     Raises:
         UsageError: the command line says how to check, but no flag asks for checks; or as
             ``check_spec``.
     """
     if given[_NETWORK_CHECK.key]:
-        return given.fill(CheckOptions, spec=check_spec(given, remarks))
+        return given.fill(CheckOptions, spec=check_spec(given, warnings))
     for flag in training_check_flags():
         if given[flag.key]:
-            _without_checks(given.origin(flag.key), remarks)
+            _without_checks(given.origin(flag.key), warnings)
     return None
 
 
-def _without_checks(origin: str, remarks: list[str]) -> None:
+def _without_checks(origin: str, warnings: list[str]) -> None:
     says = f"{origin} has no effect without --network-check"
     if origin.startswith("--"):
         raise UsageError(f"{says}; add --network-check or omit it.")
     # Variables are set for a whole pod, where they may be meant for an ``ft-run check``.
-    remarks.append(f"{says}: ignored.")
+    warnings.append(f"{says}: ignored.")
 
 
-def check_spec(given: Given, remarks: list[str], *, only: bool = False) -> CheckSpec:
+def check_spec(given: Given, warnings: list[str], *, only: bool = False) -> CheckSpec:
     """Return how nodes are to be checked.
 
     Args:
         given: the flags and variables.
-        remarks: takes what is ignored.
+        warnings: takes what is ignored.
         only: the job is the checks: ``ft-run check``.
 
     Raises:
@@ -190,7 +190,7 @@ def check_spec(given: Given, remarks: list[str], *, only: bool = False) -> Check
         needs_others = (*_BETWEEN_NODES, *((_THRESHOLD, _COMPUTE_THRESHOLD) if only else ()))
         for flag in needs_others:
             if said.pop(flag.key, None) is not None:
-                _needs_others(given.origin(flag.key), remarks)
+                _needs_others(given.origin(flag.key), warnings)
     found: dict[str, Any] = {
         name: said[flag.key] for name, flag in _SPEC.items() if flag.key in said
     }
@@ -209,12 +209,12 @@ def check_spec(given: Given, remarks: list[str], *, only: bool = False) -> Check
     return spec
 
 
-def _needs_others(origin: str, remarks: list[str]) -> None:
+def _needs_others(origin: str, warnings: list[str]) -> None:
     """Report a flag or variable for several nodes in a job of one node."""
     says = f"{origin} needs several nodes, but --nnodes is 1"
     if origin.startswith("--"):
         raise UsageError(f"{says}; expected --nnodes 2 or more.")
-    remarks.append(f"{says}: ignored.")  # it may be meant for the training
+    warnings.append(f"{says}: ignored.")  # it may be meant for the training
 
 
 def refuse_floors(spec: CheckSpec, accelerator: str, workers: int | None) -> None:
@@ -249,8 +249,6 @@ def _refuse_short(spec: CheckSpec, origin: str, *, is_alone: bool) -> None:
     phases = (Phase.SOLO,) if is_alone else (Phase.SOLO, Phase.PAIR)
     least_s = sum(needed_s(Level(spec.level), phase) for phase in phases)
     if spec.timeout_s < least_s:
-        raise UsageError(
-            f"{origin} was given {spec.timeout_s:g}, but --check-level {spec.level}"
-            f" measures for {least_s:.3g} s after torch has been imported; expected more, e.g."
-            f" {defaults.CHECK_TIMEOUT_S:g}s."
-        )
+        why = f"--check-level {spec.level} takes {least_s:.3g} s after the import of torch"
+        right = f"a longer time, e.g. {defaults.CHECK_TIMEOUT_S:g}s"
+        raise refuse(origin, f"{spec.timeout_s:g}", BadValue(right, why))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from ...errors import UsageError
 from ...values import dataclass, names
 from ..flags.flag import HELP, Flag, flags_of
-from ..flags.values import nearest, shown
+from ..flags.values import either, nearest, shown
 
 T = TypeVar("T")
 _UNBROKEN = "\u2011"
@@ -196,8 +196,8 @@ class CommandLine:
             words.append(f"{flag.spelling}={value}")
         elif equals:
             raise UsageError(
-                f"{flag.spelling} takes no value, but was given {shown(value)};"
-                f" expected {flag.spelling} alone."
+                f"unexpected value {shown(value)} for {flag.spelling}:"
+                f" expected {flag.spelling} without a value."
             )
         else:
             words.append(flag.spelling)
@@ -247,7 +247,7 @@ class CommandLine:
                     return next(iter(found.values()))
                 if found:
                     raise UsageError(
-                        f"{shown(name)} is ambiguous: it could be {_either(sorted(found))};"
+                        f"{shown(name)} is ambiguous: it could be {either(sorted(found))};"
                         " expected the whole name."
                     )
         raise self._unknown(name)
@@ -354,10 +354,6 @@ def _cut_short(word: str, known: Sequence[str]) -> str | None:
         if len(longer) == 1 and len(stem) >= _STEM:
             return longer[0]
     return None
-
-
-def _either(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _version() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ...errors import UsageError
-from ..flags.values import shown
+from ..flags.values import BadValue, either, refuse
 
 _NO_VALUE: Final = ("null", "none", "")
 """How ft_launcher spells a time that is switched off."""
@@ -76,7 +76,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--ft-max-no-progress-cycles": "--max-no-progress N, which counts restarts, not cycles",
     "--ft-min-progress-iterations": "--max-no-progress N: any new step is progress",
     "--ft-checkpoint-iteration-file": "ft_run.training.progress(step) in the script",
-    "--ft-per-cycle-applog-prefix": "--log-dir DIR --tee 3, with a folder for each restart",
+    "--ft-per-cycle-applog-prefix": "--log-dir DIR --tee 3, with a directory for each restart",
     "--ft-enable-log-server": "--log-dir DIR: log files are each node's own",
     "--ft-segment": "--node-unit N; domains of the network are not looked at",
 }
@@ -109,9 +109,7 @@ def ours(word: str, following: list[str]) -> list[str] | None:
     if name in CHOICES:
         found = CHOICES[name].get(value.lower())
         if found is None:
-            raise UsageError(
-                f"{given} was given {shown(value)}; expected {' or '.join(CHOICES[name])}."
-            )
+            raise refuse(given, value, BadValue(either(tuple(CHOICES[name]))))
         return list(found)
     if pattern == _NOTHING:
         return []

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from ...errors import UsageError
 from ...rendezvous.trust.source import TOKEN_VARIABLE
 from ...rendezvous.trust.token import checked, read_token
+from ..environments.environment import PORT, endpoints
+from ..environments.hostfile import HostLine, read_hostfile, read_list, select
 from ..flags import values
 from ..flags.flag import Heading
 from ..flags.values import BadValue, shown
 from ..options import HostsOptions, NodeCommand
-from ..places.hostfile import HostLine, read_hostfile, read_list, select
-from ..places.place import PORT, endpoints
 from .command_line import CommandLine, Given, HelpText, UnknownFlagError
 from .launch_flags import launch_command
-from .trust_flags import given_token, token_file_flag
+from .security_flags import given_token, token_file_flag
 
 _BEFORE = """\
 Usage: ft-run hosts --hostfile FILE [OPTIONS] [--] JOB_OPTIONS SCRIPT [ARGS]...
@@ -166,16 +166,14 @@ def _hosts(given: Given) -> tuple[HostLine, ...]:
     path, listed = given["hostfile"], given["hosts"]
     if path is None and listed is None and given["launcher_as_node"]:
         raise UsageError(
-            "--launcher-as-node makes this host one node, and with two or more nodes both roles"
-            " must be there, this host and others, but no others are named; expected"
-            " --hostfile FILE or --hosts A,B,C, or plain ft-run for this host alone."
+            "--launcher-as-node adds this host to other hosts, but none were given; expected"
+            " --hostfile FILE or --hosts A,B,C, or ft-run without hosts for this host alone."
         )
     if (path is None) is (listed is None):
-        raise UsageError(
-            "ft-run hosts needs one of --hostfile and --hosts, and was given"
-            f" {'none' if path is None else 'both'}; expected --hostfile FILE, or --hosts"
-            " A,B,C."
+        wrong = (
+            "no hosts were given" if path is None else "--hostfile and --hosts exclude each other"
         )
+        raise UsageError(f"{wrong}; expected --hostfile FILE or --hosts A,B,C.")
     if listed is not None:
         hosts = read_list(listed, "--hosts")
     else:
@@ -184,10 +182,8 @@ def _hosts(given: Given) -> tuple[HostLine, ...]:
                 hosts = read_hostfile(file.read(), path)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(
-                f"--hostfile was given {shown(path)}, which cannot be read: {reason}; right would"
-                " be a file with a line HOST slots=N for each host."
-            ) from error
+            bad = BadValue("a file with a line HOST slots=N for each host", str(reason))
+            raise values.refuse("--hostfile", path, bad) from error
     return select(hosts, given["include"], given["exclude"])
 
 
@@ -196,18 +192,18 @@ def _refuse_counts(low: int, high: int, hosts: int, is_node: bool) -> None:
     if low > count:
         of_launcher = " and this one" if is_node else ""
         raise UsageError(
-            f"--nnodes asks for {low} nodes, but there are {hosts} hosts{of_launcher}; right would"
-            f" be --nnodes {count}, or more hosts."
+            f"--nnodes asks for {low} nodes, but there are {hosts} hosts{of_launcher}; expected"
+            f" --nnodes {count}, or more hosts."
         )
     if is_node and high == 1:
         raise UsageError(
-            f"--nnodes asks for 1 node, but --launcher-as-node makes this host one beside {hosts}"
+            f"--nnodes asks for 1 node, but --launcher-as-node adds this host to {hosts}"
             f" other{'s' * (hosts > 1)}; expected --nnodes {count}, or no --launcher-as-node."
         )
 
 
 def _refuse_one_node(wanted: Given, count: int) -> None:
-    """Refuse what can be said of one node only, where there are several, or of none."""
+    """Refuse options that only one node can have, or none."""
     if shell := wanted["print_completion"]:
         raise UsageError(
             f"--print-completion starts no job; expected ft-run --print-completion {shell}."
@@ -235,24 +231,25 @@ def _refuse_this_host_twice(hosts: tuple[HostLine, ...], own: str) -> None:
 
 
 def _refuse_unknown_slots(hosts: tuple[HostLine, ...], wanted: Given) -> None:
-    """Refuse to guess how many workers this host has where the others' are said."""
-    said = next((host for host in hosts if host.slots is not None), None)
-    if said is not None and wanted["nproc_per_node"] is None:
+    """Refuse to guess how many workers this host has where the others have slots."""
+    first = next((host for host in hosts if host.slots is not None), None)
+    if first is not None and wanted["nproc_per_node"] is None:
         raise UsageError(
-            f"{said.where} has slots={said.slots}, but nothing says how many workers this host has"
-            f" (--launcher-as-node); expected --nproc-per-node {said.slots} and no slots."
+            f"{first.where} has slots={first.slots}, but the number of workers of this host"
+            f" (--launcher-as-node) is unknown; expected --nproc-per-node {first.slots} and no"
+            " slots."
         )
 
 
 def _slots(host: HostLine, wanted: Given) -> int | None:
-    """Return how many workers to ask for on a host; None if the job's options say it."""
+    """Return the number of workers of a host; None if the job's options have it."""
     workers = wanted["nproc_per_node"]
     if workers is None:
         return host.slots
     if host.slots is not None and workers.isdecimal() and int(workers) != host.slots:
         raise UsageError(
-            f"{host.where} has slots={host.slots}, but --nproc-per-node is {workers}; right would"
-            f" be slots={workers}, or no --nproc-per-node."
+            f"{host.where} has slots={host.slots}, but --nproc-per-node is {workers}; expected"
+            f" slots={workers}, or no --nproc-per-node."
         )
     return None
 

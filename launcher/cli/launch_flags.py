@@ -14,10 +14,10 @@ from ..options import (
 )
 from .check_flags import training_check_flags
 from .command_line import CommandLine, Given, HelpText
-from .place_flags import place_flags
+from .environment_flags import environment_flags
 from .policy_flags import policy_flags
 from .script import COMMANDS
-from .trust_flags import trust_flags
+from .security_flags import security_flags
 
 _USAGE = """\
 Usage: ft-run [OPTIONS] SCRIPT [ARGS]...
@@ -113,8 +113,8 @@ def launch_command() -> CommandLine:
         *flags_of(RendezvousOptions),
         *policy_flags(),
         *flags_of(LaunchOptions),
-        *place_flags(),
-        *trust_flags(),
+        *environment_flags(),
+        *security_flags(),
         *training_check_flags(),
         *flags_of(LogOptions),
         *_flags_without_effect(),

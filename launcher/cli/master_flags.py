@@ -9,7 +9,7 @@ from ..flags import stream_values, values
 from ..flags.flag import Heading, flags_of, option
 from ..options import CONF_KEYS
 from .command_line import CommandLine, HelpText
-from .trust_flags import trust_flags
+from .security_flags import security_flags
 
 _OPTIONS = Heading("Options")
 _ENDPOINT = _OPTIONS(
@@ -52,9 +52,9 @@ class MasterOptions:
     )
     rescale_delay_s: float = defaults.RESCALE_DELAY_S
     """Used if the job's nodes were given none; infinity: never."""
-    remarks: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
+    """How connections are secured; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StatusOptions:
     timeout_s: float = _timeout_option(5.0)
     """How long to wait for the master's answer."""
     trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
+    """How connections are secured; None: plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class StacksOptions:
         (), "--rank R,...", "Ranks to show, e.g. 0,17 (default: all).", stream_values.ranks
     )
     trust: TrustOptions | None = None
-    """What closes the wire; None: plain text."""
+    """How connections are secured; None: plain text."""
 
 
 def master_command() -> CommandLine:
@@ -137,4 +137,4 @@ def _command(name: str, kind: type, before: str, variable: str) -> CommandLine:
         f"--token-file and the other security options: ft-run {name} --help-all.\n{after}"
     )
     text = HelpText(before, after, (*common, "help_all"), after_common)
-    return CommandLine(f"ft-run {name}", [*own, *trust_flags()], text)
+    return CommandLine(f"ft-run {name}", [*own, *security_flags()], text)

@@ -22,14 +22,14 @@ from ..options import (
 from . import launch_flags, master_flags
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
+from .environment_flags import answer_dry_run, with_environment
 from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
-from .place_flags import answer_dry_run, placed
 from .policy_flags import PolicyOptions
 from .policy_options import explained, launch_policy, refuse_hang_rule
 from .rendezvous_options import conf_given, listed, rendezvous_options
 from .script import as_flag, refuse_missing
-from .trust_flags import TokenOptions, token_options, trust_options
+from .security_flags import TokenOptions, token_options, trust_options
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -81,8 +81,8 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
     given, rest = master_flags.master_command().read(argv, environ)
     if rest:
         raise UsageError(
-            f"ft-run master takes no arguments, but was given {shown(rest[0])};"
-            " expected ft-run master --bind :29400, or ./master for a script of that name."
+            f"unexpected argument {shown(rest[0])} for ft-run master; expected options only, e.g."
+            " --bind :29400, or ./master for a script of that name."
         )
     conf = conf_given(given)
     found = {} if conf.rescale_delay_s is None else {"rescale_delay_s": conf.rescale_delay_s}
@@ -90,7 +90,7 @@ def _master(argv: Sequence[str], environ: Mapping[str, str]) -> MasterOptions:
         MasterOptions,
         endpoints=listed(given["bind"]),
         timeouts=conf.timeouts,
-        remarks=conf.remarks,
+        warnings=conf.warnings,
         trust=trust_options(given, environ),
         **found,
     )
@@ -107,8 +107,8 @@ def _question(
         words, more = line.split(rest[1:])
         if more:
             raise UsageError(
-                f"{line.name} takes one HOST[:PORT], but was given"
-                f" {shown(rest[0])} and {shown(more[0])}."
+                f"unexpected argument {shown(more[0])} for {line.name} after {shown(rest[0])};"
+                " expected one HOST[:PORT]."
             )
         given, _ = line.read([*argv[: len(argv) - len(rest)], *words], environ)
         try:
@@ -125,13 +125,13 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     if given["print_completion"]:
         return given.fill(CompletionOptions)
     mode = _mode(given)
-    remarks: list[str] = []
-    given = placed(line, given, environ, remarks)
-    rendezvous = rendezvous_options(given, remarks, rest[1:])
+    warnings: list[str] = []
+    given = with_environment(line, given, environ, warnings)
+    rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
     is_watched = given["watch_workers"] or hang is not None
-    policy = launch_policy(given, rendezvous, remarks, is_watched=is_watched)
+    policy = launch_policy(given, rendezvous, warnings, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
         raise UsageError("no script was given; expected ft-run [OPTIONS] SCRIPT [ARGS]...")
@@ -143,17 +143,17 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
         mode=mode,
         rendezvous=rendezvous,
         logs=_logs(given, environ),
-        signals=_signals(given, remarks),
+        signals=_signals(given, warnings),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
         snapshot_replicas=_snapshot_replicas(given, rendezvous.max_nodes),
         policy=policy,
         capture_errors=not given["no_capture_errors"],
         hang=hang,
         save_on_exit=launch_flags.saves_on_exit(given),
-        checks=training_checks(given, remarks),
-        remarks=tuple(remarks),
+        checks=training_checks(given, warnings),
+        warnings=tuple(warnings),
     )
-    answer_dry_run(line, given, rest, remarks)
+    answer_dry_run(line, given, rest, warnings)
     return options
 
 
@@ -200,8 +200,8 @@ def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
     return given.fill(LogOptions, prefix_template=prefix)
 
 
-def _signals(given: Given, remarks: list[str]) -> tuple[signal.Signals, ...]:
-    """Return the signals to handle; what cannot be handled is remarked, as by torchrun."""
+def _signals(given: Given, warnings: list[str]) -> tuple[signal.Signals, ...]:
+    """Return the signals to handle; what cannot be handled is ignored with a warning, as by torchrun."""
     known = signal.Signals.__members__
     handled: dict[signal.Signals, None] = {}
     for word in given.get("signals_to_handle", defaults.SIGNALS_TO_HANDLE).split(","):
@@ -212,12 +212,12 @@ def _signals(given: Given, remarks: list[str]) -> tuple[signal.Signals, ...]:
             full = f"SIG{name.upper()}"
             guess = full if full in known else nearest(name.upper(), list(known))
             advice = f" (did you mean {guess}?)" if guess else ""
-            remarks.append(
+            warnings.append(
                 f"{given.origin('signals_to_handle')}: the signal {shown(name)}{advice} is unknown"
                 " and ignored."
             )
         elif name in ("SIGKILL", "SIGSTOP"):
-            remarks.append(
+            warnings.append(
                 f"{given.origin('signals_to_handle')}: no process can handle {name}; ignored."
             )
         else:

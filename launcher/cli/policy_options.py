@@ -29,23 +29,23 @@ def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
     """
     given, rest = policy_command().read(argv, environ)
     if rest or given["explain"] is None:
-        got = f"was given {shown(rest[0])}" if rest else "was given no failure"
+        wrong = f"unexpected argument {shown(rest[0])}" if rest else "no failure was given"
         raise UsageError(
-            f"ft-run policy {got}; expected ft-run policy --explain 'exit:137 oom',"
+            f"{wrong} for ft-run policy; expected ft-run policy --explain 'exit:137 oom',"
             " or ./policy for a script of that name."
         )
     return given.fill(PolicyOptions, policy=policy_of(given))
 
 
 def launch_policy(
-    given: Given, rendezvous: RendezvousOptions, remarks: list[str], *, is_watched: bool
+    given: Given, rendezvous: RendezvousOptions, warnings: list[str], *, is_watched: bool
 ) -> PolicySpec | None:
     """Return the policy of a job to start; None if all of it is the default.
 
     Args:
         given: the command line.
         rendezvous: what the policy must fit to.
-        remarks: takes sentences for the user.
+        warnings: takes sentences for the user.
         is_watched: the steps of workers are known.
 
     Raises:
@@ -62,7 +62,7 @@ def launch_policy(
     sees_stderr = any(s.default & Streams.ERR or s.by_local_rank for s in captured)
     captures = not (given["no_capture_errors"] or given["no_python"])
     if not (captures or sees_stderr) and any(rule.startswith("error:") for rule in policy.rules):
-        remarks.append(
+        warnings.append(
             "a rule with error: sees what @record writes, since exceptions are not captured with"
             " --no-capture-errors or --no-python; without @record it sees the last lines of stderr,"
             " where --tee 2 or --redirects 2 captures them."
@@ -164,7 +164,7 @@ def _rules(tables: Any, path: str) -> list[Rule]:
 def _unknown_key(key: str, known: list[str], where: str) -> UsageError:
     guess = nearest(key.replace("_", "-").lower(), known)
     advice = f"did you mean {guess}?" if guess else f"expected {', '.join(known)}."
-    return UsageError(f"{where}: there is no key {shown(key)}; {advice}")
+    return UsageError(f"{where}: unknown key {shown(key)}; {advice}")
 
 
 # --- combinations ----------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _refuse_repeated(rules: tuple[Rule, ...]) -> None:
         if earlier is not later:
             raise UsageError(
                 f"the rule {later.text} is never used: {earlier.text} comes before it, and"
-                " the first rule that matches decides; expected one rule for each match."
+                " the first rule that matches applies; expected one rule for each match."
             )
 
 

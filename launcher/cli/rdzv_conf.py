@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...errors import UsageError
 from ...rendezvous.protocol.timeouts import NO_TIMEOUTS_GIVEN, Timeouts
 from ...values import dataclass
 from ..flags.values import (
@@ -63,10 +62,10 @@ class RendezvousConf:
 
     timeouts: Timeouts = NO_TIMEOUTS_GIVEN
     rescale_delay_s: float | None = None
-    """Infinity: never; None: not said."""
+    """Infinity: never; None: not given."""
     is_host: bool | None = None
-    """None: not said."""
-    remarks: tuple[str, ...] = ()
+    """None: not given."""
+    warnings: tuple[str, ...] = ()
     """Sentences for the user about keys that have no meaning."""
 
 
@@ -98,7 +97,7 @@ def parse_conf(text: str, name: str = "--rdzv-conf") -> RendezvousConf:
         timeouts=Timeouts(**times),
         rescale_delay_s=settings.get("rescale_delay"),
         is_host=settings.get("is_host"),
-        remarks=_remarks(unknown, name),
+        warnings=_warnings(unknown, name),
     )
 
 
@@ -110,10 +109,8 @@ def _pairs(text: str, name: str) -> dict[str, str]:
         key, _, value = pair.partition("=")
         key, value = _unquoted(key), _unquoted(value)
         if not key or not value:
-            raise UsageError(
-                f"{name} was given {shown(pair.strip())} where KEY=VALUE is needed;"
-                " expected join_timeout=600,last_call_timeout=30."
-            )
+            right = "KEY=VALUE,..., e.g. join_timeout=600,last_call_timeout=30"
+            raise refuse(name, pair.strip(), BadValue(right))
         pairs[key] = value
     return pairs
 
@@ -127,7 +124,7 @@ def _unquoted(text: str) -> str:
     return text.strip().strip("\"'").strip()
 
 
-def _remarks(unknown: list[str], name: str) -> tuple[str, ...]:
+def _warnings(unknown: list[str], name: str) -> tuple[str, ...]:
     if not unknown:
         return ()
     guesses = {key: nearest(key, list(READERS)) for key in unknown}

@@ -8,6 +8,7 @@ from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import Endpoint
 from ..flags.flag import Flag, flags_of
+from ..flags.values import BadValue, refuse
 from ..options import RENDEZVOUS, LaunchOptions, RendezvousOptions
 from .command_line import Given
 from .rdzv_conf import RendezvousConf, parse_conf
@@ -25,13 +26,13 @@ def conf_given(given: Given) -> RendezvousConf:
 
 
 def rendezvous_options(
-    given: Given, remarks: list[str], script_args: Sequence[str] = ()
+    given: Given, warnings: list[str], script_args: Sequence[str] = ()
 ) -> RendezvousOptions:
-    """Return how the nodes meet, and add sentences for the user to ``remarks``.
+    """Return how the nodes meet, and add sentences for the user to ``warnings``.
 
     Args:
         given: the flags.
-        remarks: is added to.
+        warnings: is added to.
         script_args: of the workers' script.
 
     Raises:
@@ -45,21 +46,21 @@ def rendezvous_options(
             f" {given.origin('node_unit')} {unit}; expected {-(-min_nodes // unit) * unit}."
         )
     conf = conf_given(given)
-    remarks.extend(conf.remarks)
+    warnings.extend(conf.warnings)
     where = _endpoint(given, max_nodes)
-    node_rank = _node_rank(given, where, max_nodes, remarks)
+    node_rank = _node_rank(given, where, max_nodes, warnings)
     is_alone = max_nodes == 1 and (
-        where is None or _is_of_workers(given, where, conf, script_args, remarks)
+        where is None or _is_of_workers(given, where, conf, script_args, warnings)
     )
     store = _store(given, where) if is_alone else None
     if is_alone:
         where = node_rank = None
     ports, ports_flag = _worker_ports(given, where, conf, store)
     if max_nodes > 1:
-        _explain_endpoint(given, where, remarks)
+        _explain_endpoint(given, where, warnings)
     return given.fill(
         RendezvousOptions,
-        job_id=_job_id(given, max_nodes, remarks),
+        job_id=_job_id(given, max_nodes, warnings),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         endpoint=Endpoint(where.host, where.port) if where is not None else None,
@@ -120,8 +121,8 @@ def _endpoint(given: Given, max_nodes: int) -> Endpoint | None:
         if single:
             return None
         raise UsageError(
-            f"{name} has port 0, which other nodes cannot know; expected a fixed port, such"
-            f" as {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
+            f"{name} has port 0, which other nodes cannot know; expected a fixed port, e.g."
+            f" {Endpoint(where.host, defaults.ENDPOINT_PORT)}."
         )
     return where
 
@@ -131,7 +132,7 @@ def _is_of_workers(
     where: Endpoint,
     conf: RendezvousConf,
     script_args: Sequence[str],
-    remarks: list[str],
+    warnings: list[str],
 ) -> bool:
     """Return whether the endpoint of a job of one node is where its workers meet, not the nodes.
 
@@ -147,9 +148,9 @@ def _is_of_workers(
     port = re.compile(rf":{where.port}(?!\d)")
     if not is_loopback or not any(map(port.search, script_args)):
         return False
-    remarks.append(
+    warnings.append(
         f"{given.origin('rdzv_endpoint')} {where} is an argument of the script too: the port is"
-        " left to the script, and ft-run status cannot reach this job."
+        " left free for the script, and ft-run status cannot reach this job."
     )
     return True
 
@@ -188,50 +189,47 @@ def _worker_ports(
     if not free:
         origin = "master_port" if given["rdzv_endpoint"] is None else "rdzv_endpoint"
         raise UsageError(
-            f"{name} {given.texts['worker_port'][-1]} is the port at which the nodes meet"
-            f" ({given.origin(origin)}), and no worker can have it too; expected another"
-            " port."
+            f"{name} {given.texts['worker_port'][-1]} is the port of the rendezvous"
+            f" ({given.origin(origin)}), which no worker can use; expected another port."
         )
     return free, name
 
 
-def _explain_endpoint(given: Given, where: Endpoint | None, remarks: list[str]) -> None:
+def _explain_endpoint(given: Given, where: Endpoint | None, warnings: list[str]) -> None:
     """Say where several nodes meet, and which ``MASTER_PORT`` their workers have."""
     if where is None or given["rdzv_endpoint"] is not None:
         return
     if given["master_addr"] is None:
-        remarks.append(
-            f"no --rdzv-endpoint is given: all nodes meet at {where}, which only this host can"
-            " reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT."
+        warnings.append(
+            f"no --rdzv-endpoint: the rendezvous is at {where}, which only this host can reach; for"
+            " nodes on other hosts use --rdzv-endpoint HOST:PORT."
         )
     port = given["master_port"]
     if port is not None and given["worker_port"] is None:
-        remarks.append(
-            f"{given.origin('master_port')} {port} is where the nodes meet; MASTER_PORT of the"
-            f" workers is a free port of rank 0's node. For MASTER_PORT={port}: --worker-port"
-            f" {port} with another --master-port."
+        warnings.append(
+            f"{given.origin('master_port')} {port} is the port of the rendezvous; the workers'"
+            f" MASTER_PORT is a free port of the node of rank 0. For MASTER_PORT={port} use"
+            f" --worker-port {port} and another --master-port."
         )
 
 
 def _node_rank(
-    given: Given, where: Endpoint | None, max_nodes: int, remarks: list[str]
+    given: Given, where: Endpoint | None, max_nodes: int, warnings: list[str]
 ) -> int | None:
     """Return the rank to pin; None if none was given or, as under torchrun, it is ignored."""
     rank: int | None = given["node_rank"]
     if rank is None or where is None:
         return None
     if _backend(given) == "c10d":
-        remarks.append(
+        warnings.append(
             f"{given.origin('node_rank')} {rank} is ignored with {given.origin('rdzv_backend')}"
-            " c10d, as by torchrun; with --rdzv-backend grpc it is honoured."
+            " c10d, as by torchrun; --rdzv-backend grpc uses it."
         )
         return None
     if _backend(given) == "static" and rank >= max_nodes:
-        raise UsageError(
-            f"{given.origin('node_rank')} was given {rank}, but with {max_nodes} nodes the ranks"
-            f" end at {max_nodes - 1}; expected a rank from 0 to {max_nodes - 1}, or none"
-            " for a spare node."
-        )
+        right = f"a rank from 0 to {max_nodes - 1}, or no rank for a spare node"
+        bad = BadValue(right, f"the job has {max_nodes} nodes")
+        raise refuse(given.origin("node_rank"), str(rank), bad)
     return rank
 
 
@@ -249,13 +247,13 @@ def _hosts_master(
     return None
 
 
-def _job_id(given: Given, max_nodes: int, remarks: list[str]) -> str:
+def _job_id(given: Given, max_nodes: int, warnings: list[str]) -> str:
     if given["rdzv_id"]:
         return str(given["rdzv_id"])
     if max_nodes > 1:
-        remarks.append(
-            "no --rdzv-id was given: a stray node of another job that uses the same endpoint would"
-            " be taken for one of this job; give each job its own, the same on every node."
+        warnings.append(
+            "no --rdzv-id: a node of another job with the same endpoint could join this job; use an"
+            " ID for each job, the same on every node."
         )
         return defaults.JOB_ID
     is_placed = given["rdzv_endpoint"] is not None or given["master_port"] is not None

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...errors import UsageError
-from ..flags.values import nearest, shown
+from ..flags.values import BadValue, nearest, refuse, shown
 from ..options import ScriptMode
+
+_NO_PYTHON: Final = "SCRIPT of --no-python"
 
 COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token")
 
@@ -55,12 +57,10 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
     elif not os.path.exists(script):
         if _is_out_of_reach(script):
             raise UsageError(
-                f"this user may not look into the folder of the script {shown(script)};"
-                " expected a script that this user may read."
+                f"permission denied for the directory of the script {shown(script)}; expected a"
+                " script that this user may read."
             )
-        raise UsageError(
-            f"no script {shown(script)} in {_working_directory()};{_advice(script)}"
-        )
+        raise UsageError(f"no script {shown(script)} in {_working_directory()};{_advice(script)}")
     elif os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise UsageError(
             f"the script {shown(script)} is a directory without a __main__.py; expected the"
@@ -70,10 +70,8 @@ def refuse_missing(script: str, mode: ScriptMode, environ: Mapping[str, str]) ->
 
 def _refuse_file_as_module(module: str) -> None:
     if module.endswith(".py") and os.path.isfile(module):
-        raise UsageError(
-            f"-m was given the file {shown(module)}; expected {module} without -m, or"
-            f" -m {module[:-3].replace(os.sep, '.')}."
-        )
+        name = module[:-3].replace(os.sep, ".")
+        raise refuse("-m", module, BadValue(f"-m {name}, or {module} without -m", "it is a file"))
 
 
 def _is_out_of_reach(path: str) -> bool:
@@ -95,19 +93,13 @@ def _refuse_missing_program(program: str, environ: Mapping[str, str]) -> None:
         return
     if os.path.isfile(program):
         name = program if os.sep in program else os.path.join(os.curdir, program)
-        raise UsageError(
-            f"--no-python was given {shown(program)}, which is not a program on the PATH or not"
-            f" executable; expected {name} after chmod +x, or no --no-python."
-        )
+        right = f"{name} after chmod +x, or no --no-python"
+        raise refuse(_NO_PYTHON, program, BadValue(right, "not on the PATH, or not executable"))
+    right = "the path of an executable file"
     if os.path.isdir(program):
-        raise UsageError(
-            f"--no-python was given {shown(program)}, which is a directory; expected the path"
-            " of an executable file."
-        )
-    raise UsageError(
-        f"--no-python was given {shown(program)}, but there is no such program on the PATH or in"
-        f" {_working_directory()}; expected the path of an executable file."
-    )
+        raise refuse(_NO_PYTHON, program, BadValue(right, "it is a directory"))
+    why = f"no such program on the PATH or in {_working_directory()}"
+    raise refuse(_NO_PYTHON, program, BadValue(right, why))
 
 
 def _advice(script: str) -> str:
@@ -115,7 +107,7 @@ def _advice(script: str) -> str:
     if os.path.isfile(f"{script}.py"):
         return f" did you mean {script}.py?"
     if os.path.basename(script).startswith("python"):
-        return " ft-run starts Python by itself: leave it out, or use --no-python for a program."
+        return " ft-run starts Python by itself: omit it, or use --no-python for a program."
     if os.path.isfile(script.replace(".", os.sep) + ".py"):
         return f" did you mean -m {script}?"
     folder, name = os.path.split(script)

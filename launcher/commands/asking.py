@@ -45,8 +45,8 @@ async def ask_master(
                 raise RefusedError(why.sentence(options.endpoint)) from error
             if is_foreign(error):
                 raise RendezvousError(
-                    f"what listens at {options.endpoint} is not an ft-run master; right would be "
-                    "the job's --rdzv-endpoint."
+                    f"the server at {options.endpoint} is not an ft-run master; expected the job's"
+                    " --rdzv-endpoint."
                 ) from error
             raise RendezvousError(
                 f"no ft-run master answers at {options.endpoint} ({in_words(error)}); is the "

@@ -55,7 +55,7 @@ def run_check(options: LaunchOptions) -> int:
     check_log_dir(checks.log_dir)
     check_interpreter(os.environ)
     display = Display()
-    for text in options.remarks:
+    for text in options.warnings:
         display.event(Remark(text))
     if options.preload and (remark := other_interpreter(os.environ)):
         display.event(Remark(remark, Severity.WARNING))

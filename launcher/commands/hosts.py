@@ -60,8 +60,8 @@ class _Host:
         except OSError as error:
             flag = "--ssh" if command.host else "--ft-run"
             raise UsageError(
-                f"{start[0]} cannot be started here: {error.strerror}; right would be {flag} with a"
-                " program of this host."
+                f"cannot start {start[0]}: {error.strerror}; expected {flag} with a program of this"
+                " host."
             ) from error
         order = {
             "program": options.program,
@@ -144,8 +144,8 @@ def run_hosts(options: HostsOptions) -> int:
             if len(hosts) - len(lost) < options.least and not too_few:
                 too_few = (
                     f"{len(lost)} of {len(hosts)} hosts are not in the job or have left it"
-                    f" ({', '.join(lost[:8])}), and it needs {options.least}; right would be hosts"
-                    " that ssh reaches without a question, with ft-run and the script."
+                    f" ({', '.join(lost[:8])}), and it needs {options.least}; expected hosts that"
+                    " ssh reaches without a password, with ft-run and the script."
                 )
                 asked.put(signal.SIGTERM)
         since_beat += _TICK_S

@@ -53,8 +53,8 @@ class _LoneMaster:
     async def serve(self) -> int:
         """Serve until the job is over or a signal comes; return the exit status."""
         display = self._display
-        for remark in self._options.remarks:
-            display.event(Remark(remark))
+        for warning in self._options.warnings:
+            display.event(Remark(warning))
         server, succession = await self._listen()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -92,8 +92,8 @@ class _LoneMaster:
         )
         if listed is None:
             raise UsageError(
-                f"none of the endpoints {', '.join(map(str, endpoints))} is of this host and free;"
-                " right would be the list of the hosts on which ft-run master runs."
+                f"none of the endpoints {', '.join(map(str, endpoints))} is on this host and free;"
+                " expected the list of the hosts on which ft-run master runs."
             )
         succession, server = listed
         own = endpoints[succession.own]

@@ -2,7 +2,7 @@
 
 from ... import exit_codes
 from ...rendezvous.trust.token import new_token, write_token
-from ..cli.trust_flags import TokenOptions
+from ..cli.security_flags import TokenOptions
 from ..reporting.standard_output import standard_output
 
 

@@ -55,7 +55,7 @@ class Flag:
         """The long spelling: ``--nproc-per-node``."""
         self.key = self.spelling[2:].replace("-", "_")
         """The name under which the value is found: ``nproc_per_node``."""
-        self.variables = [variable_of(word) for word in (self.spelling, also) if word]
+        self.variables = tuple(variable_of(word) for word in (self.spelling, also) if word)
         """The environment variables; the first that is set applies."""
 
     def described(

@@ -1,13 +1,13 @@
 """Values of the command line: from text to value, or the reason why it is not one.
 
-Each reader takes the text of one value and returns it typed, or raises ``BadValue`` with what
-would have been right. The caller knows what the value belongs to (a flag, a
-``PET_*`` variable, a key of ``--rdzv-conf``) and turns the ``BadValue`` into a sentence.
+Each reader takes the text of one value and returns it typed, or raises ``BadValue`` with what was
+expected. The caller knows what the value belongs to (a flag, a ``PET_*`` variable, a key of
+``--rdzv-conf``) and turns the ``BadValue`` into an error.
 """
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ...errors import UsageError
@@ -56,6 +56,11 @@ def shown(text: str, limit: int = 120) -> str:
     return repr(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
+def either(words: Sequence[str]) -> str:
+    """Return ``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 def nearest(word: str, known: list[str]) -> str | None:
     """Return the one of ``known`` that ``word`` most likely misspells, or None."""
     from difflib import get_close_matches
@@ -74,7 +79,7 @@ def string_or_none(text: str) -> str | None:
 
 
 def notice_source(text: str) -> str:
-    """Return what says that this machine will be gone."""
+    """Return the source of preemption notices."""
     source = text.strip()
     is_file = source.startswith("file:") and len(source) > len("file:")
     if not is_file and source not in ("auto", "gcp", "aws", "azure"):
@@ -155,7 +160,7 @@ def hang_timeout(text: str) -> float:
 
 
 def boolean(text: str) -> bool:
-    """Return what an on/off text says: 1/0, true/false, yes/no, or their first letters."""
+    """Return the meaning of an on/off text: 1/0, true/false, yes/no, or their first letters."""
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -166,7 +171,7 @@ def boolean(text: str) -> bool:
 
 def one_of(*choices: str) -> Callable[[str], str]:
     """Return a reader that takes exactly one of ``choices``."""
-    right = f"{', '.join(choices[:-1])} or {choices[-1]}"
+    right = either(choices)
 
     def read(text: str) -> str:
         if text not in choices:

@@ -58,7 +58,7 @@ def test_every_flag_of_torchs_launch_module_that_torchrun_lacks_is_explained() -
 
 def test_the_keys_of_the_rendezvous_that_it_names_are_read() -> None:
     for key in ("join_timeout", "last_call_timeout", "timeout", "read_timeout", "connect_timeout"):
-        assert rdzv_conf.parse_conf(f"{key}=7").remarks == ()
+        assert rdzv_conf.parse_conf(f"{key}=7").warnings == ()
         assert key in GUIDE.read_text()
 
 

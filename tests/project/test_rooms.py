@@ -23,7 +23,7 @@ FLOORS = (
     ("launcher.spawner", "launcher.logs", "launcher.saver", "launcher.stacks"),
     ("launcher.options",),
     ("launcher.flags",),
-    ("launcher.processes", "launcher.startup", "launcher.places"),
+    ("launcher.processes", "launcher.startup", "launcher.environments"),
     ("checks",),
     ("launcher.machine", "launcher.version"),
     ("rendezvous.transport",),

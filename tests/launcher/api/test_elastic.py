@@ -43,7 +43,7 @@ def test_the_defaults_are_one_node_by_itself() -> None:
     assert (found.nproc_per_node, found.role) == ("2", "default_role")
     assert found.rendezvous.endpoint is None
     assert found.rendezvous.max_restarts == 3
-    assert found.remarks == ()
+    assert found.warnings == ()
 
 
 def test_every_field_arrives() -> None:

@@ -114,7 +114,7 @@ def test_several_nodes_have_floors_for_what_they_measure_together():
         *("--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "x", *floors),
         *("--straggler-threshold", "3"),
     )
-    assert options.remarks == ()
+    assert options.warnings == ()
     assert not options.is_check_of_one
     assert options.checks == CheckOptions(
         CheckSpec(
@@ -133,7 +133,7 @@ def test_a_variable_for_several_nodes_that_may_be_meant_for_the_training_is_rema
 ):
     options = check("--nnodes", "1", **{variable: value})
     says = f"{variable} is for several nodes, but there is one only: it is ignored."
-    assert options == replace(ALONE, remarks=(says,))
+    assert options == replace(ALONE, warnings=(says,))
 
 
 def test_one_node_is_checked_by_itself_whatever_is_said_of_an_endpoint():

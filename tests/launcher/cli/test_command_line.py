@@ -122,8 +122,7 @@ def test_everything_from_the_script_on_is_left_alone(
         ),
         (
             ["--module=yes"],
-            "--module takes no value, but was given 'yes';"
-            " expected --module alone.",
+            "--module takes no value, but was given 'yes'; expected --module alone.",
         ),
         (["--node-rank=x"], "invalid value 'x' for --node-rank: expected a whole number >= 0."),
     ],
@@ -207,7 +206,7 @@ def test_every_flag_has_help_and_a_heading_and_a_variable_of_its_own() -> None:
         master_flags.master_command(),
         master_flags.status_command(),
     ):
-        variables = [flag.variable for flag in line.flags]
+        variables = [variable for flag in line.flags for variable in flag.variables]
         assert len(set(variables)) == len(variables)
         for flag in line.flags:
             assert flag.help

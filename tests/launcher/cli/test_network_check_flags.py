@@ -47,13 +47,13 @@ def test_a_variable_that_may_be_meant_for_a_check_beside_the_job_is_remarked(
 ) -> None:
     found = options(**{name: value})
     assert found.checks is None
-    assert found.remarks == (
+    assert found.warnings == (
         f"{name} says how nodes are checked, but nothing asks for checks:"
         " it is ignored without --network-check.",
     )
     found = options("--network-check", **{name: value})
     assert found.checks is not None
-    assert found.remarks == ()
+    assert found.warnings == ()
 
 
 def test_nodes_are_held_to_floors_before_training() -> None:

@@ -363,7 +363,7 @@ def test_one_node_leaves_its_endpoint_to_a_script_that_is_given_it_too(
     options = launch(*argv, "train.py", "--store", "tcp://localhost:1234/")
     assert options.rendezvous.endpoint is None
     assert options.rendezvous.worker_ports == ports
-    assert "the port is left to the script" in options.remarks[0]
+    assert "the port is left to the script" in options.warnings[0]
     for other in ("tcp://localhost:12345", "1234"):
         assert launch(*argv, "train.py", other).rendezvous.endpoint is not None
     spare = launch("--rdzv-endpoint=node0:1234", "train.py", "tcp://node0:1234")
@@ -385,13 +385,13 @@ def test_workers_have_no_port_at_which_nodes_meet() -> None:
 
 def test_several_nodes_are_told_which_port_their_workers_have() -> None:
     argv = ["--nnodes=2", "--master-addr=node0", "--rdzv-id=x"]
-    (remark,) = launch(*argv, "--master-port=1234", "train.py").remarks
+    (remark,) = launch(*argv, "--master-port=1234", "train.py").warnings
     assert remark == (
         "--master-port 1234 is where the nodes meet; MASTER_PORT of the workers is a free port of"
         " rank 0's node. For MASTER_PORT=1234: --worker-port 1234 with another --master-port."
     )
-    assert launch(*argv, "--master-port=1235", "--worker-port=1234", "train.py").remarks == ()
-    assert launch(*argv, "train.py").remarks == ()
+    assert launch(*argv, "--master-port=1235", "--worker-port=1234", "train.py").warnings == ()
+    assert launch(*argv, "train.py").warnings == ()
     refused = sentence(*argv, "--master-port=1234", "--worker-port=1234", "train.py")
     assert refused.startswith("--worker-port 1234 is the port at which the nodes meet (--master-p")
 
@@ -440,7 +440,7 @@ def test_the_variables_of_a_kubeflow_pod() -> None:
 def test_a_node_rank_is_ignored_with_c10d_as_by_torchrun() -> None:
     options = launch(*MULTI, "--rdzv-backend=c10d", "--node-rank=1", "train.py")
     assert options.rendezvous.node_rank is None
-    assert options.remarks == (
+    assert options.warnings == (
         "--node-rank 1 is ignored with --rdzv-backend c10d, as by torchrun; with --rdzv-backend"
         " grpc it is honoured.",
     )
@@ -493,22 +493,22 @@ def test_wrong_endpoints_and_backends() -> None:
 def test_several_nodes_without_an_id_are_told_why_they_should_have_one() -> None:
     options = launch("--nnodes=2", "--master-addr=node0", "train.py")
     assert options.rendezvous.job_id == "none"
-    assert options.remarks == (
+    assert options.warnings == (
         "no --rdzv-id was given: a stray node of another job that uses the same endpoint would be"
         " taken for one of this job; give each job its own, the same on every node.",
     )
-    assert launch("--nnodes=2", "--master-addr=a", "train.py", PET_RDZV_ID="x").remarks == ()
+    assert launch("--nnodes=2", "--master-addr=a", "train.py", PET_RDZV_ID="x").warnings == ()
 
 
 def test_several_nodes_without_an_endpoint_are_told_where_they_meet() -> None:
     options = launch("--nnodes=2", "--rdzv-id=x", "train.py")
     assert options.rendezvous.endpoint == Endpoint("127.0.0.1", 29500)
-    assert options.remarks == (
+    assert options.warnings == (
         "no --rdzv-endpoint is given: all nodes meet at 127.0.0.1:29500, which only this host can"
         " reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT.",
     )
     for given in ({"PET_MASTER_ADDR": "127.0.0.1"}, {"PET_RDZV_ENDPOINT": "127.0.0.1"}):
-        assert launch("--nnodes=2", "--rdzv-id=x", "train.py", **given).remarks == ()
+        assert launch("--nnodes=2", "--rdzv-id=x", "train.py", **given).warnings == ()
 
 
 def test_replicas_of_snapshots_need_other_nodes() -> None:
@@ -527,7 +527,7 @@ def test_replicas_of_snapshots_need_other_nodes() -> None:
 def test_times_and_remarks_of_the_conf() -> None:
     options = launch("--rdzv-conf='timeout=5,node_grace=2,node_grave=1'", "train.py")
     assert options.rendezvous.timeouts == Timeouts(join_timeout_s=5, node_grace_s=2)
-    assert options.remarks == (
+    assert options.warnings == (
         "--rdzv-conf: the key 'node_grave' (did you mean node_grace?) is unknown and ignored.",
     )
 
@@ -675,7 +675,7 @@ def test_signals() -> None:
         "--signals-to-handle", "SIGUSR1, SIGTERM,SIGTERM,XYZ,usr2,SIGKILL,", "train.py"
     )
     assert options.signals == (signal.SIGUSR1, signal.SIGTERM)
-    assert options.remarks == (
+    assert options.warnings == (
         "--signals-to-handle: the signal 'XYZ' is unknown and ignored.",
         "--signals-to-handle: the signal 'usr2' (did you mean SIGUSR2?) is unknown and ignored.",
         "--signals-to-handle: no process can handle SIGKILL; ignored.",
@@ -761,7 +761,7 @@ def test_master() -> None:
             node_grace_s=1, node_timeout_s=2, last_call_timeout_s=3, join_timeout_s=4
         ),
         rescale_delay_s=math.inf,
-        remarks=("--rdzv-conf: the key 'leased' (did you mean lease?) is unknown and ignored.",),
+        warnings=("--rdzv-conf: the key 'leased' (did you mean lease?) is unknown and ignored.",),
     )
     assert parse.parse(["master", "--rdzv-endpoint", ":2"], {}) == MasterOptions(Endpoint("::", 2))
     assert sentence("master", "train.py").startswith(

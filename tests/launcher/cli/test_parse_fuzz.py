@@ -101,7 +101,9 @@ SCRIPTS = st.sampled_from(
      ["--"], ["-"], ["nope.py"], ["folder"], ["train"], ["python"], ["${local_rank}.py"], ["\0"]]
 )  # fmt: skip
 ENVIRONMENTS = st.dictionaries(
-    st.sampled_from([flag.variable for flag in LAUNCH] + ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]),
+    st.sampled_from(
+        [name for flag in LAUNCH for name in flag.variables] + ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
+    ),
     VALUES.filter(lambda text: "\0" not in text),
     max_size=4,
 )
@@ -155,7 +157,7 @@ def check_options(options: object) -> None:
         assert 1 <= group.min_nodes <= group.max_nodes
         assert group.min_nodes % group.node_unit == 0
         assert group.max_nodes == 1 or group.endpoint is not None
-        assert all(text.isprintable() for text in options.remarks)
+        assert all(text.isprintable() for text in options.warnings)
 
 
 @pytest.mark.long
@@ -200,7 +202,7 @@ def refused(seed: int, count: int) -> Iterator[tuple[list[str], dict[str, str], 
         name = flag.spelling.replace("-", choose.choice("-_")).replace("__", "--", 1)
         argv, environ = [f"{name}={value}", "train.py"], {}
         if choose.random() < 0.5:
-            argv, environ = ["train.py"], {flag.variable: value}
+            argv, environ = ["train.py"], {choose.choice(flag.variables): value}
         text = check(argv, environ)
         if text is not None and flag.key not in seen:
             seen.add(flag.key)

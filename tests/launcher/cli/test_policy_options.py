@@ -173,8 +173,8 @@ def test_what_works_although_no_restart_is_counted() -> None:
 
 def test_a_rule_about_words_says_what_it_sees() -> None:
     def is_told(*argv: str) -> bool:
-        remarks = launch("--on-failure", "error:x=fail", *argv, PATH=".").remarks
-        return any("a rule with error: sees what @record writes" in text for text in remarks)
+        warnings = launch("--on-failure", "error:x=fail", *argv, PATH=".").warnings
+        return any("a rule with error: sees what @record writes" in text for text in warnings)
 
     assert not is_told()
     Path("train.py").chmod(0o755)

@@ -70,10 +70,10 @@ def test_keys_of_torchrun_that_have_nothing_to_do_are_accepted_in_silence() -> N
 
 
 def test_unknown_keys_are_remarked_once_with_the_nearest_known() -> None:
-    assert parse_conf("join_timout=5").remarks == (
+    assert parse_conf("join_timout=5").warnings == (
         "--rdzv-conf: the key 'join_timout' (did you mean join_timeout?) is unknown and ignored.",
     )
-    assert parse_conf("zzz=5,nodegrace=1", "PET_RDZV_CONF").remarks == (
+    assert parse_conf("zzz=5,nodegrace=1", "PET_RDZV_CONF").warnings == (
         "PET_RDZV_CONF: the keys 'zzz', 'nodegrace' (did you mean node_grace?) are unknown and"
         " ignored; the known keys are join_timeout, last_call_timeout, node_grace, node_timeout,"
         " master_timeout, connect_timeout, lease, fence, rescale_delay, is_host.",

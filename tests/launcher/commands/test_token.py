@@ -1,7 +1,7 @@
 """``ft-run token`` without a file."""
 
 import pytest
-from ft_run.launcher.cli.trust_flags import TokenOptions
+from ft_run.launcher.cli.security_flags import TokenOptions
 from ft_run.launcher.commands.token import make_token
 from ft_run.rendezvous.trust.token import Token, checked
 

@@ -11,7 +11,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._:-]*")
 
 
 class BadHostListError(ValueError):
-    """Raised when a text is no host list; its text says why."""
+    """Raised when a text is not a host list; its text is the reason."""
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def expand(text: str) -> tuple[str, ...]:
     for word in _split(text):
         for name in _names(word):
             if len(hosts) == MOST_HOSTS:
-                raise BadHostListError(f"it has more than {MOST_HOSTS} hosts")
+                raise BadHostListError(f"more than {MOST_HOSTS} hosts")
             hosts.append(name)
     return tuple(hosts)
 
@@ -39,12 +39,12 @@ def _split(text: str) -> list[str]:
             continue
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
-            raise BadHostListError("its brackets do not match")
+            raise BadHostListError("unmatched brackets")
         words[-1] += letter
     if depth:
-        raise BadHostListError("its brackets do not match")
+        raise BadHostListError("unmatched brackets")
     if not all(words):
-        raise BadHostListError("it has an empty name")
+        raise BadHostListError("empty name")
     return words
 
 
@@ -67,7 +67,7 @@ def _numbers(text: str) -> Iterator[str]:
     for part in text.split(","):
         found = _RANGE.fullmatch(part)
         if found is None:
-            raise BadHostListError(f"{part!r} is no number and no range")
+            raise BadHostListError(f"{part!r} is neither a number nor a range")
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first):
             raise BadHostListError(f"the range {part} runs backwards")

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from ft_run.tests.e2e.conftest import EXAMPLES, FT_RUN, Launcher
-from ft_run.tests.harness.places import podman as containers
-from ft_run.tests.harness.places.podman import Podman, Stage, compose_options, host_base
+from ft_run.tests.harness.environments import podman as containers
+from ft_run.tests.harness.environments.podman import Podman, Stage, compose_options, host_base
 
 pytestmark = pytest.mark.root
 FOLDER = EXAMPLES / "container"

@@ -3,10 +3,11 @@
 import json
 
 from ...errors import UsageError
-from .place import (
+from ..flags.values import BadValue, refuse
+from .environment import (
     PORT,
-    Place,
-    Taken,
+    Environment,
+    Found,
     Variables,
     endpoints,
     gpus,
@@ -17,8 +18,8 @@ from .place import (
 )
 
 
-def skypilot(variables: Variables) -> Place | None:
-    """Return what SkyPilot says; None outside of it.
+def skypilot(variables: Variables) -> Environment | None:
+    """Return what SkyPilot sets; None outside of it.
 
     Raises:
         UsageError: its variables contradict.
@@ -29,23 +30,23 @@ def skypilot(variables: Variables) -> Place | None:
     hosts = tuple(addresses.text.split())
     nodes = variables.whole("SKYPILOT_NUM_NODES", low=1)
     refuse_count(nodes, hosts, addresses.source)
-    nodes = nodes or Taken(str(len(hosts)), addresses.source)
+    nodes = nodes or Found(str(len(hosts)), addresses.source)
     rank = variables.whole("SKYPILOT_NODE_RANK")
     refuse_rank(rank, nodes)
-    return Place(
+    return Environment(
         "SkyPilot",
         known(
             nnodes=nodes,
             node_rank=rank,
-            rdzv_endpoint=Taken(endpoints(hosts, PORT), addresses.source),
+            rdzv_endpoint=Found(endpoints(hosts, PORT), addresses.source),
             rdzv_id=variables.text("SKYPILOT_TASK_ID"),
             nproc_per_node=gpus(variables.whole("SKYPILOT_NUM_GPUS_PER_NODE")),
         ),
     )
 
 
-def sagemaker(variables: Variables) -> Place | None:
-    """Return what SageMaker says; None outside of it.
+def sagemaker(variables: Variables) -> Environment | None:
+    """Return what SageMaker sets; None outside of it.
 
     Raises:
         UsageError: its variables contradict.
@@ -58,29 +59,27 @@ def sagemaker(variables: Variables) -> Place | None:
     except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(h, str) for h in hosts):
-        raise UsageError(
-            f"{listed.source} is {listed.text[:80]!r}; expected a JSON list of hosts such as"
-            ' ["algo-1","algo-2"], or no --auto-config.'
-        )
+        right = 'a JSON list of hosts, e.g. ["algo-1","algo-2"], or no --auto-config'
+        raise refuse(listed.source, listed.text, BadValue(right))
     if own.text not in hosts:
         raise UsageError(
             f"{own.source} is {own.text[:80]}, but {listed.source} is {listed.text[:80]};"
             " expected one of these hosts, or --nnodes and --node-rank."
         )
-    return Place(
+    return Environment(
         "SageMaker",
         known(
-            nnodes=Taken(str(len(hosts)), listed.source),
-            node_rank=Taken(str(hosts.index(own.text)), f"{listed.source}, {own.source}"),
-            rdzv_endpoint=Taken(endpoints(hosts, PORT), listed.source),
+            nnodes=Found(str(len(hosts)), listed.source),
+            node_rank=Found(str(hosts.index(own.text)), f"{listed.source}, {own.source}"),
+            rdzv_endpoint=Found(endpoints(hosts, PORT), listed.source),
             rdzv_id=variables.text("TRAINING_JOB_NAME"),
             nproc_per_node=gpus(variables.whole("SM_NUM_GPUS")),
         ),
     )
 
 
-def aws_batch(variables: Variables) -> Place | None:
-    """Return what AWS Batch says; None outside of a multi-node parallel job.
+def aws_batch(variables: Variables) -> Environment | None:
+    """Return what AWS Batch sets; None outside of a multi-node parallel job.
 
     Raises:
         UsageError: its variables contradict.
@@ -93,14 +92,16 @@ def aws_batch(variables: Variables) -> Place | None:
     main = variables.whole("AWS_BATCH_JOB_MAIN_NODE_INDEX")
     address = variables.text("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
     if address is None and main is not None and main.text == rank.text:
-        address = Taken(variables.own_name(), f"{main.source}: this node")  # the others are told it
+        address = Found(
+            variables.own_name(), f"{main.source}: this node"
+        )  # the others have the variable
     job, again = variables.text("AWS_BATCH_JOB_ID"), variables.whole("AWS_BATCH_JOB_ATTEMPT", low=1)
     if job is not None:  # <job>#<index of the node>
-        job = Taken(job.text.partition("#")[0], job.source)
+        job = Found(job.text.partition("#")[0], job.source)
         if again is not None:
-            job = of_attempt(job, Taken(str(int(again.text) - 1), again.source))
-    endpoint = None if address is None else Taken(f"{address.text}:{PORT}", address.source)
-    return Place(
+            job = of_attempt(job, Found(str(int(again.text) - 1), again.source))
+    endpoint = None if address is None else Found(f"{address.text}:{PORT}", address.source)
+    return Environment(
         "AWS Batch",
         known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint, rdzv_id=job),
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from ft_run.tests.e2e.conftest import EXAMPLES, FT_RUN, Launcher
+from ft_run.tests.harness.environments import slurm
+from ft_run.tests.harness.environments.slurm import Slurm
 from ft_run.tests.harness.hosts import Host, Network
-from ft_run.tests.harness.places import slurm
-from ft_run.tests.harness.places.slurm import Slurm
 
 pytestmark = pytest.mark.root
 RECIPES = EXAMPLES / "slurm"

@@ -315,7 +315,7 @@ def test_without_the_flag_a_line_suggests_it_and_nothing_is_taken(
     environ: dict[str, str], script: str
 ) -> None:
     options = launch([script], environ)
-    (remark,) = options.remarks
+    (remark,) = options.warnings
     assert "but this command asks for one" in remark
     assert "ft-run --auto-config" in remark
     assert options.rendezvous.endpoint is None
@@ -323,7 +323,7 @@ def test_without_the_flag_a_line_suggests_it_and_nothing_is_taken(
 
 def test_a_batch_script_is_told_of_srun(script: str) -> None:
     options = launch([script], BATCH)
-    (remark,) = options.remarks
+    (remark,) = options.warnings
     assert remark.startswith("this is no task of srun, but Slurm has given the job 2 nodes")
 
 
@@ -342,7 +342,7 @@ def test_a_batch_script_is_told_of_srun(script: str) -> None:
 )
 def test_nothing_is_suggested(environ: dict[str, str], flags: list[str], script: str) -> None:
     options = launch([*flags, script], environ)
-    assert not any("--auto-config" in remark for remark in options.remarks)
+    assert not any("--auto-config" in remark for remark in options.warnings)
 
 
 def test_dry_run_alone_shows_what_variables_add(

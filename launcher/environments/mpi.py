@@ -7,7 +7,7 @@ import re
 
 from ...errors import UsageError
 from ...values import dataclass
-from .place import GIVE_COUNT, PORT, Place, Taken, Variables, known, refuse_rank
+from .environment import GIVE_COUNT, PORT, Environment, Found, Variables, known, refuse_rank
 
 _PRTERUN = re.compile(r"prterun-(.+)-([0-9]+)@[0-9]+")
 """The name that version 5 gives to a job: the host of ``mpirun`` and its process id."""
@@ -15,8 +15,8 @@ _MPIRUN = "mpirun --map-by ppr:1:node --bind-to none ft-run --auto-config"
 _HYDRA = "mpiexec -ppn 1 ft-run --auto-config"
 
 
-def read(variables: Variables) -> Place | None:
-    """Return what the MPI launcher that has started this process says; None without one.
+def read(variables: Variables) -> Environment | None:
+    """Return what the MPI launcher that started this process sets; None without one.
 
     Raises:
         UsageError: it has started several tasks on this node, or its variables contradict.
@@ -31,7 +31,7 @@ def read(variables: Variables) -> Place | None:
     return None
 
 
-def _open_mpi(variables: Variables) -> Place:
+def _open_mpi(variables: Variables) -> Environment:
     rank = variables.whole("OMPI_COMM_WORLD_RANK")
     nodes = variables.whole("OMPI_COMM_WORLD_SIZE", low=1)
     _refuse_several(variables.whole("OMPI_COMM_WORLD_LOCAL_SIZE"), "Open MPI", _MPIRUN)
@@ -39,9 +39,9 @@ def _open_mpi(variables: Variables) -> Place:
     flags = known(nnodes=nodes, node_rank=rank)
     mpirun = _mpirun(variables)
     if mpirun is not None:
-        flags["rdzv_endpoint"] = Taken(f"{mpirun.host}:{PORT}", mpirun.source)
-        flags["rdzv_id"] = Taken(mpirun.job, mpirun.source)
-    return Place("Open MPI", flags, _MPIRUN)
+        flags["rdzv_endpoint"] = Found(f"{mpirun.host}:{PORT}", mpirun.source)
+        flags["rdzv_id"] = Found(mpirun.job, mpirun.source)
+    return Environment("Open MPI", flags, _MPIRUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _mpirun(variables: Variables) -> _Mpirun | None:
 
 
 def refuse_foreign_mpirun(variables: Variables) -> None:
-    """Refuse that nodes meet at the host of ``mpirun``, where none of them runs.
+    """Refuse an endpoint on the host of ``mpirun`` where no node runs.
 
     Raises:
         UsageError: rank 0 is not on the host of ``mpirun``.
@@ -80,30 +80,30 @@ def refuse_foreign_mpirun(variables: Variables) -> None:
     rank, mpirun = variables.whole("OMPI_COMM_WORLD_RANK"), _mpirun(variables)
     if rank is not None and rank.text == "0" and mpirun is not None and not mpirun.is_here:
         raise UsageError(
-            f"mpirun runs at {mpirun.host} ({mpirun.source}), which is not the host of rank 0, and"
-            " the nodes know no other host in common; expected --rdzv-endpoint HOST:PORT,"
+            f"mpirun runs on {mpirun.host} ({mpirun.source}), which is not the host of rank 0, and"
+            " the nodes have no other common host; expected --rdzv-endpoint HOST:PORT,"
             " where HOST is the first host of mpirun."
         )
 
 
-def _hydra(variables: Variables) -> Place:
+def _hydra(variables: Variables) -> Environment:
     rank, nodes = variables.whole("PMI_RANK"), variables.whole("PMI_SIZE", low=1)
     _refuse_several(variables.whole("MPI_LOCALNRANKS"), "MPICH's Hydra", _HYDRA)
     refuse_rank(rank, nodes)
-    return Place("MPICH's Hydra", known(nnodes=nodes, node_rank=rank), _HYDRA)
+    return Environment("MPICH's Hydra", known(nnodes=nodes, node_rank=rank), _HYDRA)
 
 
-def _pmix(variables: Variables) -> Place:
+def _pmix(variables: Variables) -> Environment:
     rank = variables.whole("PMIX_RANK")
-    return Place(
+    return Environment(
         "PMIx",
         known(node_rank=rank, rdzv_id=variables.text("PMIX_NAMESPACE")),
-        doubt="PMIx says the rank of a task in its variables, but not how many there are;"
+        why_no_count="PMIx sets the rank of a task, but not the number of tasks;"
         f" expected {GIVE_COUNT}",
     )
 
 
-def _refuse_several(local: Taken | None, name: str, right: str) -> None:
+def _refuse_several(local: Found | None, name: str, right: str) -> None:
     if local is not None and int(local.text) > 1:
         raise UsageError(
             f"{name} has started {local.text} tasks on this node ({local.source}), but one ft-run"

@@ -4,11 +4,11 @@ Recorded from Slurm 22.05; the names are the same from 14.11 to today.
 """
 
 from ...errors import UsageError
-from .hostlist import BadHostListError, expand
-from .place import (
+from ..flags.values import BadValue, refuse
+from .environment import (
     PORT,
-    Place,
-    Taken,
+    Environment,
+    Found,
     Variables,
     endpoints,
     gpus,
@@ -17,6 +17,7 @@ from .place import (
     refuse_count,
     refuse_rank,
 )
+from .hostlist import BadHostListError, expand
 
 _SRUN = "srun --ntasks-per-node=1 ft-run --auto-config"
 _INTERACTIVE = "4294967290"
@@ -26,8 +27,8 @@ _PORTS = 1000
 to outgoing connections."""
 
 
-def read(variables: Variables, mpi: Place | None) -> Place | None:
-    """Return what Slurm says; None outside of Slurm.
+def read(variables: Variables, mpi: Environment | None) -> Environment | None:
+    """Return what Slurm sets; None outside of Slurm.
 
     Args:
         variables: the environment.
@@ -46,22 +47,24 @@ def read(variables: Variables, mpi: Place | None) -> Place | None:
     if mpi is not None:
         hosts = variables.text("SLURM_JOB_NODELIST", "SLURM_NODELIST")
         if hosts is not None and mpi.nodes == len(_hosts(hosts)):
-            flags["rdzv_endpoint"] = Taken(endpoints(_hosts(hosts), port), hosts.source)
-        return Place("Slurm", flags, mpi.start)
+            flags["rdzv_endpoint"] = Found(endpoints(_hosts(hosts), port), hosts.source)
+        return Environment("Slurm", flags, mpi.start)
     nodes = variables.whole("SLURM_STEP_NUM_NODES", low=1)
     step = variables.text("SLURM_STEP_ID", "SLURM_STEPID")
     if nodes is None or (step is not None and step.text == _INTERACTIVE):
         if allocated is not None and allocated.text != "1":
-            doubt = (
-                f"this is no task of srun, but Slurm has given the job {allocated.text} nodes"
+            why_no_count = (
+                f"not started by srun, but the Slurm allocation has {allocated.text} nodes"
                 f" ({allocated.source}); expected {_SRUN} SCRIPT."
             )
-            return Place("Slurm", flags, _SRUN, doubt)
-        return Place("Slurm", flags | known(nnodes=allocated), _SRUN)
-    return Place("Slurm", flags | _step(variables, nodes, port), _SRUN, _part(variables, nodes))
+            return Environment("Slurm", flags, _SRUN, why_no_count)
+        return Environment("Slurm", flags | known(nnodes=allocated), _SRUN)
+    return Environment(
+        "Slurm", flags | _step(variables, nodes, port), _SRUN, _part(variables, nodes)
+    )
 
 
-def _step(variables: Variables, nodes: Taken, port: int) -> dict[str, Taken]:
+def _step(variables: Variables, nodes: Found, port: int) -> dict[str, Found]:
     tasks = variables.whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", low=1)
     if tasks is not None and int(tasks.text) > int(nodes.text):
         raise UsageError(
@@ -75,12 +78,12 @@ def _step(variables: Variables, nodes: Taken, port: int) -> dict[str, Taken]:
     if hosts is not None:
         names = _hosts(hosts)
         refuse_count(nodes, names, hosts.source)
-        endpoint = Taken(endpoints(names, port), hosts.source)
+        endpoint = Found(endpoints(names, port), hosts.source)
     return known(nnodes=nodes, node_rank=rank, rdzv_endpoint=endpoint)
 
 
-def _part(variables: Variables, nodes: Taken) -> str:
-    """Doubt a step of the first part of a heterogeneous job: ``srun`` takes no more unasked."""
+def _part(variables: Variables, nodes: Found) -> str:
+    """Return why a step has only the first part of a heterogeneous job, as by default; else ""."""
     parts = variables.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
     if parts is None:
         return ""
@@ -99,17 +102,15 @@ def _part(variables: Variables, nodes: Taken) -> str:
     )
 
 
-def _hosts(taken: Taken) -> tuple[str, ...]:
+def _hosts(listed: Found) -> tuple[str, ...]:
     try:
-        return expand(taken.text)
+        return expand(listed.text)
     except BadHostListError as error:
-        raise UsageError(
-            f"{taken.source} is {taken.text[:80]!r}, and {error}; expected a list such as"
-            " gpu[001-016,020], or --rdzv-endpoint HOST:PORT."
-        ) from error
+        right = "a list of hosts, e.g. gpu[001-016,020], or --rdzv-endpoint HOST:PORT"
+        raise refuse(listed.source, listed.text, BadValue(right, str(error))) from error
 
 
-def _job_id(variables: Variables, job: Taken) -> tuple[Taken, int]:
+def _job_id(variables: Variables, job: Found) -> tuple[Found, int]:
     """Return the id of the job as Slurm's users know it, and the port at which its nodes meet."""
     array = variables.whole("SLURM_ARRAY_JOB_ID")
     task = variables.whole("SLURM_ARRAY_TASK_ID")
@@ -122,10 +123,10 @@ def _job_id(variables: Variables, job: Taken) -> tuple[Taken, int]:
         text, source = f"{text}.{step.text}", f"{source}, {step.source}"
         number += int(step.text)
     again = variables.whole("SLURM_RESTART_COUNT")
-    return of_attempt(Taken(text, source), again), PORT + number % _PORTS
+    return of_attempt(Found(text, source), again), PORT + number % _PORTS
 
 
-def _workers(variables: Variables) -> Taken | None:
+def _workers(variables: Variables) -> Found | None:
     """Return how many GPUs the step has on this node.
 
     Raises:

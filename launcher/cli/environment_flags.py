@@ -1,4 +1,4 @@
-"""``--auto-config`` and ``--dry-run``: what the place of this process adds to the command line."""
+"""``--auto-config`` and ``--dry-run``: what the environment adds to the command line."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,12 +18,12 @@ _MARKS = (
     "SM_HOSTS",
     "AWS_BATCH_JOB_NODE_INDEX",
 )
-"""Variables of which each place has one; what reads them is only loaded where one is set."""
+"""Each environment sets one of these; what reads them is only loaded where one is set."""
 
 _SAYS_HOW_MANY = ("nnodes", "standalone", "rdzv_endpoint", "master_addr")
 
 
-def place_flags() -> list[Flag]:
+def environment_flags() -> list[Flag]:
     """Return the flags."""
     return [
         RENDEZVOUS(
@@ -40,42 +40,42 @@ def place_flags() -> list[Flag]:
     ]
 
 
-def placed(
-    line: CommandLine, given: Given, environ: Mapping[str, str], remarks: list[str]
+def with_environment(
+    line: CommandLine, given: Given, environ: Mapping[str, str], warnings: list[str]
 ) -> Given:
-    """Return the flags with those that the place gives, if ``--auto-config`` was given.
+    """Return the flags with those that the environment sets, if ``--auto-config`` was given.
 
     Raises:
-        UsageError: the place cannot tell, or contradicts itself.
+        UsageError: the environment has no number of nodes, or contradicts itself.
     """
     if given["auto_config"]:
         from socket import getfqdn
 
-        from ..places.auto_config import auto_config, told
+        from ..environments.auto_config import auto_config, describe
 
         texts = {key: words[-1] for key, words in given.texts.items() if given[key] is not False}
         found = auto_config(environ, texts, getfqdn)
-        remarks.append(told(found))
-        return line.filled(given, {key: (t.text, t.source) for key, t in found.items()})
+        warnings.append(describe(found))
+        return line.filled(given, {key: (one.text, one.source) for key, one in found.items()})
     says_one = not any(given[key] for key in _SAYS_HOW_MANY)
     if says_one and any(mark in environ for mark in _MARKS):
-        from ..places.auto_config import suggestion
+        from ..environments.auto_config import suggestion
 
-        remarks.extend(filter(None, (suggestion(environ),)))
+        warnings.extend(filter(None, (suggestion(environ),)))
     return given
 
 
 def answer_dry_run(
-    line: CommandLine, given: Given, rest: Sequence[str], remarks: Sequence[str]
+    line: CommandLine, given: Given, rest: Sequence[str], warnings: Sequence[str]
 ) -> None:
     """Print the resulting command and exit with 0, if ``--dry-run`` was given."""
     if given["dry_run"]:
-        say(remarks)
+        say(warnings)
         answer(resulting_command(line, given, rest))
 
 
 def resulting_command(line: CommandLine, given: Given, rest: Sequence[str]) -> str:
-    """Return the command that needs no place and no ``PET_*``, quoted for a shell."""
+    """Return the command with all values as flags, without ``PET_*``, quoted for a shell."""
     from shlex import join
 
     words = ["ft-run"]

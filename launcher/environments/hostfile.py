@@ -13,7 +13,7 @@ _SLOTS = re.compile(r"[1-9][0-9]{0,4}")
 
 @dataclass(frozen=True, slots=True)
 class HostLine:
-    """One host, and how many workers it has room for: None where the file does not say."""
+    """One host, and its number of workers; None where the file has none."""
 
     name: str
     """As ssh takes it: ``[USER@]HOST``."""
@@ -84,19 +84,19 @@ def _host(words: list[str], where: str) -> HostLine:
     name, *rest = words
     if _HOST.fullmatch(name) is None:
         raise UsageError(
-            f"{where} has {name[:80]!r}, which is not a host name; expected HOST or"
-            " USER@HOST, and in a file HOST slots=N."
+            f"invalid host name {name[:80]!r} ({where}): expected HOST or USER@HOST, and in a file"
+            " HOST slots=N."
         )
     slots = None
     for word in rest:
         key, _, value = word.partition("=")
         if key != "slots" or slots is not None:
             raise UsageError(
-                f"{where} has {word[:80]!r} after {name}; expected slots=N, once, and nothing else."
+                f"unexpected {word[:80]!r} after {name} ({where}); expected slots=N, once."
             )
         if _SLOTS.fullmatch(value) is None:
             raise UsageError(
-                f"{where} has {word[:80]!r}; expected slots=N with N a whole number from 1."
+                f"invalid value {value[:80]!r} for slots ({where}): expected a whole number >= 1."
             )
         slots = int(value)
     return HostLine(name, slots, where)

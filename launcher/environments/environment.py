@@ -1,4 +1,4 @@
-"""What one place says: values of flags, each with the variables that it was taken from."""
+"""What one environment sets: values of flags, each with the variables that it comes from."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,48 +7,49 @@ from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.protocol.endpoint import join_host_port
 from ...values import dataclass, field
+from ..flags.values import BadValue, refuse
 
 PORT = defaults.ENDPOINT_PORT
-"""Where the nodes of a job meet, unless the place says better."""
+"""The port of the rendezvous, where the environment sets none."""
 
 LISTED = 3
 """How many of the hosts may lead the job, where there are as many."""
 
-GIVE_COUNT = "--nnodes N or PET_NNODES=N beside --auto-config."
+GIVE_COUNT = "--nnodes N or PET_NNODES=N in addition to --auto-config."
 
 _WHOLE = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The text of a flag's value, and the variable that it was taken from."""
+class Found:
+    """The text of a flag's value, and the variable that it comes from."""
 
     text: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a place says of this node. The flags are named as ``Given`` names them."""
+class Environment:
+    """What an environment sets for this node. The flags are named as in ``Given``."""
 
     name: str
-    """For people: ``Slurm``."""
-    flags: Mapping[str, Taken] = field(default_factory=dict)
+    """As in messages: ``Slurm``."""
+    flags: Mapping[str, Found] = field(default_factory=dict)
     """``nnodes``, ``node_rank``, ``rdzv_endpoint``, ``rdzv_id``, ``nproc_per_node``: those that the
-    place speaks of."""
+    environment sets."""
     start: str = "ft-run --auto-config"
     """The command that starts a node here."""
-    doubt: str = ""
-    """Why the place alone cannot say how many nodes there are: a sentence; empty where it can."""
+    why_no_count: str = ""
+    """Why the number of nodes is unknown, and what is expected; empty where it is known."""
     pods: str = ""
-    """The endpoint of any node, ``{}`` for its rank, where the place does not say how many there
-    are: ``rdzv_endpoint`` is that of the first."""
+    """The endpoint of any node, ``{}`` for its rank, where the number of nodes is unknown:
+    ``rdzv_endpoint`` is that of the first."""
 
     @property
     def nodes(self) -> int | None:
-        """How many nodes the job has here; None where the place does not say."""
-        taken = self.flags.get("nnodes")
-        return None if taken is None else int(taken.text)
+        """The number of nodes of the job; None where it is unknown."""
+        found = self.flags.get("nnodes")
+        return None if found is None else int(found.text)
 
 
 class Variables:
@@ -64,15 +65,15 @@ class Variables:
         self._environ = environ
         self.own_name = own_name
 
-    def text(self, *names: str) -> Taken | None:
+    def text(self, *names: str) -> Found | None:
         """Return the first of some variables that is set."""
         for name in names:
             value = self._environ.get(name, "").strip()
             if value:
-                return Taken(value, name)
+                return Found(value, name)
         return None
 
-    def whole(self, *names: str, low: int = 0) -> Taken | None:
+    def whole(self, *names: str, low: int = 0) -> Found | None:
         """Return the first of some variables that is set: a whole number.
 
         Raises:
@@ -82,19 +83,17 @@ class Variables:
         if found is None:
             return None
         if _WHOLE.fullmatch(found.text) is None or int(found.text) < low:
-            raise UsageError(
-                f"{found.source} is {found.text[:80]!r}; expected a whole number, {low} or"
-                " more, or no --auto-config."
-            )
-        return Taken(str(int(found.text)), found.source)
+            right = f"a whole number >= {low}, or no --auto-config"
+            raise refuse(found.source, found.text, BadValue(right))
+        return Found(str(int(found.text)), found.source)
 
 
-def known(**flags: Taken | None) -> dict[str, Taken]:
+def known(**flags: Found | None) -> dict[str, Found]:
     """Return the flags of which something is known."""
     return {name: taken for name, taken in flags.items() if taken is not None}
 
 
-def refuse_rank(rank: Taken | None, nodes: Taken | None) -> None:
+def refuse_rank(rank: Found | None, nodes: Found | None) -> None:
     """Refuse a rank that the nodes do not have.
 
     Raises:
@@ -102,12 +101,12 @@ def refuse_rank(rank: Taken | None, nodes: Taken | None) -> None:
     """
     if rank is not None and nodes is not None and int(rank.text) >= int(nodes.text):
         raise UsageError(
-            f"{rank.source} is {rank.text}, but {nodes.source} is {nodes.text}, so that the ranks"
-            f" end at {int(nodes.text) - 1}; expected --nnodes and --node-rank."
+            f"{rank.source} is {rank.text}, but {nodes.source} is {nodes.text}, and the last rank"
+            f" is {int(nodes.text) - 1}; expected --nnodes and --node-rank."
         )
 
 
-def refuse_count(nodes: Taken | None, hosts: tuple[str, ...], source: str) -> None:
+def refuse_count(nodes: Found | None, hosts: tuple[str, ...], source: str) -> None:
     """Refuse a list of hosts that is longer or shorter than the number of nodes.
 
     Raises:
@@ -127,17 +126,17 @@ def endpoints(hosts: Sequence[str], port: int) -> str:
     return ",".join(join_host_port(host, port) for host in listed)
 
 
-def of_attempt(job: Taken, number: Taken | None) -> Taken:
-    """Return the id of a job that was begun again so many times.
+def of_attempt(job: Found, number: Found | None) -> Found:
+    """Return the id of a job that was restarted so many times.
 
-    A node of the attempt before may still run, cut off from the others: under the same id it would
-    be taken for one of this job when it is back.
+    A node of the previous attempt may still run, cut off from the others: with the same id it could
+    join this job when it is back.
     """
     if number is None or number.text == "0":
         return job
-    return Taken(f"{job.text}-r{number.text}", f"{job.source}, {number.source}")
+    return Found(f"{job.text}-r{number.text}", f"{job.source}, {number.source}")
 
 
-def gpus(taken: Taken | None) -> Taken | None:
-    """Return the number of workers for a number of GPUs: none says nothing."""
-    return None if taken is None or taken.text == "0" else taken
+def gpus(count: Found | None) -> Found | None:
+    """Return the number of workers for a number of GPUs; None without any."""
+    return None if count is None or count.text == "0" else count

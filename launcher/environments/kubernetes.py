@@ -4,12 +4,12 @@
 variables by themselves: examples/kubernetes/jobset.yaml shows how a pod gets them.
 """
 
-from .place import (
+from .environment import (
     GIVE_COUNT,
     LISTED,
     PORT,
-    Place,
-    Taken,
+    Environment,
+    Found,
     Variables,
     endpoints,
     known,
@@ -18,8 +18,12 @@ from .place import (
 )
 
 
-def read(variables: Variables) -> Place | None:
-    """Return what Kubernetes says of this pod; None outside of these kinds of pods.
+def _no_count(kind: str) -> str:
+    return f"the pods of {kind} have no variable with their number; expected {GIVE_COUNT}"
+
+
+def read(variables: Variables) -> Environment | None:
+    """Return what Kubernetes sets for this pod; None outside of these kinds of pods.
 
     Raises:
         UsageError: the variables contradict.
@@ -34,7 +38,7 @@ def read(variables: Variables) -> Place | None:
     return _indexed_job(variables, index)
 
 
-def _leader_worker_set(variables: Variables) -> Place:
+def _leader_worker_set(variables: Variables) -> Environment:
     nodes = variables.whole("LWS_GROUP_SIZE", low=1)
     rank = variables.whole("LWS_WORKER_INDEX")
     refuse_rank(rank, nodes)
@@ -44,18 +48,18 @@ def _leader_worker_set(variables: Variables) -> Place:
     # The leader's pod has the name of its group, and worker N this name and "-N", in one service.
     size = 1 if nodes is None else int(nodes.text)
     hosts = [leader.text, *(f"{name}-{index}.{service}" for index in range(1, min(size, LISTED)))]
-    return Place(
+    return Environment(
         "LeaderWorkerSet",
         known(
             nnodes=nodes,
             node_rank=rank,
-            rdzv_endpoint=Taken(endpoints(hosts, PORT), leader.source),
-            rdzv_id=Taken(name, leader.source),
+            rdzv_endpoint=Found(endpoints(hosts, PORT), leader.source),
+            rdzv_id=Found(name, leader.source),
         ),
     )
 
 
-def _job_set(variables: Variables, index: Taken) -> Place:
+def _job_set(variables: Variables, index: Found) -> Environment:
     name = variables.text("JOBSET_NAME")
     job = variables.text("JOBSET_REPLICATEDJOB_NAME")
     again = variables.whole("JOBSET_RESTART_ATTEMPT")
@@ -64,11 +68,11 @@ def _job_set(variables: Variables, index: Taken) -> Place:
     endpoint, pods = None, ""
     if job is not None:
         pods = f"{name.text}-{job.text}-0-{{}}.{name.text}:{PORT}"
-        endpoint = Taken(pods.format(0), f"{name.source}, {job.source}")
+        endpoint = Found(pods.format(0), f"{name.source}, {job.source}")
     # The index counts within one Job of the replicated ones.
     is_one_job = replicas is None or replicas.text == "1"
     rank = index if is_one_job else None
-    return Place(
+    return Environment(
         "JobSet",
         known(
             node_rank=rank,
@@ -76,11 +80,11 @@ def _job_set(variables: Variables, index: Taken) -> Place:
             rdzv_id=of_attempt(name, again),
         ),
         pods=pods if is_one_job else "",
-        doubt=f"the pods of a JobSet are not told how many they are; expected {GIVE_COUNT}",
+        why_no_count=_no_count("a JobSet"),
     )
 
 
-def _indexed_job(variables: Variables, index: Taken) -> Place:
+def _indexed_job(variables: Variables, index: Found) -> Environment:
     """Read the pod's own name, which is ``<job>-<index>.<service>``: the first has index 0."""
     own = variables.own_name()
     pod, _, service = own.partition(".")
@@ -88,13 +92,13 @@ def _indexed_job(variables: Variables, index: Taken) -> Place:
     flags, pods = known(node_rank=index), ""
     source = f"{index.source} and the host name {own}"
     if job != pod:
-        flags["rdzv_id"] = Taken(job, source)
+        flags["rdzv_id"] = Found(job, source)
         if service:
             pods = f"{job}-{{}}.{service}:{PORT}"
-            flags["rdzv_endpoint"] = Taken(pods.format(0), source)
-    return Place(
+            flags["rdzv_endpoint"] = Found(pods.format(0), source)
+    return Environment(
         "Indexed Job",
         flags,
         pods=pods,
-        doubt=f"the pods of an Indexed Job are not told how many they are; expected {GIVE_COUNT}",
+        why_no_count=_no_count("an Indexed Job"),
     )

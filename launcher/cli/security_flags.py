@@ -1,4 +1,4 @@
-"""The flags that close the wire: a token, or certificates of the user's own."""
+"""The flags that enable mutual TLS: a token, or certificates of the user's own."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ class TokenOptions:
     """The new file for the token; None: it is printed."""
 
 
-def trust_flags(group: str = SECURITY.name) -> list[Flag]:
+def security_flags(group: str = SECURITY.name) -> list[Flag]:
     """Return the flags, for the help under the heading ``group``."""
     heading = Heading(group)
     return [
@@ -52,7 +52,7 @@ def token_file_flag(group: str) -> Flag:
 
 
 def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | None:
-    """Return what protects the wire; None where nothing was given.
+    """Return how connections are secured; None where nothing was given.
 
     Args:
         given: the flags and their variables.
@@ -73,7 +73,7 @@ def trust_options(given: Given, environ: Mapping[str, str]) -> TrustOptions | No
     missing = [f"--{key.replace('_', '-')}" for key in _FILES if key not in files]
     if missing:
         raise UsageError(
-            f"{given.origin(files[0])} was given without {' and '.join(missing)}; expected"
+            f"{given.origin(files[0])} needs {' and '.join(missing)}; expected"
             " --tls-cert, --tls-key and --tls-ca together."
         )
     return TrustOptions(
@@ -91,7 +91,8 @@ def token_options(argv: Sequence[str], environ: Mapping[str, str]) -> TokenOptio
     _, rest = token_command().read(argv, environ)
     if len(rest) > 1:
         raise UsageError(
-            f"ft-run token takes one FILE, but was given {shown(rest[0])} and {shown(rest[1])}."
+            f"unexpected argument {shown(rest[1])} for ft-run token after {shown(rest[0])};"
+            " expected one FILE."
         )
     return TokenOptions(rest[0] if rest else None)
 

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from ft_run.launcher.places.hostlist import MOST_HOSTS, BadHostListError, expand
+from ft_run.launcher.environments.hostlist import MOST_HOSTS, BadHostListError, expand
 
 LISTS = {
     "node0": ["node0"],

@@ -7,7 +7,7 @@ import pytest
 from ft_run.errors import UsageError
 from ft_run.launcher.cli.master_flags import MasterOptions, StacksOptions, StatusOptions
 from ft_run.launcher.cli.parse import parse
-from ft_run.launcher.cli.trust_flags import TokenOptions
+from ft_run.launcher.cli.security_flags import TokenOptions
 from ft_run.launcher.options import LaunchOptions
 from ft_run.rendezvous.trust.source import TrustOptions
 from ft_run.rendezvous.trust.token import Token
