@@ -11,6 +11,7 @@ from ..options import CHECKS, CheckOptions, LaunchOptions, LogOptions, Rendezvou
 from . import check_flags
 from .check_flags import check_spec
 from .command_line import CommandLine, Given, HelpText
+from .config_file import read_config, with_checks
 from .rendezvous_options import rendezvous_flags, rendezvous_options
 from .security_flags import security_flags, trust_options
 
@@ -56,12 +57,14 @@ def read_check(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions
         UsageError: they cannot work.
         SystemExit: with 0, after ``--help`` or ``--version`` has been printed.
     """
-    given, rest = check_command().read(argv, environ)
+    line = check_command()
+    given, rest = line.read(argv, environ)
     if rest:
         raise UsageError(
             f"unexpected argument {shown(rest[0])} for ft-run check; expected options only, or"
             " ./check for a script of that name."
         )
+    given = with_checks(line, given, read_config(given))
     warnings: list[str] = []
     spec = check_spec(given, warnings, only=True)
     _, max_nodes = given.get("nnodes", (1, 1))
@@ -145,6 +148,13 @@ def _check_flags() -> list[Flag]:
             "Print JSON instead of a table. With --nnodes only one node prints the report.",
         ),
         report.described("File for the report as JSON; with --nnodes one node writes it."),
+        CHECKS(
+            "--config FILE",
+            "TOML file whose [checks] table has these options by name, e.g. check-level = 'full'."
+            " The command line and PET_ variables override it.",
+            ours=True,
+            also="--failure-policy",
+        ),
         *check_flags.FLOORS.values(),
         *check_flags.STRAGGLERS,
     ]

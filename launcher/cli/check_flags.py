@@ -36,7 +36,7 @@ def _floor(text: str) -> float:
 
 # --- the flags -------------------------------------------------------------------------------
 
-_NETWORK_CHECK: Final = CHECKS(
+NETWORK_CHECK: Final = CHECKS(
     "--network-check",
     "Check all nodes before workers start, and exclude those that fail.",
     ours=True,
@@ -139,7 +139,7 @@ _BETWEEN_NODES: Final = (FLOORS["latency_us"], FLOORS["bandwidth_gb_per_s"])
 def training_check_flags() -> list[Flag]:
     """Return the flags of the checks before a job's workers start."""
     how = (LEVEL, TIMEOUT, _ON_RESTART, _MODE)
-    return [_NETWORK_CHECK, *how, *STRAGGLERS, *FLOORS.values(), *flags_of(CheckOptions)]
+    return [NETWORK_CHECK, *how, *STRAGGLERS, *FLOORS.values(), *flags_of(CheckOptions)]
 
 
 # --- what they mean --------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def training_checks(given: Given, warnings: list[str]) -> CheckOptions | None:
         UsageError: the command line says how to check, but no flag asks for checks; or as
             ``check_spec``.
     """
-    if given[_NETWORK_CHECK.key]:
+    if given[NETWORK_CHECK.key]:
         return given.fill(CheckOptions, spec=check_spec(given, warnings))
     for flag in training_check_flags():
         if given[flag.key]:

@@ -22,6 +22,7 @@ from ..options import (
 from . import launch_flags, master_flags
 from .check_flags import training_checks
 from .command_line import CommandLine, Given, T
+from .config_file import read_config, with_checks
 from .environment_flags import answer_dry_run, with_environment
 from .launch_flags import CompletionOptions
 from .master_flags import MasterOptions, StacksOptions, StatusOptions
@@ -127,11 +128,13 @@ def _launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchOptions | 
     mode = _mode(given)
     warnings: list[str] = []
     given = with_environment(line, given, environ, warnings)
+    config = read_config(given)
+    given = with_checks(line, given, config, warnings)
     rendezvous = rendezvous_options(given, warnings, rest[1:])
     rendezvous = replace(rendezvous, trust=trust_options(given, environ))
     hang = _hang(given)
     is_watched = given["watch_workers"] or hang is not None
-    policy = launch_policy(given, rendezvous, warnings, is_watched=is_watched)
+    policy = launch_policy(given, config, rendezvous, warnings, is_watched=is_watched)
     refuse_hang_rule(policy, can_hang=hang is not None)
     if not rest:
         raise UsageError("no script was given; expected ft-run [OPTIONS] SCRIPT [ARGS]...")
@@ -201,7 +204,7 @@ def _logs(given: Given, environ: Mapping[str, str]) -> LogOptions:
 
 
 def _signals(given: Given, warnings: list[str]) -> tuple[signal.Signals, ...]:
-    """Return the signals to handle; what cannot be handled is ignored with a warning, as by torchrun."""
+    """Return the signals to handle; others are ignored with a warning, as by torchrun."""
     known = signal.Signals.__members__
     handled: dict[signal.Signals, None] = {}
     for word in given.get("signals_to_handle", defaults.SIGNALS_TO_HANDLE).split(","):

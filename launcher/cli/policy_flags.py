@@ -58,9 +58,12 @@ def policy_flags(group: str = FAILURES.name) -> list[Flag]:
             ours=True,
         ),
         heading(
-            "--failure-policy FILE",
-            "TOML file with failure rules ([[rule]] with match and action) and the settings below.",
+            "--config FILE",
+            "TOML file with failure rules ([[rule]] with match and action), the options below by"
+            " name, and a [checks] table of check options, e.g. check-level = 'full'. The command"
+            " line and PET_ variables override it.",
             ours=True,
+            also="--failure-policy",
         ),
         *setting_flags(heading),
     ]
@@ -146,6 +149,6 @@ Example:
 """
     after = "Every option can be set by PET_<NAME>, e.g. PET_ON_FAILURE='exit:3=fail;oom=fail'.\n"
     own = flags_of(PolicyOptions)
-    common = [*(flag.key for flag in own), "on_failure", "failure_policy", "help_all"]
+    common = [*(flag.key for flag in own), "on_failure", "config", "help_all"]
     text = HelpText(before, after, common, after)
     return CommandLine("ft-run policy", [*own, *policy_flags(_OPTIONS.name)], text)

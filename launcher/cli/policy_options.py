@@ -1,24 +1,21 @@
 """The failure policy of the command line: rules, budget, exclusion, success.
 
-``--on-failure`` and the other flags beat ``--failure-policy FILE``; the rules of the flags come
-before those of the file. Combinations that cannot work are refused here, before anything starts.
+``--on-failure`` and the other flags override ``--config FILE``; the rules of the flags come before
+those of the file. Combinations that cannot work are refused here, before anything starts.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
 
 from ... import defaults
 from ...errors import UsageError
 from ...rendezvous.policy.rules import Action, Rule
 from ...rendezvous.protocol.messages import PolicySpec
 from ..flags.stream_values import Streams, StreamSelection
-from ..flags.values import BadValue, nearest, refuse, shown
+from ..flags.values import shown
 from ..options import RendezvousOptions
 from .command_line import Given
-from .policy_flags import PolicyOptions, policy_command, rule, setting_flags
-
-_RULE_KEYS: Final = ("match", "action")
+from .config_file import ConfigFile, read_config
+from .policy_flags import PolicyOptions, policy_command, setting_flags
 
 
 def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
@@ -34,16 +31,22 @@ def explained(argv: Sequence[str], environ: Mapping[str, str]) -> PolicyOptions:
             f"{wrong} for ft-run policy; expected ft-run policy --explain 'exit:137 oom',"
             " or ./policy for a script of that name."
         )
-    return given.fill(PolicyOptions, policy=policy_of(given))
+    return given.fill(PolicyOptions, policy=policy_of(given, read_config(given)))
 
 
 def launch_policy(
-    given: Given, rendezvous: RendezvousOptions, warnings: list[str], *, is_watched: bool
+    given: Given,
+    config: ConfigFile,
+    rendezvous: RendezvousOptions,
+    warnings: list[str],
+    *,
+    is_watched: bool,
 ) -> PolicySpec | None:
     """Return the policy of a job to start; None if all of it is the default.
 
     Args:
         given: the command line.
+        config: the file.
         rendezvous: what the policy must fit to.
         warnings: takes sentences for the user.
         is_watched: the steps of workers are known.
@@ -51,7 +54,7 @@ def launch_policy(
     Raises:
         UsageError: as ``policy_of``, or the combination cannot work.
     """
-    policy = policy_of(given, is_watched=is_watched)
+    policy = policy_of(given, config, is_watched=is_watched)
     refuse_useless(
         policy,
         rendezvous,
@@ -70,22 +73,22 @@ def launch_policy(
     return None if policy == PolicySpec() else policy
 
 
-def policy_of(given: Given, *, is_watched: bool = False) -> PolicySpec:
+def policy_of(given: Given, config: ConfigFile, *, is_watched: bool = False) -> PolicySpec:
     """Return the failure policy that flags and file ask for.
 
     Args:
         given: the values of ``policy_flags``.
+        config: the file.
         is_watched: the steps of workers are known.
 
     Raises:
-        UsageError: the file cannot be read or is wrong, or a rule is never reached.
+        UsageError: a rule is never reached.
     """
-    path = given["failure_policy"]
-    settings = _read_file(path) if path else {}
+    settings = dict(config.settings)
     for flag in setting_flags():
         if given[flag.key] is not None:
             settings[flag.key] = given[flag.key]
-    rules = (*given["on_failure"], *settings.get("rule", ()))
+    rules = (*given["on_failure"], *config.rules)
     _refuse_repeated(rules)
     first, longest = settings.get("restart_backoff", (0.0, 0.0))
     return PolicySpec(
@@ -99,72 +102,6 @@ def policy_of(given: Given, *, is_watched: bool = False) -> PolicySpec:
             "max_no_progress", defaults.MAX_NO_PROGRESS if is_watched else 0
         ),
     )
-
-
-# --- the file --------------------------------------------------------------------------------
-
-
-def _read_file(path: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    right = "a TOML file such as docs/guide/failure-policy.md shows"
-    try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
-    except OSError as error:
-        why = f"which cannot be read ({error.strerror})"
-        raise refuse("--failure-policy", path, BadValue(right, why)) from None
-    except ValueError as error:  # also for text that is not UTF-8
-        first = str(error).splitlines()[0][:200]
-        raise refuse("--failure-policy", path, BadValue(right, f"not TOML: {first}")) from None
-    return _settings(content, path)
-
-
-def _settings(content: Mapping[str, Any], path: str) -> dict[str, Any]:
-    flags = {flag.spelling[2:]: flag for flag in setting_flags()}
-    known = [*flags, "rule"]
-    settings: dict[str, Any] = {}
-    for key, value in content.items():
-        if key not in known:
-            raise _unknown_key(key, known, path)
-        if key == "rule":
-            settings[key] = _rules(value, path)
-        elif isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UsageError(f"{path}: {key} is {shown(str(value))}; expected a text or a number.")
-        else:
-            flag = flags[key]
-            settings[flag.key] = flag.value([str(value)], f"{path}: {key}")
-    return settings
-
-
-def _rules(tables: Any, path: str) -> list[Rule]:
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise UsageError(f"{path}: rule is not a list of tables; expected [[rule]] for each.")
-    rules = []
-    for number, table in enumerate(tables, start=1):
-        where = f"{path}: rule {number}"
-        for key in table:
-            if key not in _RULE_KEYS:
-                raise _unknown_key(key, list(_RULE_KEYS), where)
-        for key in _RULE_KEYS:
-            if not isinstance(table.get(key), str):
-                raise UsageError(
-                    f'{where} has no text for {key}; expected match = "exit:3" and action = "fail".'
-                )
-        text = f"{table['match']}={table['action']}"
-        try:
-            rules.append(rule(text))
-        except BadValue as bad:
-            raise refuse(where, text, bad) from None
-    return rules
-
-
-def _unknown_key(key: str, known: list[str], where: str) -> UsageError:
-    guess = nearest(key.replace("_", "-").lower(), known)
-    advice = f"did you mean {guess}?" if guess else f"expected {', '.join(known)}."
-    return UsageError(f"{where}: unknown key {shown(key)}; {advice}")
 
 
 # --- combinations ----------------------------------------------------------------------------

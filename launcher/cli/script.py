@@ -8,7 +8,7 @@ from ...errors import UsageError
 from ..flags.values import BadValue, nearest, refuse, shown
 from ..options import ScriptMode
 
-_NO_PYTHON: Final = "SCRIPT of --no-python"
+_NO_PYTHON: Final = "--no-python"
 
 COMMANDS: Final = ("master", "status", "stacks", "check", "policy", "hosts", "token")
 

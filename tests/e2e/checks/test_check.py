@@ -174,7 +174,7 @@ def test_a_script_called_check_still_runs(ft):
 def test_wrong_usage(ft):
     command = ft.run("check", "node0")
     assert command.process.returncode == 2
-    assert "ft-run check takes no arguments, but was given 'node0'" in command.stderr
+    assert "unexpected argument 'node0' for ft-run check" in command.stderr
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
     assert "which cannot be written; expected a file in a folder" in command.stderr
@@ -189,7 +189,7 @@ def test_wrong_usage(ft):
         floor = (*one_cpu, "--min-intra-gb-per-s", 1)
         command = ft.run(*before, *floor, *after, program=program)
         assert command.process.returncode == 2
-        assert "there is one worker only; expected --nproc-per-node 2" in command.stderr
+        assert "which needs several workers; expected --nproc-per-node 2" in command.stderr
 
 
 # Notes every interpreter of a check worker.

@@ -133,7 +133,7 @@ def test_a_master_alone_that_is_none_of_those_listed(ft: "Launcher") -> None:
     listed = "198.51.100.1:29400, 198.51.100.2:29400, 198.51.100.3:29400"
     told = sentence(ft.start("master", "--bind", listed.replace(" ", "")), exit_codes.USAGE)
     assert told == (
-        f"none of the endpoints {listed} is of this host and free; expected the list of the"
+        f"none of the endpoints {listed} is on this host and free; expected the list of the"
         " hosts on which ft-run master runs."
     )
 
@@ -144,7 +144,7 @@ def test_a_master_alone_that_is_none_of_those_listed(ft: "Launcher") -> None:
 )
 def test_what_is_not_an_endpoint(ft: "Launcher", script: Path, endpoint: str) -> None:
     told = sentence(ft.start("--rdzv-endpoint", endpoint, script), exit_codes.USAGE)
-    assert "expected HOST[:PORT], such as node0:29400 or [fd00::1]:29400." in told
+    assert "expected HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400." in told
     assert len(told) < 300
 
 
@@ -156,7 +156,7 @@ def test_what_is_not_an_endpoint(ft: "Launcher", script: Path, endpoint: str) ->
     [
         (("nope.py",), "no script 'nope.py'"),
         (("--nproc-per-node", "gpu"), "--nproc-per-node=gpu needs an NVIDIA or AMD GPU"),
-        (("--local-addr", "not an address"), "--local-addr was given 'not an address'"),
+        (("--local-addr", "not an address"), "invalid value 'not an address' for --local-addr"),
     ],
 )
 def test_usage_errors(ft: "Launcher", script: Path, arguments: tuple[str, ...], told: str) -> None:
@@ -208,7 +208,7 @@ def test_a_script_in_a_folder_of_another_user(ft: "Launcher", tmp_path: Path) ->
     script.touch()
     command = ft.start("--standalone", script, program=(*NOBODY, *ft.program))
     assert sentence(command, exit_codes.USAGE) == (
-        f"this user may not look into the folder of the script {str(script)!r}; expected a "
+        f"permission denied for the directory of the script {str(script)!r}; expected a "
         "script that this user may read."
     )
 

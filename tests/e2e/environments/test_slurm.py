@@ -183,7 +183,7 @@ def test_wrong_ways_to_start_are_refused(ft: Launcher, cluster: Slurm) -> None:
     assert "SLURM_STEP_NUM_TASKS is 4, but SLURM_STEP_NUM_NODES is 2" in several.stderr
     alone = ft.run("-N2", FT_RUN, "--auto-config", train, program=("salloc",), **where)
     assert alone.process.returncode == 2
-    assert "this is no task of srun, but Slurm has given the job 2 nodes" in alone.stderr
+    assert "not started by srun, but the Slurm allocation has 2 nodes" in alone.stderr
 
 
 @pytest.mark.slow

@@ -271,7 +271,7 @@ def test_another_interpreter_is_started_the_ordinary_way(ft):
 def test_a_name_that_is_none_is_wrong_usage(ft):
     command = ft.run("--standalone", "--preload", "a-b", ft.script(""))
     assert command.process.returncode == 2
-    assert command.stderr.startswith("ft-run: error: --preload was given 'a-b'; expected")
+    assert command.stderr.startswith("ft-run: error: invalid value 'a-b' for --preload: expected")
 
 
 def test_a_module_that_is_not_there_is_refused_before_anything_starts(ft):

@@ -120,9 +120,9 @@ def test_arguments_of_a_script_need_not_be_text(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(UsageError, match="logs_specs was given a dict; expected a LogsSpecs"):
+    with pytest.raises(UsageError, match="invalid type dict for logs_specs: expected a LogsSpecs"):
         command_line(LaunchConfig(1, 1, 1, logs_specs={}))
-    with pytest.raises(UsageError, match=r"rdzv_configs\['x'\] was given '1,2'; expected"):
+    with pytest.raises(UsageError, match=r"invalid value '1,2' for rdzv_configs\['x'\]: expected"):
         command_line(LaunchConfig(1, 1, 1, rdzv_configs={"x": "1,2"}))
     with pytest.raises(UsageError, match="etcd"):
         options(LaunchConfig(1, 1, 1, rdzv_backend="etcd"))

@@ -58,7 +58,7 @@ def test_everything_at_once():
     )
 
 
-def test_variables_stand_for_flags_and_are_beaten_by_them():
+def test_variables_stand_for_flags_and_are_overridden_by_them():
     found = spec("--check-level", "light", PET_CHECK_LEVEL="full", PET_STRICT="1")
     assert (found.level, found.is_strict) == ("light", True)
 
@@ -66,28 +66,43 @@ def test_variables_stand_for_flags_and_are_beaten_by_them():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["train.py"], "takes no arguments, but was given 'train.py'; expected"),
+        (["train.py"], "unexpected argument 'train.py' for ft-run check; expected options"),
         (["--check-level", "deep"], "invalid value 'deep' for --check-level: expected light"),
-        (["--check-timeout", "0.9"], "was given 0.9, but --check-level light measures for 0.95 s"),
+        (
+            ["--check-timeout", "0.9"],
+            "invalid value '0.9' for --check-timeout (--check-level light takes 0.95 s",
+        ),
         (
             ["--check-timeout", "10", "--check-level", "full", "--nnodes", "2"],
-            "--check-timeout was given 10, but --check-level full measures for 11 s, and torch has"
-            " to be imported before; expected such as 60.",
+            "invalid value '10' for --check-timeout (--check-level full takes 11 s after the import"
+            " of torch): expected a longer time, e.g. 60s.",
         ),
-        (["--check-timeout", "0"], "--check-timeout was given '0'"),
-        (["--min-compute-tflops", "-1"], "was given '-1'; expected a number above 0"),
-        (["--min-compute-tflops", "nan"], "was given 'nan'; expected a number above 0"),
-        (["--min-copy-gb-per-s", "9", "--accelerator", "cpu"], "--accelerator cpu leaves the GPUs"),
-        (["--min-intra-gb-per-s", "9"], "there is one worker only; expected --nproc-per"),
-        (["--min-copy-gb-per-s", "fast"], "--min-copy-gb-per-s was given 'fast'"),
+        (["--check-timeout", "0"], "invalid value '0' for --check-timeout"),
+        (
+            ["--min-compute-tflops", "-1"],
+            "invalid value '-1' for --min-compute-tflops: expected a number > 0",
+        ),
+        (
+            ["--min-compute-tflops", "nan"],
+            "invalid value 'nan' for --min-compute-tflops: expected a number > 0",
+        ),
+        (
+            ["--min-copy-gb-per-s", "9", "--accelerator", "cpu"],
+            "which --accelerator cpu does not use; omit one",
+        ),
+        (["--min-intra-gb-per-s", "9"], "needs several workers; expected --nproc-per"),
+        (["--min-copy-gb-per-s", "fast"], "invalid value 'fast' for --min-copy-gb-per-s"),
         (
             ["--max-latency-us", "0"],
-            "invalid value '0' for --max-latency-us: expected a number abo",
+            "invalid value '0' for --max-latency-us: expected a number > 0.",
         ),
-        (["--max-latency-us", "9"], "is for several nodes, but there is one only; expected"),
-        (["--min-bandwidth-gb-per-s", "9"], "expected --nnodes 2 or more beside it."),
-        (["--straggler-threshold", "2"], "--straggler-threshold is for several nodes"),
-        (["--straggler-threshold", "1"], "was given '1'; expected a number above 1"),
+        (["--max-latency-us", "9"], "needs several nodes, but --nnodes is 1; expected"),
+        (["--min-bandwidth-gb-per-s", "9"], "--nnodes is 1; expected --nnodes 2 or more."),
+        (["--straggler-threshold", "2"], "--straggler-threshold needs several nodes"),
+        (
+            ["--straggler-threshold", "1"],
+            "invalid value '1' for --straggler-threshold: expected a number > 1",
+        ),
         (["--nnodes", "2"], "asks for up to 2 nodes, but no endpoint was given; expected"),
         (["--nnodes", "2", "--master-port", "29500"], "but no endpoint was given"),
         (["--nnodes", "2", "--standalone"], "--standalone is for one node"),
@@ -104,7 +119,7 @@ def test_a_floor_that_can_be_met_is_taken():
     found = spec("--min-copy-gb-per-s", "9", "--min-intra-gb-per-s", "8", "--nproc-per-node=gpu")
     assert found.floors == ("copy_gb_per_s=9.0", "intra_gb_per_s=8.0")
     refuse_floors(found, "auto", 2)
-    with pytest.raises(UsageError, match="one worker only"):
+    with pytest.raises(UsageError, match="which needs several workers"):
         refuse_floors(found, "auto", 1)
 
 
@@ -132,7 +147,7 @@ def test_a_variable_for_several_nodes_that_may_be_meant_for_the_training_is_rema
     variable: str, value: str
 ):
     options = check("--nnodes", "1", **{variable: value})
-    says = f"{variable} is for several nodes, but there is one only: it is ignored."
+    says = f"{variable} needs several nodes, but --nnodes is 1: ignored."
     assert options == replace(ALONE, warnings=(says,))
 
 

@@ -62,13 +62,13 @@ def test_what_means_the_same_is_taken(given: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("--ucp_device_type", "--ucp_device_type is a flag of another launcher; right would"
+        ("--ucp_device_type", "--ucp_device_type is a flag of another launcher; expected"
          " be ft_run.training.Checkpointer in the script (docs/guide/checkpoints.md)."),
         ("--ft-rank-section-timeouts=setup:60", "expected --hang-timeout SECONDS or"),
         ("--ft-max-no-progress-cycles 3", "expected --max-no-progress N, which counts"),
         ("--comm-perf-test", "expected --network-check --check-level full."),
-        ("--precheck 3", "invalid value '3' for --precheck: expected 0 or 1 or 2."),
-        ("--ft-restart-policy=min-healthy", "was given 'min-healthy'; expected any-failed."),
+        ("--precheck 3", "invalid value '3' for --precheck: expected 0, 1 or 2."),
+        ("--ft-restart-policy=min-healthy", "invalid value 'min-healthy' for --ft-restart-policy: expected any-failed."),
         ("--ft-unknown", "unknown flag '--ft-unknown'"),
     ],
 )  # fmt: skip
@@ -81,7 +81,7 @@ def test_what_does_not_is_refused_with_ours(given: str, sentence: str) -> None:
 def test_a_value_that_is_missing_or_wrong_is_said() -> None:
     with pytest.raises(UsageError, match="--training-port needs a value"):
         launch_command().split(["--training-port"])
-    with pytest.raises(UsageError, match="--worker-port was given 'x'"):
+    with pytest.raises(UsageError, match="invalid value 'x' for --worker-port"):
         launch_command().read(["--training-port", "x", "train.py"], {})
 
 

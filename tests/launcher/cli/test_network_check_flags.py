@@ -47,10 +47,7 @@ def test_a_variable_that_may_be_meant_for_a_check_beside_the_job_is_remarked(
 ) -> None:
     found = options(**{name: value})
     assert found.checks is None
-    assert found.warnings == (
-        f"{name} says how nodes are checked, but nothing asks for checks:"
-        " it is ignored without --network-check.",
-    )
+    assert found.warnings == (f"{name} has no effect without --network-check: ignored.",)
     found = options("--network-check", **{name: value})
     assert found.checks is not None
     assert found.warnings == ()
@@ -72,12 +69,15 @@ def test_nodes_are_held_to_floors_before_training() -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--min-memory-gb-per-s", "1"], "nothing asks for checks; expected --network-check"),
-        (["--network-check", "--max-latency-us", "1"], "is for several nodes, but there is one"),
-        (["--network-check", "--min-intra-gb-per-s", "1"], "there is one worker only; right would"),
+        (
+            ["--min-memory-gb-per-s", "1"],
+            "--min-memory-gb-per-s has no effect without --network-check; add",
+        ),
+        (["--network-check", "--max-latency-us", "1"], "needs several nodes, but --nnodes is 1"),
+        (["--network-check", "--min-intra-gb-per-s", "1"], "which needs several workers; expected"),
         (
             ["--network-check", "--min-copy-gb-per-s", "1", "--accelerator", "cpu"],
-            "--accelerator cpu leaves the GPUs alone",
+            "which --accelerator cpu does not use; omit one",
         ),
     ],
 )
@@ -92,8 +92,8 @@ def test_a_timeout_that_is_shorter_than_the_measurements_is_refused() -> None:
     with pytest.raises(UsageError) as error:
         options(*full, PET_CHECK_TIMEOUT="10")
     assert error.value.sentence == (
-        "PET_CHECK_TIMEOUT was given 10, but --check-level full measures for 11 s, and torch has"
-        " to be imported before; expected such as 60."
+        "invalid value '10' for PET_CHECK_TIMEOUT (--check-level full takes 11 s after the import"
+        " of torch): expected a longer time, e.g. 60s."
     )
     assert options(*full, "--check-timeout", "11").checks
 

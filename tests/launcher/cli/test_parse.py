@@ -148,7 +148,7 @@ def test_a_script_that_is_misspelt(folder: Path) -> None:
 
 def test_a_file_is_no_module() -> None:
     assert sentence("-m", "train.py") == (
-        "-m was given the file 'train.py'; expected train.py without -m, or -m train."
+        "invalid value 'train.py' for -m (it is a file): expected -m train, or train.py without -m."
     )
 
 
@@ -164,15 +164,16 @@ def test_a_program_is_looked_up_on_the_path(folder: Path) -> None:
     assert launch("--no-python", "tool", PATH=str(folder / "bin")).script == "tool"
     assert launch("--no-python", "bin/tool", PATH="").script == "bin/tool"
     assert sentence("--no-python", "tool", PATH="/nowhere") == (
-        "--no-python was given 'tool', but there is no such program on the PATH or in"
-        f" {folder}; expected the path of an executable file."
+        "invalid value 'tool' for --no-python (no such program on the PATH or in"
+        f" {folder}): expected the path of an executable file."
     )
     assert sentence("--no-python", "train.py", PATH="/nowhere") == (
         "invalid value 'train.py' for --no-python (not a program on the PATH or not executable):"
         " expected ./train.py after chmod +x, or no --no-python."
     )
     assert sentence("--no-python", "./bin", PATH="/nowhere") == (
-        "invalid value './bin' for --no-python (a folder): expected the path of an executable file."
+        "invalid value './bin' for --no-python (it is a directory): expected the path of an"
+        " executable file."
     )
 
 
@@ -279,10 +280,12 @@ def test_nnodes(argv: list[str], expected: tuple[int, int]) -> None:
 def test_wrong_nnodes(text: str) -> None:
     assert sentence(f"--nnodes={text}", "train.py") == (
         f"invalid value {text!r} for --nnodes: expected N or MIN:MAX with 1 <= MIN <= MAX,"
-        " such as 4 or 2:5."
+        " e.g. 4 or 2:5."
     )
     if text:
-        assert sentence("train.py", PET_NNODES=text).startswith(f"PET_NNODES was given {text!r};")
+        assert sentence("train.py", PET_NNODES=text).startswith(
+            f"invalid value {text!r} for PET_NNODES: expected"
+        )
 
 
 def test_node_unit() -> None:
@@ -363,7 +366,7 @@ def test_one_node_leaves_its_endpoint_to_a_script_that_is_given_it_too(
     options = launch(*argv, "train.py", "--store", "tcp://localhost:1234/")
     assert options.rendezvous.endpoint is None
     assert options.rendezvous.worker_ports == ports
-    assert "the port is left to the script" in options.warnings[0]
+    assert "the port is left free for the script" in options.warnings[0]
     for other in ("tcp://localhost:12345", "1234"):
         assert launch(*argv, "train.py", other).rendezvous.endpoint is not None
     spare = launch("--rdzv-endpoint=node0:1234", "train.py", "tcp://node0:1234")
@@ -376,8 +379,8 @@ def test_workers_have_no_port_at_which_nodes_meet() -> None:
     assert rendezvous("--rdzv-endpoint=a:5,b:5,c:6", "--worker-port=5-7").worker_ports == (7,)
     for given in ("5", "5-5"):
         assert sentence("--rdzv-endpoint=m:5", f"--worker-port={given}", "train.py") == (
-            f"--worker-port {given} is the port at which the nodes meet (--rdzv-endpoint), and no"
-            " worker can have it too; expected another port."
+            f"--worker-port {given} is the port of the rendezvous (--rdzv-endpoint), which no worker"
+            " can use; expected another port."
         )
     apart = rendezvous("--rdzv-endpoint=m:5", "--worker-port=5", "--rdzv-conf=is_host=0")
     assert apart.worker_ports == (5,)
@@ -387,8 +390,9 @@ def test_several_nodes_are_told_which_port_their_workers_have() -> None:
     argv = ["--nnodes=2", "--master-addr=node0", "--rdzv-id=x"]
     (remark,) = launch(*argv, "--master-port=1234", "train.py").warnings
     assert remark == (
-        "--master-port 1234 is where the nodes meet; MASTER_PORT of the workers is a free port of"
-        " rank 0's node. For MASTER_PORT=1234: --worker-port 1234 with another --master-port."
+        "--master-port 1234 is the port of the rendezvous; the workers' MASTER_PORT is a free port"
+        " of the node of rank 0. For MASTER_PORT=1234 use --worker-port 1234 and another"
+        " --master-port."
     )
     assert launch(*argv, "--master-port=1235", "--worker-port=1234", "train.py").warnings == ()
     assert launch(*argv, "train.py").warnings == ()
@@ -441,15 +445,15 @@ def test_a_node_rank_is_ignored_with_c10d_as_by_torchrun() -> None:
     options = launch(*MULTI, "--rdzv-backend=c10d", "--node-rank=1", "train.py")
     assert options.rendezvous.node_rank is None
     assert options.warnings == (
-        "--node-rank 1 is ignored with --rdzv-backend c10d, as by torchrun; with --rdzv-backend"
-        " grpc it is honoured.",
+        "--node-rank 1 is ignored with --rdzv-backend c10d, as by torchrun; --rdzv-backend"
+        " grpc uses it.",
     )
 
 
 def test_a_node_rank_beyond_the_nodes() -> None:
     assert sentence("--nnodes=2", "--node-rank=2", "train.py") == (
-        "--node-rank was given 2, but with 2 nodes the ranks end at 1; expected a rank from"
-        " 0 to 1, or none for a spare node."
+        "invalid value '2' for --node-rank (the job has 2 nodes): expected a rank from 0 to 1, or no"
+        " rank for a spare node."
     )
 
 
@@ -471,7 +475,7 @@ def test_several_nodes_need_an_endpoint(backend: str) -> None:
 def test_several_nodes_need_a_port_they_know() -> None:
     assert sentence(*MULTI, "--rdzv-endpoint=node0:0", "train.py") == (
         "--rdzv-endpoint has port 0, which other nodes cannot know; expected a fixed port,"
-        " such as node0:29400."
+        " e.g. node0:29400."
     )
     assert sentence("--nnodes=2", "--master-port=0", "train.py").startswith("--master-port has")
 
@@ -479,7 +483,7 @@ def test_several_nodes_need_a_port_they_know() -> None:
 def test_wrong_endpoints_and_backends() -> None:
     assert sentence("--rdzv-endpoint=http://node0:29400", "train.py") == (
         "invalid value 'http://node0:29400' for --rdzv-endpoint:"
-        " expected HOST[:PORT], such as node0:29400 or [fd00::1]:29400."
+        " expected HOST[:PORT], e.g. node0:29400 or [fd00::1]:29400."
     )
     assert sentence("--rdzv-backend=etcd-v2", "train.py") == (
         "invalid value 'etcd-v2' for --rdzv-backend (ft-run has its own master and needs no etcd):"
@@ -494,8 +498,8 @@ def test_several_nodes_without_an_id_are_told_why_they_should_have_one() -> None
     options = launch("--nnodes=2", "--master-addr=node0", "train.py")
     assert options.rendezvous.job_id == "none"
     assert options.warnings == (
-        "no --rdzv-id was given: a stray node of another job that uses the same endpoint would be"
-        " taken for one of this job; give each job its own, the same on every node.",
+        "no --rdzv-id: a node of another job with the same endpoint could join this job; use an ID"
+        " for each job, the same on every node.",
     )
     assert launch("--nnodes=2", "--master-addr=a", "train.py", PET_RDZV_ID="x").warnings == ()
 
@@ -504,8 +508,8 @@ def test_several_nodes_without_an_endpoint_are_told_where_they_meet() -> None:
     options = launch("--nnodes=2", "--rdzv-id=x", "train.py")
     assert options.rendezvous.endpoint == Endpoint("127.0.0.1", 29500)
     assert options.warnings == (
-        "no --rdzv-endpoint is given: all nodes meet at 127.0.0.1:29500, which only this host can"
-        " reach; for nodes on other hosts use --rdzv-endpoint HOST:PORT.",
+        "no --rdzv-endpoint: the rendezvous is at 127.0.0.1:29500, which only this host can reach;"
+        " for nodes on other hosts use --rdzv-endpoint HOST:PORT.",
     )
     for given in ({"PET_MASTER_ADDR": "127.0.0.1"}, {"PET_RDZV_ENDPOINT": "127.0.0.1"}):
         assert launch("--nnodes=2", "--rdzv-id=x", "train.py", **given).warnings == ()
@@ -591,16 +595,16 @@ def test_every_time_takes_a_number_of_seconds_or_a_unit(text: str, expected: flo
 @pytest.mark.parametrize("text", ["5w", "m", "1.2.3h", "5 m s", "-5m", "nan", "1_0s", "inf"])
 def test_a_time_that_is_none_is_refused(text: str) -> None:
     assert sentence(f"--shutdown-timeout={text}", "train.py") == (
-        f"invalid value {text!r} for --shutdown-timeout: expected {TIME}, 0 or more."
+        f"invalid value {text!r} for --shutdown-timeout: expected {TIME}, >= 0."
     )
 
 
 def test_hang_timeouts_that_make_no_sense() -> None:
     for text in ("0", "-1", "soon", "1e99"):
-        assert f"expected {TIME}, above 0, auto or never." in sentence(
+        assert f"expected {TIME}, > 0, auto or never." in sentence(
             f"--hang-timeout={text}", "train.py"
         )
-    assert f"invalid value '0' for --hang-timeout-start: expected {TIME}, above 0" in (
+    assert f"invalid value '0' for --hang-timeout-start: expected {TIME}, > 0" in (
         sentence("--hang-timeout=9", "--hang-timeout-start=0", "train.py")
     )
     assert sentence("--hang-timeout-start=9", "train.py") == (
@@ -614,7 +618,7 @@ def test_addresses_and_ports() -> None:
     assert (found.local_addr, found.worker_ports) == ("fd00::2", tuple(range(29600, 29610)))
     assert sentence("--worker-port=9-8", "train.py") == (
         "invalid value '9-8' for --worker-port: expected PORT or LO-HI with 1 <= LO <= HI <= 65535,"
-        " such as 29600 or 29600-29699."
+        " e.g. 29600 or 29600-29699."
     )
     assert sentence("--master-port=65536", "train.py") == (
         "invalid value '65536' for --master-port: expected a whole number from 0 to 65535."
@@ -666,7 +670,7 @@ def test_shutdown_timeout_by_flag_variable_and_torchs_variable() -> None:
     assert launch("train.py", PET_SHUTDOWN_TIMEOUT="4", **torch).shutdown_timeout_s == 4
     assert launch("--shutdown-timeout=0", "train.py", **torch).shutdown_timeout_s == 0
     assert sentence("train.py", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x") == (
-        f"invalid value 'x' for TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected {TIME}, 0 or more."
+        f"invalid value 'x' for TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected {TIME}, >= 0."
     )
 
 
@@ -699,7 +703,7 @@ def test_logs() -> None:
     assert (logs.stdout_filters, logs.stderr_filters) == (("a", "b"), ("c,d",))
     assert sentence("-r", "4", "train.py") == (
         "invalid value '4' for --redirects: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both),"
-        " or RANK:DIGIT pairs such as 0:1,10:3."
+        " or RANK:DIGIT pairs, e.g. 0:1,10:3."
     )
 
 
@@ -765,7 +769,7 @@ def test_master() -> None:
     )
     assert parse.parse(["master", "--rdzv-endpoint", ":2"], {}) == MasterOptions(Endpoint("::", 2))
     assert sentence("master", "train.py").startswith(
-        "ft-run master takes no arguments, but was given 'train.py';"
+        "unexpected argument 'train.py' for ft-run master; expected options only"
     )
 
 
@@ -778,9 +782,9 @@ def test_status() -> None:
         Endpoint("m", 1), json=True
     )
     assert sentence("status", "a:1", "b:2") == (
-        "ft-run status takes one HOST[:PORT], but was given 'a:1' and 'b:2'."
+        "unexpected argument 'b:2' for ft-run status after 'a:1'; expected one HOST[:PORT]."
     )
-    assert sentence("status", "a:x").startswith("ft-run status was given 'a:x'; expected")
+    assert sentence("status", "a:x").startswith("invalid value 'a:x' for ft-run status: expected")
 
 
 def test_stacks() -> None:
@@ -788,9 +792,9 @@ def test_stacks() -> None:
     assert parse.parse(
         ["stacks", "node0", "--rank", "0,17", "--json", "--timeout=2"], {}
     ) == StacksOptions(Endpoint("node0", 29400), True, 2.0, (0, 17))
-    assert "ranks with commas, such as 0,17" in sentence("stacks", "--rank=0-3")
+    assert "ranks separated by commas, e.g. 0,17" in sentence("stacks", "--rank=0-3")
     assert sentence("stacks", "a:1", "b:2") == (
-        "ft-run stacks takes one HOST[:PORT], but was given 'a:1' and 'b:2'."
+        "unexpected argument 'b:2' for ft-run stacks after 'a:1'; expected one HOST[:PORT]."
     )
 
 
@@ -948,7 +952,7 @@ def test_a_master_without_a_node_may_be_one_of_several() -> None:
     alone = parse.parse(["master", "--bind=:1"], {})
     assert isinstance(alone, MasterOptions)
     assert (str(alone.endpoint), alone.endpoints) == ("[::]:1", ())
-    assert "2 hosts survive" in sentence("master", "--bind=a,b")
+    assert "2 hosts tolerate no more losses than 1" in sentence("master", "--bind=a,b")
 
 
 def test_three_endpoints_are_the_hosts_that_may_lead() -> None:
@@ -965,8 +969,8 @@ def test_one_endpoint_is_no_list() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("a,b", "2 hosts survive no more losses than 1; expected one endpoint, three"),
-        ("a,b,c,d", "4 hosts survive no more losses than 3; expected one endpoint"),
+        ("a,b", "2 hosts tolerate no more losses than 1): expected one endpoint, three"),
+        ("a,b,c,d", "4 hosts tolerate no more losses than 3): expected one endpoint"),
         ("a,b,a", "expected each endpoint once"),
         ("a,b,a:29400", "expected each endpoint once"),
         ("a,b,c:0", "other nodes cannot know port 0; expected fixed ports"),

@@ -85,7 +85,7 @@ def test_a_pair_without_key_or_value_is_refused(pair: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_conf(f"is_host=1,{pair}")
     assert refused.value.sentence.endswith(
-        "where KEY=VALUE is needed; expected join_timeout=600,last_call_timeout=30."
+        ": expected KEY=VALUE,..., e.g. join_timeout=600,last_call_timeout=30."
     )
 
 
@@ -95,16 +95,16 @@ TIME = "a duration in seconds, or with a unit (90s, 5m, 24h)"
 @pytest.mark.parametrize(
     ("text", "right"),
     [
-        ("join_timeout=0", f"{TIME}, above 0"),
-        ("timeout=0", f"{TIME}, above 0"),
-        ("join_timeout=abc", f"{TIME}, above 0"),
-        ("node_timeout=-0.0", f"{TIME}, above 0"),
-        ("last_call_timeout=-1", f"{TIME}, 0 or more"),
-        ("node_grace=inf", f"{TIME}, 0 or more"),
-        ("node_grace=nan", f"{TIME}, 0 or more"),
-        ("node_grace=٣", f"{TIME}, 0 or more"),
-        ("node_grace=1_0", f"{TIME}, 0 or more"),
-        ("rescale_delay=nevr", f"{TIME}, 0 or more, or never"),
+        ("join_timeout=0", f"{TIME}, > 0"),
+        ("timeout=0", f"{TIME}, > 0"),
+        ("join_timeout=abc", f"{TIME}, > 0"),
+        ("node_timeout=-0.0", f"{TIME}, > 0"),
+        ("last_call_timeout=-1", f"{TIME}, >= 0"),
+        ("node_grace=inf", f"{TIME}, >= 0"),
+        ("node_grace=nan", f"{TIME}, >= 0"),
+        ("node_grace=٣", f"{TIME}, >= 0"),
+        ("node_grace=1_0", f"{TIME}, >= 0"),
+        ("rescale_delay=nevr", f"{TIME}, >= 0, or never"),
         ("is_host=maybe", "1/0, true/false or yes/no"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_time_may_have_a_unit() -> None:
 
 
 def test_a_time_that_would_overflow_a_timer_is_refused() -> None:
-    with pytest.raises(UsageError, match="which is more than 30 years"):
+    with pytest.raises(UsageError, match="\\(more than 30 years\\)"):
         parse_conf("join_timeout=1e10")
 
 

@@ -59,8 +59,7 @@ def test_certificates_come_three_at_a_time_and_without_a_token(command: Sequence
     with pytest.raises(UsageError) as error:
         trust(command, three[0], PET_TLS_CA="a")
     assert error.value.sentence == (
-        "--tls-cert was given without --tls-key; expected --tls-cert, --tls-key and --tls-ca"
-        " together."
+        "--tls-cert needs --tls-key; expected --tls-cert, --tls-key and --tls-ca together."
     )
     with pytest.raises(UsageError) as error:
         trust(command, *three, FT_RUN_TOKEN="x")
@@ -78,5 +77,7 @@ def test_prefixes_of_torchruns_flags_are_still_theirs() -> None:
 def test_the_token_command() -> None:
     assert parse(["token"], {}) == TokenOptions()
     assert parse(["token", "job.token"], {}) == TokenOptions("job.token")
-    with pytest.raises(UsageError, match=r"takes one FILE, but was given 'a' and 'b'\."):
+    with pytest.raises(
+        UsageError, match=r"unexpected argument 'b' for ft-run token after 'a'; expected one FILE\."
+    ):
         parse(["token", "a", "b"], {})

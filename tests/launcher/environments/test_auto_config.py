@@ -176,22 +176,22 @@ COMMANDS = [
 REFUSALS = [
     # what the environment is, flags, words of the sentence
     ({}, "", "--auto-config found none of the supported environments (Slurm, Open MPI,"),
-    (BATCH, "", "this is no task of srun, but Slurm has given the job 2 nodes"
+    (BATCH, "", "not started by srun, but the Slurm allocation has 2 nodes"
      " (SLURM_JOB_NUM_NODES); expected srun --ntasks-per-node=1 ft-run --auto-config"),
-    (SLURM | {"SLURM_STEP_ID": "4294967290"}, "", "this is no task of srun"),
-    (SLURM | {"SLURM_STEP_ID": "", "SLURM_STEPID": "4294967290"}, "", "this is no task of srun"),
+    (SLURM | {"SLURM_STEP_ID": "4294967290"}, "", "not started by srun"),
+    (SLURM | {"SLURM_STEP_ID": "", "SLURM_STEPID": "4294967290"}, "", "not started by srun"),
     (FOUR_TASKS, "", "SLURM_STEP_NUM_TASKS is 4, but SLURM_STEP_NUM_NODES is 2, and one ft-run per"
      " node starts all its workers; expected srun --ntasks-per-node=1 ft-run"),
     (FIRST_PART, "", "the step has 1 (SLURM_STEP_NUM_NODES) of the 3 nodes of a heterogeneous job"
      " of 2 parts (SLURM_HET_SIZE); expected srun --het-group=0-1 ft-run"),
     (SLURM | {"SLURM_PROCID": "3"}, "",
-     "SLURM_PROCID is 3, but SLURM_STEP_NUM_NODES is 3, so that the ranks end at 2"),
+     "SLURM_PROCID is 3, but SLURM_STEP_NUM_NODES is 3, and the last rank is 2"),
     (SLURM | {"SLURM_STEP_NODELIST": "gpu[001-002]"}, "",
      "SLURM_STEP_NUM_NODES is 3, but SLURM_STEP_NODELIST has 2 hosts"),
     (SLURM | {"SLURM_STEP_NODELIST": "gpu[001-"}, "",
-     "SLURM_STEP_NODELIST is 'gpu[001-', and its brackets do not match; expected a list"),
+     "invalid value 'gpu[001-' for SLURM_STEP_NODELIST (unmatched brackets): expected a list"),
     (SLURM | {"SLURM_PROCID": "two"}, "",
-     "SLURM_PROCID is 'two'; expected a whole number >= 0, or no --auto-config."),
+     "invalid value 'two' for SLURM_PROCID: expected a whole number >= 0, or no --auto-config."),
     (SLURM | {"SLURM_STEP_NUM_NODES": "0"}, "", "expected a whole number >= 1"),
     (SLURM | {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1"}, "",
      "SLURM_GPUS_ON_NODE is 8, but CUDA_VISIBLE_DEVICES shows 2 (0,1); expected"
@@ -201,24 +201,24 @@ REFUSALS = [
      " node starts all its workers; expected mpirun --map-by ppr:1:node --bind-to none ft-run"
      " --auto-config --nproc-per-node 8 SCRIPT."),
     (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}, "",
-     "mpirun runs at 10.77.0.2 (OMPI_MCA_orte_hnp_uri), which is not the host of rank 0"),
+     "mpirun runs on 10.77.0.2 (OMPI_MCA_orte_hnp_uri), which is not the host of rank 0"),
     (OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": "0"}, "",
-     "mpirun runs at gpu-head-01 (PMIX_NAMESPACE), which is not the host of rank 0"),
+     "mpirun runs on gpu-head-01 (PMIX_NAMESPACE), which is not the host of rank 0"),
     (HYDRA_TWO_TASKS, "", "expected mpiexec -ppn 1 ft-run --auto-config --nproc-per-node 2"),
-    (HYDRA, "", "--auto-config found in MPICH's Hydra no host at which the nodes could meet;"
+    (HYDRA, "", "--auto-config found no endpoint in MPICH's Hydra;"
      " expected --rdzv-endpoint HOST:PORT"),
-    (PMIX, "", "PMIx says the rank of a task in its variables, but not how many there are;"
+    (PMIX, "", "PMIx sets the rank of a task, but not the number of tasks;"
      " expected --nnodes N or PET_NNODES=N"),
-    (INDEXED_JOB, "", "the pods of an Indexed Job are not told how many they are; expected"
+    (INDEXED_JOB, "", "the pods of an Indexed Job have no variable with their number; expected"
      " --nnodes N or PET_NNODES=N"),
-    (JOB_SET, "", "the pods of a JobSet are not told how many they are"),
+    (JOB_SET, "", "the pods of a JobSet have no variable with their number"),
     (LEADER_WORKER_SET | {"LWS_WORKER_INDEX": "4"}, "",
-     "LWS_WORKER_INDEX is 4, but LWS_GROUP_SIZE is 4, so that the ranks end at 3"),
+     "LWS_WORKER_INDEX is 4, but LWS_GROUP_SIZE is 4, and the last rank is 3"),
     (SKYPILOT | {"SKYPILOT_NUM_NODES": "3"}, "",
      "SKYPILOT_NUM_NODES is 3, but SKYPILOT_NODE_IPS has 2 hosts"),
     (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "",
      'SM_CURRENT_HOST is algo-3, but SM_HOSTS is ["algo-1","algo-2"]'),
-    (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "", "SM_HOSTS is 'algo-1'; expected a JSON list"),
+    (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "", "invalid value 'algo-1' for SM_HOSTS: expected a JSON list"),
     (BATCH_CHILD | {"AWS_BATCH_JOB_NODE_INDEX": "2"}, "",
      "AWS_BATCH_JOB_NODE_INDEX is 2, but AWS_BATCH_JOB_NUM_NODES is 2"),
     (SLURM | SKYPILOT, "", "SLURM_STEP_NUM_NODES is 3, but SKYPILOT_NUM_NODES is 2; expected"
@@ -303,10 +303,10 @@ def test_a_pod_without_a_service_cannot_be_found(
         parse(["--auto-config", "--nnodes=2", script], INDEXED_JOB)
 
 
-def test_a_wrong_value_of_a_place_names_its_variable(script: str) -> None:
+def test_a_wrong_value_of_an_environment_names_its_variable(script: str) -> None:
     wrong = LEADER_WORKER_SET | {"LWS_LEADER_ADDRESS": "a b", "LWS_WORKER_INDEX": "1"}
     wrong["LWS_GROUP_SIZE"] = "2"
-    with pytest.raises(UsageError, match="LWS_LEADER_ADDRESS was given 'a b:29400'"):
+    with pytest.raises(UsageError, match="invalid value 'a b:29400' for LWS_LEADER_ADDRESS"):
         parse(["--auto-config", script], wrong)
 
 
@@ -315,16 +315,16 @@ def test_without_the_flag_a_line_suggests_it_and_nothing_is_taken(
     environ: dict[str, str], script: str
 ) -> None:
     options = launch([script], environ)
-    (remark,) = options.warnings
-    assert "but this command asks for one" in remark
-    assert "ft-run --auto-config" in remark
+    (warning,) = options.warnings
+    assert "but this job has one node; use" in warning
+    assert "ft-run --auto-config" in warning
     assert options.rendezvous.endpoint is None
 
 
 def test_a_batch_script_is_told_of_srun(script: str) -> None:
     options = launch([script], BATCH)
-    (remark,) = options.warnings
-    assert remark.startswith("this is no task of srun, but Slurm has given the job 2 nodes")
+    (warning,) = options.warnings
+    assert warning.startswith("not started by srun, but the Slurm allocation has 2 nodes")
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_batch_script_is_told_of_srun(script: str) -> None:
 )
 def test_nothing_is_suggested(environ: dict[str, str], flags: list[str], script: str) -> None:
     options = launch([*flags, script], environ)
-    assert not any("--auto-config" in remark for remark in options.warnings)
+    assert not any("--auto-config" in warning for warning in options.warnings)
 
 
 def test_dry_run_alone_shows_what_variables_add(

@@ -82,21 +82,21 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
 @pytest.mark.parametrize(
     ("argv", "hostfile", "sentence"),
     [
-        (["train.py"], None, "needs one of --hostfile and --hosts, and was given none"),
-        (["--hosts", "a", "train.py"], "b", "and was given both"),
-        (["--hosts", "a,,b", "train.py"], None, "host 2 of --hosts has ''"),
+        (["train.py"], None, "no hosts were given; expected --hostfile FILE or --hosts A,B,C."),
+        (["--hosts", "a", "train.py"], "b", "--hostfile and --hosts exclude each other; expected"),
+        (["--hosts", "a,,b", "train.py"], None, "invalid host name '' (host 2 of --hosts): expected HOST or USER@HOST"),
         (["--hosts", "a,b,a", "train.py"], None,
          "host 3 of --hosts has a, and so has host 1 of --hosts; expected each host once"),
         (["--hosts", "a"], None, "no script was given"),
         (["--hosts", "-oProxyCommand=x", "train.py"], None, "--hosts needs a value"),
-        (["--hosts=-oProxyCommand=x", "train.py"], None, "which is not a host name"),
+        (["--hosts=-oProxyCommand=x", "train.py"], None, "invalid host name '-oProxyCommand=x' (host 1 of --hosts)"),
         (["train.py"], "# none\n", "hosts has no host; expected a line HOST slots=N"),
         (["train.py"], "a slots=8\nb max-slots=8\n",
          "line 2 of hosts has 'max-slots=8' after b; expected slots=N, once, and nothing"),
         (["train.py"], "a slots=8 slots=9\n", "line 1 of hosts has 'slots=9' after a"),
         (["train.py"], "a slots=0\n", "line 1 of hosts has 'slots=0'; expected slots=N with"),
         (["train.py"], "a slots=8\n\nme@a\n", "line 3 of hosts has me@a, and so has line 1 of"),
-        (["train.py"], "a;reboot\n", "line 1 of hosts has 'a;reboot', which is no name"),
+        (["train.py"], "a;reboot\n", "invalid host name 'a;reboot' (line 1 of hosts): expected"),
         (["--nproc-per-node", "4", "train.py"], "a slots=4\nb slots=8\n",
          "line 2 of hosts has slots=8, but --nproc-per-node is 4; expected slots=4, or no"),
         (["--nnodes", "3", "train.py"], "a\nb\n",
@@ -104,12 +104,11 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
         (["--launcher-as-node", "--nnodes", "4", "train.py"], "a\nb\n",
          "--nnodes asks for 4 nodes, but there are 2 hosts and this one; expected"),
         (["--launcher-as-node", "--nnodes", "1", "train.py"], "a\n",
-         "--nnodes asks for 1 node, but --launcher-as-node makes this host one beside 1 other;"
+         "--nnodes asks for 1 node, but --launcher-as-node adds this host to 1 other;"
          " expected --nnodes 2, or no --launcher-as-node."),
         (["--launcher-as-node", "--nnodes", "2", "train.py"], None,
-         "--launcher-as-node makes this host one node, and with two or more nodes both roles must"
-         " be there, this host and others, but no others are named; expected --hostfile FILE"
-         " or --hosts A,B,C, or plain ft-run for this host alone."),
+         "--launcher-as-node adds this host to other hosts, but none were given; expected"
+         " --hostfile FILE or --hosts A,B,C, or ft-run without hosts for this host alone."),
         (["--launcher-as-node", "train.py"], "a\nlocalhost\n",
          "--launcher-as-node makes this host (head.cluster) a node, and line 2 of hosts has"
          " localhost; expected one of them."),
@@ -119,25 +118,25 @@ def test_the_token_is_in_the_environment_of_the_job_and_not_in_its_arguments() -
         (["--launcher-as-node", "--hosts", "head.cluster", "train.py"], None,
          "makes this host (head.cluster) a node, and host 1 of --hosts has head.cluster"),
         (["--launcher-as-node", "train.py"], "a\nb slots=4\n",
-         "line 2 of hosts has slots=4, but nothing says how many workers this host has"
-         " (--launcher-as-node); expected --nproc-per-node 4 and no slots."),
+         "line 2 of hosts has slots=4, but the number of workers of this host"
+         " (--launcher-as-node) is unknown; expected --nproc-per-node 4 and no slots."),
         (["--print-completion", "zsh", "train.py"], "a\nb\n",
          "--print-completion starts no job; expected ft-run --print-completion zsh."),
         (["--standalone", "train.py"], "a\nb\n",
          "--standalone is for one node, but there are 2 hosts; expected one host, or no"),
         (["--node-rank", "1", "train.py"], "a\nb\n",
-         "--node-rank 1 would be the rank of each of the 2 hosts; expected none: their"),
+         "--node-rank 1 would be the rank of each of the 2 hosts; omit it: the order of the"),
         (["--env", "FT_RUN_TOKEN=x", "train.py"], "a\n",
-         "--env FT_RUN_TOKEN=VALUE shows the token in this host's list of processes; right would"
-         " be --token-file FILE, or FT_RUN_TOKEN in the environment."),
+         "--env FT_RUN_TOKEN=VALUE shows the token in this host's list of processes; expected"
+         " --token-file FILE, or FT_RUN_TOKEN in the environment."),
         (["--token-file", "nosuch", "train.py"], "a\n", "cannot read the token file nosuch"),
         (["--include", "a,c", "train.py"], "a\nb\n",
          "--include names 'c', which is not among the 2 hosts; expected some of a, b."),
         (["--exclude", "a,b", "train.py"], "a\nb\n", "leave no host"),
         (["--env", "NOSUCH", "train.py"], "a\n", "invalid value 'NOSUCH' for --env: expected NAME="),
-        (["--ssh", "'", "train.py"], "a\n", "--ssh was given"),
+        (["--ssh", "'", "train.py"], "a\n", "for --ssh: expected a command, e.g. 'ssh"),
         (["--hostfile", "nosuch", "train.py"], None,
-         "which cannot be read: No such file or directory; right"),
+         "invalid value 'nosuch' for --hostfile (No such file or directory): expected"),
         (["--chdri", "/x", "train.py"], "a\n", "'--chdri'; did you mean --chdir?"),
         (["--max-restrt", "3", "train.py"], "a\n", "'--max-restrt'; did you mean --max-restarts?"),
         (["--max-restarts", "3", "--chdir", "/x", "train.py"], "a\n",

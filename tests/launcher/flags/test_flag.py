@@ -60,5 +60,5 @@ def test_what_the_help_shows_is_what_was_declared() -> None:
 def test_a_bad_value_names_its_flag_or_its_variable() -> None:
     with pytest.raises(UsageError, match="invalid value '0' for --height: expected a whole number"):
         box("-H0")
-    with pytest.raises(UsageError, match="PET_HEIGHT was given 'x'"):
+    with pytest.raises(UsageError, match="invalid value 'x' for PET_HEIGHT"):
         box(PET_HEIGHT="x")

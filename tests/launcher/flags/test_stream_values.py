@@ -36,7 +36,7 @@ def test_of_a_repeated_local_rank_the_last_pair_counts() -> None:
      "٣:1", "0:٣", "0=1", "1,3", "100000:1"],
 )  # fmt: skip
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(BadValue, match=r"0 \(none\), 1 \(stdout\).*such as 0:1,10:3"):
+    with pytest.raises(BadValue, match=r"0 \(none\), 1 \(stdout\).*e.g. 0:1,10:3"):
         streams(text)
 
 
@@ -57,7 +57,7 @@ def test_local_ranks_filter(text: str, expected: set[int] | None) -> None:
 
 @pytest.mark.parametrize("text", ["a", "0,", ",", "0;1", "-1", "1.5", "٣"])
 def test_a_local_ranks_filter_of_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(BadValue, match="local ranks with commas, such as 0,1,2"):
+    with pytest.raises(BadValue, match="local ranks separated by commas, e.g. 0,1,2"):
         local_ranks(text)
 
 

@@ -1,0 +1,145 @@
+"""The file of ``--config``: failure rules and settings, and a table ``[checks]``.
+
+Its keys are the names of flags, without the dashes in front; its values are those that the flags
+take. The command line and the ``PET_*`` variables override it.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ...errors import UsageError
+from ...rendezvous.policy.rules import Rule
+from ...values import dataclass, field
+from ..flags.flag import Flag
+from ..flags.values import BadValue, nearest, refuse, shown
+from .check_flags import NETWORK_CHECK, training_check_flags
+from .command_line import CommandLine, Given
+from .policy_flags import rule, setting_flags
+
+_RULE_KEYS: Final = ("match", "action")
+_RIGHT: Final = "a TOML file with [[rule]], settings and [checks], see docs/policy.md"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What a file has; without a file nothing."""
+
+    path: str = ""
+    rules: Sequence[Rule] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the failure policy, by the keys of their flags."""
+    checks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By the keys of their flags: the text of the value, and its origin for messages."""
+
+
+def read_config(given: Given) -> ConfigFile:
+    """Return what the file of ``--config`` has.
+
+    Raises:
+        UsageError: the file cannot be read, a key is unknown, or a value is wrong.
+    """
+    if not given["config"]:
+        return ConfigFile()
+    path, name = given["config"], given.origin("config")
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise refuse(name, path, BadValue(_RIGHT, str(error.strerror))) from None
+    except ValueError as error:  # also for text that is not UTF-8
+        first = str(error).splitlines()[0][:200]
+        raise refuse(name, path, BadValue(_RIGHT, f"not TOML: {first}")) from None
+    tables = {key: content.pop(key) for key in ("rule", "checks") if key in content}
+    texts = _texts(content, setting_flags(), path, ["rule", "checks"])
+    flags = {flag.key: flag for flag in setting_flags()}
+    checks = tables.get("checks", {})
+    if not isinstance(checks, dict):
+        raise UsageError(f"{path}: checks is not a table; expected [checks].")
+    return ConfigFile(
+        path,
+        _rules(tables.get("rule", []), path),
+        {key: flags[key].value([text], origin) for key, (text, origin) in texts.items()},
+        _texts(checks, training_check_flags(), f"[checks] of {path}"),
+    )
+
+
+def with_checks(
+    line: CommandLine, given: Given, config: ConfigFile, warnings: list[str] | None = None
+) -> Given:
+    """Return the flags with those of ``[checks]`` that were not given otherwise.
+
+    Args:
+        line: has the flags; what it does not have is left out.
+        given: the flags and variables.
+        config: the file.
+        warnings: takes a message if ``[checks]`` has no effect, because ``--network-check`` is not
+            given; None: the command checks in any case.
+
+    Raises:
+        UsageError: a value of the table is wrong.
+    """
+    known = {flag.key for flag in line.flags}
+    found = {
+        key: value
+        for key, value in config.checks.items()
+        if key in known and key not in given.texts
+    }
+    filled = line.filled(given, found)
+    if found and warnings is not None and not filled[NETWORK_CHECK.key]:
+        warnings.append(
+            f"[checks] of {config.path} has no effect without --network-check: ignored."
+        )
+        return given
+    return filled
+
+
+def _texts(
+    table: Mapping[str, Any], flags: Sequence[Flag], where: str, more: Sequence[str] = ()
+) -> dict[str, tuple[str, str]]:
+    """Return by the keys of flags the text of each value, and its origin."""
+    known = {flag.spelling[2:]: flag for flag in flags}
+    texts: dict[str, tuple[str, str]] = {}
+    for name, value in table.items():
+        if name not in known:
+            raise _unknown_key(name, [*known, *more], where)
+        flag, text = known[name], str(value)
+        if isinstance(value, bool) and not flag.takes_value:
+            text = str(int(value))
+        elif isinstance(value, bool) or not isinstance(value, str | int | float):
+            right = "text or a number" if flag.takes_value else "true or false"
+            raise refuse(f"{name} in {where}", text, BadValue(right))
+        texts[flag.key] = (text, f"{name} in {where}")
+    return texts
+
+
+def _rules(tables: Any, path: str) -> list[Rule]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError(f"{path}: rule is not a list of tables; expected [[rule]] for each.")
+    rules = []
+    for number, table in enumerate(tables, start=1):
+        where = f"rule {number} of {path}"
+        for key in table:
+            if key not in _RULE_KEYS:
+                raise _unknown_key(key, list(_RULE_KEYS), where)
+        for key in _RULE_KEYS:
+            if not isinstance(table.get(key), str):
+                raise UsageError(
+                    f'{where} has no text for {key}; expected match = "exit:3" and action = "fail".'
+                )
+        text = f"{table['match']}={table['action']}"
+        try:
+            rules.append(rule(text))
+        except BadValue as bad:
+            raise refuse(where, text, bad) from None
+    return rules
+
+
+def _unknown_key(key: str, known: list[str], where: str) -> UsageError:
+    guess = nearest(key.replace("_", "-").lower(), known)
+    advice = f"did you mean {guess}?" if guess else f"expected {', '.join(known)}."
+    return UsageError(f"unknown key {shown(key)} in {where}; {advice}")
