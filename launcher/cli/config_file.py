@@ -140,6 +140,7 @@ def _rules(tables: Any, path: str) -> list[Rule]:
 
 
 def _unknown_key(key: str, known: list[str], where: str) -> UsageError:
-    guess = nearest(key.replace("_", "-").lower(), known)
+    name = key.replace("_", "-").lower()
+    guess = f"check-{name}" if f"check-{name}" in known else nearest(name, known)
     advice = f"did you mean {guess}?" if guess else f"expected {', '.join(known)}."
     return UsageError(f"unknown key {shown(key)} in {where}; {advice}")

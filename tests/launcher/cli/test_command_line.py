@@ -310,7 +310,7 @@ def test_bind_addresses(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["", ":", ":x", ":65536", "a b:1"])
 def test_what_is_not_a_bind_address_is_refused(text: str) -> None:
-    with pytest.raises(BadValue, match="e.g. :29400"):
+    with pytest.raises(BadValue, match=r"e\.g\. :29400"):
         values.bind_address(text)
 
 

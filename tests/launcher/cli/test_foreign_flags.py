@@ -63,12 +63,13 @@ def test_what_means_the_same_is_taken(given: str, ours: str) -> None:
     ("given", "sentence"),
     [
         ("--ucp_device_type", "--ucp_device_type is a flag of another launcher; expected"
-         " be ft_run.training.Checkpointer in the script (docs/guide/checkpoints.md)."),
+         " ft_run.training.Checkpointer in the script (docs/guide/checkpoints.md)."),
         ("--ft-rank-section-timeouts=setup:60", "expected --hang-timeout SECONDS or"),
         ("--ft-max-no-progress-cycles 3", "expected --max-no-progress N, which counts"),
         ("--comm-perf-test", "expected --network-check --check-level full."),
         ("--precheck 3", "invalid value '3' for --precheck: expected 0, 1 or 2."),
-        ("--ft-restart-policy=min-healthy", "invalid value 'min-healthy' for --ft-restart-policy: expected any-failed."),
+        ("--ft-restart-policy=min-healthy",
+         "invalid value 'min-healthy' for --ft-restart-policy: expected any-failed."),
         ("--ft-unknown", "unknown flag '--ft-unknown'"),
     ],
 )  # fmt: skip

@@ -27,8 +27,7 @@ def test_a_flag_that_says_how_to_check_needs_the_one_that_says_that() -> None:
     with pytest.raises(UsageError) as error:
         options("--check-level", "full")
     assert error.value.sentence == (
-        "--check-level says how nodes are checked, but nothing asks for checks;"
-        " expected --network-check beside it."
+        "--check-level has no effect without --network-check; add --network-check or omit it."
     )
 
 

@@ -116,7 +116,7 @@ def test_a_script_that_was_meant_differently(folder: Path) -> None:
     assert sentence("host").endswith("; did you mean the command ft-run hosts?")
     assert sentence("tokne").endswith("; did you mean the command ft-run token?")
     assert sentence("python3", "train.py").endswith(
-        "; ft-run starts Python by itself: leave it out, or use --no-python for a program."
+        "; ft-run starts Python by itself: omit it, or use --no-python for a program."
     )
 
 
@@ -168,7 +168,7 @@ def test_a_program_is_looked_up_on_the_path(folder: Path) -> None:
         f" {folder}): expected the path of an executable file."
     )
     assert sentence("--no-python", "train.py", PATH="/nowhere") == (
-        "invalid value 'train.py' for --no-python (not a program on the PATH or not executable):"
+        "invalid value 'train.py' for --no-python (not on the PATH, or not executable):"
         " expected ./train.py after chmod +x, or no --no-python."
     )
     assert sentence("--no-python", "./bin", PATH="/nowhere") == (
@@ -379,8 +379,8 @@ def test_workers_have_no_port_at_which_nodes_meet() -> None:
     assert rendezvous("--rdzv-endpoint=a:5,b:5,c:6", "--worker-port=5-7").worker_ports == (7,)
     for given in ("5", "5-5"):
         assert sentence("--rdzv-endpoint=m:5", f"--worker-port={given}", "train.py") == (
-            f"--worker-port {given} is the port of the rendezvous (--rdzv-endpoint), which no worker"
-            " can use; expected another port."
+            f"--worker-port {given} is the port of the rendezvous (--rdzv-endpoint), which no"
+            " worker can use; expected another port."
         )
     apart = rendezvous("--rdzv-endpoint=m:5", "--worker-port=5", "--rdzv-conf=is_host=0")
     assert apart.worker_ports == (5,)
@@ -388,8 +388,8 @@ def test_workers_have_no_port_at_which_nodes_meet() -> None:
 
 def test_several_nodes_are_told_which_port_their_workers_have() -> None:
     argv = ["--nnodes=2", "--master-addr=node0", "--rdzv-id=x"]
-    (remark,) = launch(*argv, "--master-port=1234", "train.py").warnings
-    assert remark == (
+    (warning,) = launch(*argv, "--master-port=1234", "train.py").warnings
+    assert warning == (
         "--master-port 1234 is the port of the rendezvous; the workers' MASTER_PORT is a free port"
         " of the node of rank 0. For MASTER_PORT=1234 use --worker-port 1234 and another"
         " --master-port."
@@ -452,8 +452,8 @@ def test_a_node_rank_is_ignored_with_c10d_as_by_torchrun() -> None:
 
 def test_a_node_rank_beyond_the_nodes() -> None:
     assert sentence("--nnodes=2", "--node-rank=2", "train.py") == (
-        "invalid value '2' for --node-rank (the job has 2 nodes): expected a rank from 0 to 1, or no"
-        " rank for a spare node."
+        "invalid value '2' for --node-rank (the job has 2 nodes): expected a rank from 0 to 1, or"
+        " no rank for a spare node."
     )
 
 
@@ -609,7 +609,7 @@ def test_hang_timeouts_that_make_no_sense() -> None:
     )
     assert sentence("--hang-timeout-start=9", "train.py") == (
         "--hang-timeout-start has no effect, because --hang-timeout is never; expected"
-        " --hang-timeout SECONDS or --hang-timeout auto as well."
+        " --hang-timeout DURATION or --hang-timeout auto."
     )
 
 
@@ -648,7 +648,7 @@ def test_max_restarts() -> None:
 def test_nonsense_for_nproc_per_node(text: str) -> None:
     assert sentence(f"--nproc-per-node={text}", "train.py") == (
         f"invalid value {text!r} for --nproc-per-node:"
-        " expected a whole number >= 1, or auto, cpu, gpu or xpu."
+        " expected a whole number >= 1, auto, cpu, gpu or xpu."
     )
 
 
@@ -743,7 +743,7 @@ def test_the_remaining_flags() -> None:
         "invalid value 'cpu' for --numa-binding: expected node, socket, exclusive or core-complex."
     )
     assert sentence("--logs-specs=mine", "train.py") == (
-        "invalid value 'mine' for --logs-specs (ft-run has no plug-ins for logs):"
+        "invalid value 'mine' for --logs-specs (ft-run has no log plug-ins):"
         " expected --log-dir with --redirects, --tee and --local-ranks-filter."
     )
 
@@ -822,21 +822,22 @@ def test_help_is_grouped_and_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for argv in (["--help"], ["master", "--help"], ["status", "-h"]):
+    for argv in (["--help"], ["--help-all"], ["master", "--help"], ["status", "-h"]):
         with pytest.raises(SystemExit) as stop:
             parse.parse(argv, {})
         assert stop.value.code == 0
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
+        headings = [line for line in out.splitlines() if line[:1].isalpha() and line[-1] == ":"]
         if argv == ["--help"]:
-            headings = [line for line in out.splitlines() if line[:1].isalpha() and line[-1] == ":"]
+            assert headings == ["Examples:", "Commands (ft-run COMMAND --help):", "Options:"]
+        if argv == ["--help-all"]:
             assert headings == [
-                *("Examples:", "Commands:", "Workers:", "Rendezvous:", "Trust:", "Failure:"),
-                *("Checks:", "Logs:", "Script:", "Compatibility with torchrun:", "Help:"),
-                "Exit codes:",
+                *("Examples:", "Commands (ft-run COMMAND --help):", "Workers:", "Rendezvous:"),
+                *("Security:", "Failures:", "Checks:", "Logs:", "Script:"),
+                *("Compatibility with torchrun:", "Help:", "Exit codes:"),
             ]
-            assert "ft-run master --help" in out
-            assert "Every option can be set by PET_<NAME>" in out
+            assert "Every option can be set by the environment variable PET_<NAME>" in out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -973,7 +974,7 @@ def test_one_endpoint_is_no_list() -> None:
         ("a,b,c,d", "4 hosts tolerate no more losses than 3): expected one endpoint"),
         ("a,b,a", "expected each endpoint once"),
         ("a,b,a:29400", "expected each endpoint once"),
-        ("a,b,c:0", "other nodes cannot know port 0; expected fixed ports"),
+        ("a,b,c:0", "(other nodes cannot know port 0): expected fixed ports"),
         ("a,b,c d", "expected HOST"),
     ],
 )

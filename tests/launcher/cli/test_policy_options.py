@@ -105,8 +105,9 @@ def test_times(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (("--on-failure", "exit:3"), "invalid value 'exit:3' for --on-failure (not MATCH=ACTION): expected MATCH=ACTION"),
-        (("--on-failure", "exit:3=die"), "there is no action 'die'; expected restart"),
+        (("--on-failure", "exit:3"),
+         "invalid value 'exit:3' for --on-failure (not MATCH=ACTION): expected MATCH=ACTION"),
+        (("--on-failure", "exit:3=die"), "(there is no action 'die'): expected restart"),
         (("--on-failure", "hang=fail", "--max-restarts=1"),
          "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
          " it hangs are found; expected --hang-timeout SECONDS or --hang-timeout auto"),
@@ -219,30 +220,108 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("restart_windw = '24h'", "unknown key 'restart_windw' in "),
-        ("xyz = 1", "unknown key 'xyz' in "),
-        ("[[rules]]\nmatch='oom'", "unknown key 'rules' in "),
-        ("[[rule]]\nmatch='oom'\nactoin='fail'", "unknown key 'actoin' in rule 1 of "),
-        ("[[rule]]\nmatch='oom'", "rule 1 has no text for action; expected match"),
-        ("[[rule]]\nmatch=3\naction='fail'", "rule 1 has no text for match"),
+        ("restart_windw = '24h'",
+         "unknown key 'restart_windw' in FILE; did you mean restart-window?"),
+        ("xyz = 1", "unknown key 'xyz' in FILE; expected restart-window, restart-backoff"),
+        ("[[rules]]\nmatch='oom'", "unknown key 'rules' in FILE; did you mean rule?"),
+        ("[[rule]]\nmatch='oom'\nactoin='fail'",
+         "unknown key 'actoin' in rule 1 of FILE; did you mean action?"),
+        ("[[rule]]\nmatch='oom'", "rule 1 of FILE has no text for action; expected match"),
+        ("[[rule]]\nmatch=3\naction='fail'", "rule 1 of FILE has no text for match"),
         ("rule = 'oom=fail'", "rule is not a list of tables; expected [[rule]] for each"),
-        ("[[rule]]\nmatch='om'\naction='fail'", "invalid value 'om=fail' for rule 1 of "),
-        ("restart-window = 'x'", "invalid value 'x' for restart-window in "),
-        ("restart-window = true", "restart-window is 'True'; expected a text or a number"),
-        ("restart-window = ", "not TOML"),
+        ("[[rule]]\nmatch='om'\naction='fail'",
+         "invalid value 'om=fail' for rule 1 of FILE (there is no match 'om'): expected"),
+        ("restart-window = 'x'", f"invalid value 'x' for restart-window in FILE: expected {TIME}"),
+        ("restart-window = true", "'True' for restart-window in FILE: expected text or a number"),
+        ("restart-window = ", "(not TOML: "),
+        ("checks = 3", "checks is not a table; expected [checks]"),
+        ("[checks]\nlevel = 'full'",
+         "unknown key 'level' in [checks] of FILE; did you mean check-level?"),
+        ("[checks]\nbind = 'x'",
+         "unknown key 'bind' in [checks] of FILE; expected network-check, "),
+        ("[checks]\nnetwork-check = 'maybe'",
+         "for network-check in [checks] of FILE: expected 1/0"),
+        ("[checks]\ncheck-level = true",
+         "'True' for check-level in [checks] of FILE: expected text or a number"),
+        ("[checks]\ncheck-level = 'deep'",
+         "invalid value 'deep' for check-level in [checks] of FILE: expected light or full"),
+        ("[checks]\nexclude-straggler = [1]",
+         "for exclude-straggler in [checks] of FILE: expected true or false"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_in_a_file(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
-    assert told in sentence(*ENDPOINT, "--failure-policy", str(path))
+    assert told.replace("FILE", str(path)) in sentence(*ENDPOINT, "--config", str(path))
+
+
+CHECKS = """
+restart-window = "1h"
+[checks]
+network-check = true
+check-level = "full"
+check-timeout = 120
+min-memory-gb-per-s = 3.5
+exclude-straggler = true
+"""
+
+
+@pytest.mark.parametrize("flag", ["--config", "--failure-policy"])
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_file_has_flags_of_the_checks_too(tmp_path: Path, flag: str, is_variable: bool) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(CHECKS)
+    variable = "PET_" + flag[2:].replace("-", "_").upper()
+    argv, environ = ([], {variable: str(path)}) if is_variable else ([flag, str(path)], {})
+    options = launch(*ENDPOINT, *argv, **environ)
+    assert options.policy is not None
+    assert options.policy.restart_window_s == 3600
+    assert options.checks is not None
+    spec = options.checks.spec
+    assert (spec.level, spec.timeout_s, spec.exclude_straggler) == ("full", 120, True)
+    assert spec.floors == ("memory_gb_per_s=3.5",)
+    assert options.warnings == ()
+
+
+def test_flags_and_variables_override_the_checks_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(CHECKS)
+    given = (*ENDPOINT, f"--config={path}", "--check-level=light")
+    options = launch(*given, PET_CHECK_TIMEOUT="90", PET_EXCLUDE_STRAGGLER="0")
+    assert options.checks is not None
+    spec = options.checks.spec
+    assert (spec.level, spec.timeout_s, spec.exclude_straggler) == ("light", 90, False)
+    without = launch(*ENDPOINT, f"--config={path}", PET_NETWORK_CHECK="0")
+    assert without.checks is None
+    assert without.warnings == (
+        f"[checks] of {path} has no effect without --network-check: ignored.",
+    )
+
+
+def test_a_check_reads_the_checks_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(CHECKS)
+    options = parse.parse(["check", "--config", str(path), "--min-memory-gb-per-s=9"], {})
+    assert isinstance(options, LaunchOptions)
+    assert options.checks is not None
+    assert (options.checks.spec.level, options.checks.spec.only) == ("full", True)
+    assert options.checks.spec.floors == ("memory_gb_per_s=9.0",)
+    assert options.warnings == ()
+
+
+def test_ft_run_policy_reads_a_file_with_checks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(CHECKS + "[[rule]]\nmatch = 'oom'\naction = 'fail'\n")
+    told = explain(capsys, "--explain", "oom", "--config", str(tmp_path / "job.toml"))
+    assert "matches  oom=fail (rule)" in told
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    told = sentence(*ENDPOINT, "--failure-policy", str(tmp_path / "none.toml"))
+    told = sentence(*ENDPOINT, "--config", str(tmp_path / "none.toml"))
     assert "for --config (No such file or directory): expected a TOML file" in told
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    assert "not TOML" in sentence(*ENDPOINT, "--failure-policy", str(tmp_path / "binary.toml"))
+    assert "not TOML" in sentence(*ENDPOINT, "--config", str(tmp_path / "binary.toml"))
 
 
 # --- ft-run policy ---------------------------------------------------------------------------
@@ -308,8 +387,8 @@ def test_the_failure_that_is_described(text: str, status: int) -> None:
     [
         ("", "invalid value '' for --explain: expected words, e.g. "),
         ("boom", "there is no match 'boom'"),
-        ("exit:1-3", "but exit:1-3 is not one failure"),
-        ("node-lost oom", "but with node-lost no worker has failed"),
+        ("exit:1-3", "(exit:1-3 is not one failure"),
+        ("node-lost oom", "(with node-lost no worker has failed"),
     ],
 )
 def test_what_describes_no_failure(text: str, told: str) -> None:

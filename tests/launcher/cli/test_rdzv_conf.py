@@ -112,10 +112,8 @@ def test_a_wrong_value_of_a_known_key_is_refused(text: str, right: str) -> None:
     key, _, value = text.partition("=")
     with pytest.raises(UsageError) as refused:
         parse_conf(text)
-    assert (
-        refused.value.sentence
-        == f"--rdzv-conf invalid value {value!r} for {key}: expected {right}."
-    )
+    expected = f"invalid value {value!r} for --rdzv-conf {key}: expected {right}."
+    assert refused.value.sentence == expected
 
 
 def test_a_time_may_have_a_unit() -> None:

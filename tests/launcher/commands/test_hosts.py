@@ -57,5 +57,5 @@ def test_hosts_that_end_before_it_looks_are_told_and_counted(
 
 
 def test_an_ssh_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nosuch cannot be started here: No such file .* --ssh"):
+    with pytest.raises(UsageError, match=r"cannot start .*nosuch: No such file .*; expected --ssh"):
         hosts.run_hosts(options(tmp_path / "nosuch"))

@@ -175,7 +175,7 @@ COMMANDS = [
 
 REFUSALS = [
     # what the environment is, flags, words of the sentence
-    ({}, "", "--auto-config found none of the supported environments (Slurm, Open MPI,"),
+    ({}, "", "--auto-config found no supported environment (Slurm, Open MPI,"),
     (BATCH, "", "not started by srun, but the Slurm allocation has 2 nodes"
      " (SLURM_JOB_NUM_NODES); expected srun --ntasks-per-node=1 ft-run --auto-config"),
     (SLURM | {"SLURM_STEP_ID": "4294967290"}, "", "not started by srun"),
@@ -218,7 +218,8 @@ REFUSALS = [
      "SKYPILOT_NUM_NODES is 3, but SKYPILOT_NODE_IPS has 2 hosts"),
     (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "",
      'SM_CURRENT_HOST is algo-3, but SM_HOSTS is ["algo-1","algo-2"]'),
-    (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "", "invalid value 'algo-1' for SM_HOSTS: expected a JSON list"),
+    (SAGEMAKER | {"SM_HOSTS": "algo-1"},
+     "", "invalid value 'algo-1' for SM_HOSTS: expected a JSON list"),
     (BATCH_CHILD | {"AWS_BATCH_JOB_NODE_INDEX": "2"}, "",
      "AWS_BATCH_JOB_NODE_INDEX is 2, but AWS_BATCH_JOB_NUM_NODES is 2"),
     (SLURM | SKYPILOT, "", "SLURM_STEP_NUM_NODES is 3, but SKYPILOT_NUM_NODES is 2; expected"

@@ -164,20 +164,25 @@ COMMANDS = [
 REFUSALS = [
     # what the environment is, words of the sentence
     (skypilot(2, "10.0.0.4", "10.0.0.7"),
-     "SKYPILOT_NODE_RANK is 2, but SKYPILOT_NUM_NODES is 2, so that the ranks end at 1"),
-    (skypilot(0, "10.0.0.4", gpus="all"), "SKYPILOT_NUM_GPUS_PER_NODE is 'all'; expected a"),
+     "SKYPILOT_NODE_RANK is 2, but SKYPILOT_NUM_NODES is 2, and the last rank is 1"),
+    (skypilot(0,
+     "10.0.0.4", gpus="all"), "invalid value 'all' for SKYPILOT_NUM_GPUS_PER_NODE: expected a"),
     (leader_worker_set(0, 0), "invalid value '0' for LWS_GROUP_SIZE: expected a whole number >= 1"),
     (job_set(0), "the pods of a JobSet have no variable with their number; expected --nnodes N"),
     (job_set(1, PET_NNODES="2", JOBSET_REPLICATEDJOB_NAME=""),
-     "--auto-config found in JobSet no host at which the nodes could meet; expected"),
-    (job_set(-1, PET_NNODES="2"), "JOB_COMPLETION_INDEX is '-1'; expected a whole number"),
-    (train_job(2), "invalid value '2' for PET_NODE_RANK (the job has 2 nodes): expected a rank from 0 to 1"),
+     "--auto-config found no endpoint in JobSet; expected"),
+    (job_set(-1, PET_NNODES="2"),
+     "invalid value '-1' for JOB_COMPLETION_INDEX: expected a whole number"),
+    (train_job(2),
+     "invalid value '2' for PET_NODE_RANK (the job has 2 nodes): expected a rank from 0 to 1"),
     (train_job(0, nodes="two"), "invalid value 'two' for PET_NNODES"),
-    (sagemaker(1, 0), 'invalid value \'[]\' for SM_HOSTS: expected a JSON list of hosts, e.g. ["algo-1"'),
+    (sagemaker(1, 0),
+     'invalid value \'[]\' for SM_HOSTS: expected a JSON list of hosts, e.g. ["algo-1"'),
     (sagemaker(3, 2), "SM_CURRENT_HOST is algo-3, but SM_HOSTS is"),
     (aws_batch(0, 2, main=1) | {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": ""},
-     "--auto-config found in AWS Batch no host at which the nodes could meet"),
-    (aws_batch(0, 2, attempt="0"), "AWS_BATCH_JOB_ATTEMPT is '0'; expected a whole number"),
+     "--auto-config found no endpoint in AWS Batch"),
+    (aws_batch(0, 2, attempt="0"),
+     "invalid value '0' for AWS_BATCH_JOB_ATTEMPT: expected a whole number"),
 ]  # fmt: skip
 
 

@@ -62,3 +62,33 @@ def test_a_bad_value_names_its_flag_or_its_variable() -> None:
         box("-H0")
     with pytest.raises(UsageError, match="invalid value 'x' for PET_HEIGHT"):
         box(PET_HEIGHT="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "summary"),
+    [
+        ("How high.", "How high."),
+        ("How high. In metres.", "How high."),
+        ("How high, e.g. 30. In metres.", "How high, e.g. 30."),
+        (
+            "A number, e.g. 1.5, of metres (default: 2.5). More.",
+            "A number, e.g. 1.5, of metres (default: 2.5).",
+        ),
+        ("No period", "No period"),
+    ],
+)
+def test_the_summary_is_the_first_sentence(text: str, summary: str) -> None:
+    assert SIZE("--height CM", text).summary == summary
+
+
+def test_an_older_name_is_accepted_and_not_shown() -> None:
+    flag = SIZE("--height CM", "How high.", values.whole(1), also="--tallness")
+    line = CommandLine("pack", [flag], HelpText("", ""))
+    assert flag.usage == "--height CM"
+    assert flag.variables == ("PET_HEIGHT", "PET_TALLNESS")
+    assert "tallness" not in line.help()
+    assert line.read(["--tallness=3"], {})[0]["height"] == 3
+    assert line.read([], {"PET_TALLNESS": "4"})[0]["height"] == 4
+    assert line.read(["--height=5"], {"PET_TALLNESS": "4"})[0]["height"] == 5
+    with pytest.raises(UsageError, match="invalid value 'x' for PET_TALLNESS"):
+        line.read([], {"PET_TALLNESS": "x"})
