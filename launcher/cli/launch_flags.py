@@ -76,10 +76,10 @@ after SCRIPT is passed to the script.
 
 _AFTER = f"""\
 DURATION is a number of seconds, or a number with a unit: 90s, 5m, 24h, 7d.
-Every option can be set by the environment variable PET_<NAME>, e.g. PET_NNODES=2
-or PET_STANDALONE=1; the command line overrides it. Underscores may replace
-dashes, and an unambiguous prefix of a name is accepted. Everything after SCRIPT
-is passed to the script.
+Every option can be set by the environment variable PET_<NAME>, e.g.
+PET_NNODES=2 or PET_STANDALONE=1; the command line overrides it. Underscores may
+replace dashes, and an unambiguous prefix of a name is accepted. Everything
+after SCRIPT is passed to the script.
 
 Exit codes:
   {exit_codes.SUCCESS:<6} the job succeeded

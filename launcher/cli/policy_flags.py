@@ -147,7 +147,7 @@ rules are skipped. Nothing is started.
 Example:
   ft-run policy --explain 'exit:137 oom' --on-failure oom=replace-node
 """
-    after = "Every option can be set by PET_<NAME>, e.g. PET_ON_FAILURE='exit:3=fail;oom=fail'.\n"
+    after = "Every option can be set by PET_<NAME>, e.g. PET_ON_FAILURE='oom=fail;hang=fail'.\n"
     own = flags_of(PolicyOptions)
     common = [*(flag.key for flag in own), "on_failure", "config", "help_all"]
     text = HelpText(before, after, common, after)

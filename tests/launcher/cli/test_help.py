@@ -55,6 +55,12 @@ def test_help_all_shows_every_flag_once(line: CommandLine) -> None:
 
 
 @lines
+def test_both_fit_80_columns(line: CommandLine) -> None:
+    for text in (line.help(), line.help(whole=True)):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+@lines
 def test_a_short_help_names_the_long_one(line: CommandLine) -> None:
     is_short = shown(line.help()) < shown(line.help(whole=True))
     assert ("--help-all" in shown(line.help())) is is_short

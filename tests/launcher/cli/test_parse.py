@@ -397,7 +397,7 @@ def test_several_nodes_are_told_which_port_their_workers_have() -> None:
     assert launch(*argv, "--master-port=1235", "--worker-port=1234", "train.py").warnings == ()
     assert launch(*argv, "train.py").warnings == ()
     refused = sentence(*argv, "--master-port=1234", "--worker-port=1234", "train.py")
-    assert refused.startswith("--worker-port 1234 is the port at which the nodes meet (--master-p")
+    assert refused.startswith("--worker-port 1234 is the port of the rendezvous (--master-p")
 
 
 @pytest.mark.parametrize(
