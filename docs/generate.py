@@ -118,7 +118,7 @@ def _rdzv_conf() -> str:
 
 def _environment() -> str:
     flags = [flag for flag in command_lines()[""].flags if flag.group != "Help"]
-    rows = [(f"`{flag.variable}`", f"`{flag.usage}`") for flag in flags]
+    rows = [(f"`{flag.variables[0]}`", f"`{flag.usage}`") for flag in flags]
     return _table([("variable", "option"), *rows])
 
 

@@ -18,7 +18,7 @@ from .command_line import CommandLine, Given
 from .policy_flags import rule, setting_flags
 
 _RULE_KEYS: Final = ("match", "action")
-_RIGHT: Final = "a TOML file with [[rule]], settings and [checks], see docs/policy.md"
+_RIGHT: Final = "a TOML file with [[rule]], settings and [checks], see docs/guide/failure-policy.md"
 
 
 @dataclass(frozen=True, slots=True)

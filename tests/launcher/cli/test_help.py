@@ -50,7 +50,9 @@ def test_help_shows_only_flags_that_exist(line: CommandLine) -> None:
 def test_help_all_shows_every_flag_once(line: CommandLine) -> None:
     text = line.help(whole=True)
     for flag in line.flags:
-        assert len(re.findall(rf"^  {re.escape(flag.usage)}(?=  |$)", text, re.MULTILINE)) == 1, flag.usage
+        assert len(re.findall(rf"^  {re.escape(flag.usage)}(?=  |$)", text, re.MULTILINE)) == 1, (
+            flag.usage
+        )
     assert shown(text) == {flag.spelling for flag in line.flags}
 
 
