@@ -45,10 +45,10 @@ async def ask_master(
                 raise RefusedError(why.sentence(options.endpoint)) from error
             if is_foreign(error):
                 raise RendezvousError(
-                    f"the server at {options.endpoint} is not an ft-run master; expected the job's"
-                    " --rdzv-endpoint."
+                    f"the server at {options.endpoint} is not an ft-run master; expected the "
+                    "--rdzv-endpoint of the job."
                 ) from error
             raise RendezvousError(
-                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); is the "
-                "endpoint right, and is the job still running?"
+                f"no ft-run master answers at {options.endpoint} ({in_words(error)}); check the "
+                "endpoint, and that the job is still running."
             ) from error

@@ -5,6 +5,7 @@ from typing import Final
 
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+from ...errors import UsageError
 from ..cli.check_command import check_command
 from ..cli.command_line import CommandLine
 from ..cli.hosts_flags import hosts_command
@@ -13,7 +14,6 @@ from ..cli.master_flags import master_command, stacks_command, status_command
 from ..cli.policy_flags import policy_command
 from ..cli.security_flags import token_command
 from ..flags.flag import Flag
-from ..flags.values import BadValue, refuse
 
 _VARIABLE: Final = "_FT_RUN_COMPLETE"
 _WORDS: Final = re.compile(r"[a-z0-9]+(\|[a-z0-9]+)+")
@@ -46,7 +46,10 @@ def complete(instruction: str) -> int:
     shell, _, question = instruction.partition("_")
     found = get_completion_class(shell)
     if found is None or question not in ("source", "complete"):
-        raise refuse(_VARIABLE, instruction, BadValue("bash_source, zsh_source or fish_source"))
+        raise UsageError(
+            f"invalid value {instruction!r} for {_VARIABLE}: expected bash_source, zsh_source or"
+            " fish_source."
+        )
     answer = _completing(found)
     print(answer.source() if question == "source" else answer.complete(), flush=True)
     return 0

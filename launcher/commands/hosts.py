@@ -60,8 +60,8 @@ class _Host:
         except OSError as error:
             flag = "--ssh" if command.host else "--ft-run"
             raise UsageError(
-                f"cannot start {start[0]}: {error.strerror}; expected {flag} with a program of this"
-                " host."
+                f"{start[0]} cannot be started here: {error.strerror}; set {flag} to a program of "
+                "this host."
             ) from error
         order = {
             "program": options.program,
@@ -143,9 +143,9 @@ def run_hosts(options: HostsOptions) -> int:
             lost = [host.name for host in hosts if host.status in _NOT_IN_THE_JOB]
             if len(hosts) - len(lost) < options.least and not too_few:
                 too_few = (
-                    f"{len(lost)} of {len(hosts)} hosts are not in the job or have left it"
-                    f" ({', '.join(lost[:8])}), and it needs {options.least}; expected hosts that"
-                    " ssh reaches without a password, with ft-run and the script."
+                    f"{len(lost)} of {len(hosts)} hosts have not joined the job or have left it"
+                    f" ({', '.join(lost[:8])}), and it needs {options.least}; expected hosts that "
+                    "ssh reaches without a prompt, with ft-run and the script installed."
                 )
                 asked.put(signal.SIGTERM)
         since_beat += _TICK_S

@@ -30,10 +30,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_hosts_node() -> int:
-    """Start ft-run as the standard input describes; return its exit status.
+    """Start ft-run as the standard input says; return its exit status.
 
     Raises:
-        UsageError: the directory or ft-run cannot be used.
+        UsageError: the folder or ft-run cannot be used.
     """
     orders = sys.stdin.fileno()
     first, rest = _first_line(orders)
@@ -42,8 +42,8 @@ def run_hosts_node() -> int:
         os.chdir(order["folder"])
     except OSError as error:
         raise UsageError(
-            f"cannot use the working directory {order['folder']}: {error.strerror}; expected"
-            " --chdir DIR with a directory that every host has."
+            f"the working directory {order['folder']} cannot be used here: {error.strerror}; set "
+            "--chdir to a directory that exists on every host."
         ) from error
     command = [order["program"], *order["argv"]]
     own = os.getpid()
@@ -56,8 +56,8 @@ def run_hosts_node() -> int:
         )
     except OSError as error:
         raise UsageError(
-            f"cannot start {command[0]}: {error.strerror}; expected --ft-run PATH with the path of"
-            " ft-run on the hosts."
+            f"{command[0]} cannot be started here: {error.strerror}; set --ft-run to the path of "
+            "ft-run on the hosts."
         ) from error
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: job.send_signal(number))
@@ -77,7 +77,7 @@ def _first_line(orders: int) -> tuple[bytes, bytes]:
     while b"\n" not in text:
         read = os.read(orders, 65536)
         if not read:
-            raise UsageError("ft-run hosts-node is internal; expected ft-run hosts.")
+            raise UsageError("ft-run hosts-node is internal; use ft-run hosts.")
         text += read
     line, _, rest = text.partition(b"\n")
     return line, rest

@@ -92,8 +92,8 @@ class _LoneMaster:
         )
         if listed is None:
             raise UsageError(
-                f"none of the endpoints {', '.join(map(str, endpoints))} is on this host and free;"
-                " expected the list of the hosts on which ft-run master runs."
+                f"none of the endpoints {', '.join(map(str, endpoints))} is of this host and "
+                "free; expected the list of the hosts on which ft-run master runs."
             )
         succession, server = listed
         own = endpoints[succession.own]

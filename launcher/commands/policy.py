@@ -1,4 +1,4 @@
-"""``ft-run policy --explain``: which rule applies to a failure, and which are skipped."""
+"""``ft-run policy --explain``: which rule would answer a failure, and which are passed over."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from ...rendezvous.policy.matches import BadMatch, EndedBySignal, ExitStatus, pa
 from ...rendezvous.policy.rules import SLIP_S, Context, Decision, Rule, decide
 from ...rendezvous.protocol.failure import Failure, FailureKind, hung, node_lost, preempted
 from ..cli.policy_flags import PolicyOptions
-from ..flags.values import BadValue, refuse, shown
+from ..flags.values import shown
 from ..reporting.standard_output import standard_output
 
 _RIGHT = (
@@ -60,7 +60,7 @@ def failure_of(text: str) -> Failure:
             exit_code = _status(word, text)
     if of_node:
         if is_oom or colon or exit_code is not None:
-            raise _unclear(text, f"with {of_node} no worker has failed")
+            raise _unclear(text, f"but with {of_node} no worker has failed")
         return _OF_NODES[of_node](0, "HOST", "default", "as described")
     if not (is_oom or colon or exit_code is not None):
         raise _unclear(text)
@@ -89,11 +89,12 @@ def _status(word: str, text: str) -> int:
         return -match.number
     if isinstance(match, ExitStatus) and match.low == match.high:
         return match.low
-    raise _unclear(text, f"{word} is not one failure")
+    raise _unclear(text, f"but {word} is not one failure")
 
 
 def _unclear(text: str, why: str = "") -> UsageError:
-    return refuse("--explain", text, BadValue(_RIGHT, why))
+    because = f", {why}" if why else ""
+    return UsageError(f"invalid value {shown(text)} for --explain{because}: expected {_RIGHT}.")
 
 
 def _lines(text: str, decision: Decision) -> list[str]:
@@ -101,7 +102,7 @@ def _lines(text: str, decision: Decision) -> list[str]:
     kind = "default rule" if decision.is_default else "rule"
     lines.append(f"matches  {decision.rule} ({kind}): {decision.reason}")
     lines.append(
-        f"{shown(text)} leads to {decision.action.value}: {_MEANING[decision.action.value]}"
+        f"action for {shown(text)}: {decision.action.value}: {_MEANING[decision.action.value]}"
     )
     return lines
 

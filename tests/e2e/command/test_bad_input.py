@@ -133,7 +133,7 @@ def test_a_master_alone_that_is_none_of_those_listed(ft: "Launcher") -> None:
     listed = "198.51.100.1:29400, 198.51.100.2:29400, 198.51.100.3:29400"
     told = sentence(ft.start("master", "--bind", listed.replace(" ", "")), exit_codes.USAGE)
     assert told == (
-        f"none of the endpoints {listed} is on this host and free; expected the list of the"
+        f"none of the endpoints {listed} is of this host and free; expected the list of the"
         " hosts on which ft-run master runs."
     )
 

@@ -116,9 +116,9 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
     assert "nodes 2 of 2" in ft.run("status", endpoint, *shown("other")).stdout
     quick = ("--rdzv-conf", "connect_timeout=3")
     strangers = {
-        "wants a certificate; expected --tls-cert, --tls-key and --tls-ca.": (),
-        "is not trusted; expected one that --tls-ca has signed": shown("foreign", "foreign"),
-        "does not trust the certificate of this node; expected": shown("foreign"),
+        "wants a certificate; right would be --tls-cert, --tls-key and --tls-ca.": (),
+        "is not trusted; right would be one that --tls-ca has signed": shown("foreign", "foreign"),
+        "does not trust the certificate of this node; right would be": shown("foreign"),
     }
     for sentence, flags in strangers.items():
         stranger = ft.run(*job, *quick, *flags, *script)

@@ -233,7 +233,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job(ft: Launcher, ssh: Ssh) -> N
     job.expect(r"\[nosuchhost\] .*Could not resolve hostname")
     for name in ("b", "c", "nosuchhost"):
         job.expect(f"ft-run hosts: {name}: the connection is lost")
-    job.expect(r"ft-run: error: \d of 4 hosts are not in the job .*, and it needs 4; expected")
+    job.expect(r"ft-run: error: \d of 4 hosts have not joined the job .*, and it needs 4; expected")
 
 
 @pytest.mark.slow

@@ -337,7 +337,7 @@ def test_explain_names_the_rule_and_those_passed_over(capsys: pytest.CaptureFixt
     assert explain(capsys, "--explain", "exit:137 oom", *rules).splitlines() == [
         "skipped  exit:3=fail: the exit status 137 is not 3",
         "matches  oom=replace-node (rule): the kernel's OOM killer ended the worker",
-        "'exit:137 oom' leads to replace-node: the node leaves with exit status 30; a new"
+        "action for 'exit:137 oom': replace-node: the node leaves with exit status 30; a new"
         " round with another in its place, counted.",
     ]
 
@@ -364,8 +364,8 @@ def test_explain_says_why_an_error_without_words_is_no_typo(
         "skipped  repeated usage or import error=fail: nothing is known of the error: no "
         "exception was captured, and stderr is captured by --tee 2 or --redirects 2 only"
     ) in told
-    assert "leads to restart" in told
-    assert "leads to fail" in explain(capsys, "--explain", "exit:2", *again)
+    assert "action for 'exit:1': restart: " in told
+    assert "action for 'exit:2': fail: " in explain(capsys, "--explain", "exit:2", *again)
 
 
 def test_explain_reads_the_same_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -387,8 +387,8 @@ def test_the_failure_that_is_described(text: str, status: int) -> None:
     [
         ("", "invalid value '' for --explain: expected words, e.g. "),
         ("boom", "there is no match 'boom'"),
-        ("exit:1-3", "(exit:1-3 is not one failure"),
-        ("node-lost oom", "(with node-lost no worker has failed"),
+        ("exit:1-3", "but exit:1-3 is not one failure"),
+        ("node-lost oom", "but with node-lost no worker has failed"),
     ],
 )
 def test_what_describes_no_failure(text: str, told: str) -> None:

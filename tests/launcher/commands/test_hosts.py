@@ -45,7 +45,9 @@ def test_hosts_that_end_before_it_looks_are_told_and_counted(
     ssh.write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
     ssh.chmod(0o755)
     monkeypatch.setattr(threading, "Thread", thread)
-    with pytest.raises(RendezvousError, match=r"of 2 hosts are not in the job .*, and it needs 2"):
+    with pytest.raises(
+        RendezvousError, match=r"of 2 hosts have not joined the job .*, and it needs 2"
+    ):
         hosts.run_hosts(options(ssh))
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines) == [
@@ -57,5 +59,5 @@ def test_hosts_that_end_before_it_looks_are_told_and_counted(
 
 
 def test_an_ssh_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot start .*nosuch: No such file .*; expected --ssh"):
+    with pytest.raises(UsageError, match=r"nosuch cannot be started here: No such file .* --ssh"):
         hosts.run_hosts(options(tmp_path / "nosuch"))

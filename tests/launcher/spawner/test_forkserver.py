@@ -173,7 +173,7 @@ class TestTorch:
 
 
 class TestAForkServer:
-    """When it is has no effect, workers start the ordinary way, and one sentence says why."""
+    """When it is of no use, workers start the ordinary way, and one sentence says why."""
 
     @pytest.mark.parametrize(
         ("source", "reason"),
