@@ -375,8 +375,8 @@ def test_the_status_where_there_is_no_master(ft: "Launcher", endpoint: str) -> N
     command = ft.run("status", endpoint)
     assert command.process.returncode == exit_codes.RENDEZVOUS_FAILED
     assert command.stderr == (
-        f"ft-run: error: no ft-run master answers at {endpoint} (connection refused); is the "
-        "endpoint right, and is the job still running?\n"
+        f"ft-run: error: no ft-run master answers at {endpoint} (connection refused); check the "
+        "endpoint, and that the job is still running.\n"
     )
 
 
