@@ -21,7 +21,9 @@ def main() -> None:
     dist.all_reduce(total)
     expected = world * (world - 1) // 2
     if int(total) != expected:
-        raise RuntimeError(f"the sum of {world} ranks must be {expected}, all-reduce gave {total}")
+        raise RuntimeError(
+            f"all-reduce over {world} ranks returned {int(total)}: expected {expected}"
+        )
     # One write: with print alone, lines of several workers can run into each other.
     print(f"rank {rank} of {world}: all-reduce ok\n", end="", flush=True)
     dist.destroy_process_group()

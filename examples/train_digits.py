@@ -63,7 +63,7 @@ class Death:
         match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
         if match is None or int(match[2]) == 0:
             raise argparse.ArgumentTypeError(
-                f"expected RANK:EPOCH, a rank from 0 and an epoch from 1 such as 1:3, got {text!r}"
+                f"expected RANK:EPOCH, a rank >= 0 and an epoch >= 1, e.g. 1:3, got {text!r}"
             )
         return cls(rank=int(match[1]), epoch=int(match[2]))
 
@@ -86,7 +86,7 @@ def parse_args(argv: list[str] | None = None) -> Options:
 
     def count(text: str) -> int:
         if not re.fullmatch(r"[0-9]+", text) or int(text) == 0:
-            raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
         return int(text)
 
     def positive(text: str) -> float:
@@ -95,7 +95,7 @@ def parse_args(argv: list[str] | None = None) -> Options:
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and number > 0):
-            raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
         return number
 
     parser = argparse.ArgumentParser(
@@ -118,13 +118,13 @@ def parse_args(argv: list[str] | None = None) -> Options:
         "--save-weights",
         type=Path,
         metavar="PATH",
-        help="write the final weights here, as bytes that are equal when the weights are",
+        help="write the final weights here; equal weights give equal bytes",
     )
     parser.add_argument(
         "--die",
         type=Death.parse,
         metavar="RANK:EPOCH",
-        help="kill that rank with SIGKILL in the middle of that epoch, once: to see a restart",
+        help="kill this rank with SIGKILL once, in the middle of this epoch, to show a restart",
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs if any"
@@ -132,7 +132,7 @@ def parse_args(argv: list[str] | None = None) -> Options:
     options = Options(**vars(parser.parse_args(argv)))
     if options.die is not None and options.die.epoch > options.epochs:
         parser.error(
-            f"argument --die: expected an epoch up to {options.epochs} (--epochs),"
+            f"argument --die: expected an epoch <= {options.epochs} (--epochs),"
             f" got {options.die.epoch}"
         )
     return options
@@ -286,8 +286,8 @@ def join_process_group(device_choice: str) -> torch.device:
     local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if local_rank >= gpus:
         raise SystemExit(
-            f"local rank {local_rank} has no GPU, this node shows {gpus}:"
-            " start at most that many workers here, or use --device cpu"
+            f"no GPU for local rank {local_rank}: this node has {gpus};"
+            " start at most that many workers, or use --device cpu"
         )
     torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl", timeout=PEER_TIMEOUT)
@@ -330,7 +330,7 @@ def die_once(death: Death, folder: Path) -> None:
     marker = folder / f"died-{death.rank}-{death.epoch}"
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" and not marker.exists():
         marker.touch()
-        print(f"rank {death.rank} kills itself in epoch {death.epoch}", flush=True)
+        print(f"rank {death.rank} sends itself SIGKILL in epoch {death.epoch}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -354,9 +354,9 @@ def train(
 
     done = resume(folder, network, optimizer, device)
     if rank == 0 and options.die is not None and options.die.rank >= world:
-        print(f"--die: there is no rank {options.die.rank} in a world of {world}", flush=True)
+        print(f"--die: no rank {options.die.rank} in a world of size {world}", flush=True)
     if rank == 0 and done >= options.epochs:
-        print(f"{folder} already holds {done} epochs: only testing", flush=True)
+        print(f"{folder} already contains {done} epochs: evaluating only", flush=True)
     for epoch in range(done + 1, options.epochs + 1):
         sampler.set_epoch(epoch)
         torch.manual_seed(SEED + epoch * world + rank)

@@ -35,8 +35,8 @@ def progress(step: SupportsIndex | None = None) -> None:
         number = operator.index(step)
         if not 0 <= number < 1 << 63:
             raise ValueError(
-                f"progress() was given step {number}; right would be how many steps are done, 0 to "
-                "2**63 - 1."
+                f"invalid value {number} for step: expected the number of completed steps, 0 to "
+                "2**63 - 1"
             )
     hook = sys.modules.get("_ft_run_hook")
     if hook is not None:

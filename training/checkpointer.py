@@ -14,7 +14,7 @@ from .checkpoints.saving import Checkpoints
 from .checkpoints.state import State
 from .checkpoints.taker import SnapshotTaker
 from .ranks import Ranks
-from .worker.lines import say
+from .worker.log import log
 from .worker.preemption import find_notice
 from .worker.snapshot_page import Place
 
@@ -63,7 +63,7 @@ class Checkpointer:
             ValueError: an argument is none of what is said above.
         """
         if keep < 1:
-            raise ValueError(f"Checkpointer was given keep={keep}; right would be 1 or more.")
+            raise ValueError(f"invalid value {keep} for keep: expected a whole number >= 1")
         self._snapshot_every = Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
         patience = Patience(time_s("save_timeout", save_timeout))
@@ -131,15 +131,18 @@ class Checkpointer:
             if done < 0:
                 raise error
             if self._ranks.rank == 0:
-                say(f"{error}.")
+                log(str(error))
         if done < 0:
             self._snapshots.clear()
             if newest >= 0:
                 self._folder.load(newest, self._state)
             done, source = max(newest, 0), "checkpoint"
         if self._ranks.rank == 0 and (done or offered > 0):
-            what = f"goes on from the {source} of step {done}" if done else "begins anew"
-            say(f"training {what}.")
+            log(
+                f"resuming from the {source} of step {done}"
+                if done
+                else "no usable snapshot or checkpoint: starting from step 0"
+            )
         self._done = done
         self._ranks.all_say(True)  # no rank is ahead of one that still has older snapshots
         now = time.monotonic()

@@ -27,8 +27,8 @@ class Ranks:
                 self.group = dist.new_group(backend="gloo")
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RuntimeError(
-                "Checkpointer was made before torch.distributed.init_process_group() in a job of "
-                "several ranks; right would be to make it afterwards."
+                "Checkpointer was created before torch.distributed.init_process_group(): in a job "
+                "of several ranks, create it afterwards"
             )
 
     def least(self, *numbers: int) -> list[int]:

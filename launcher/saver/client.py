@@ -55,10 +55,10 @@ class SaverClient:
             answer = await self._process.ask(order, fds)
         except OSError as error:
             self.close()
-            return Written(f"the saver cannot be started: {error.strerror}")
+            return Written(f"cannot start the saver process: {error.strerror}")
         if answer is None:
             self.close()
-            return Written("the saver was killed, twice")
+            return Written("the saver process was killed twice")
         return Written(**answer)
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def _entries(container: memoryview) -> Iterator[tuple[int, int, int, int]]:
     tail = bytes(container[max(0, len(container) - _END_BYTES - _COMMENT_MAX) :])
     found = tail.rfind(_END)
     if found < 0:
-        raise ValueError("a value in the snapshot is no container of torch.save")
+        raise ValueError("a value in the snapshot is not a torch.save archive")
     end = len(container) - len(tail) + found
     count, _, at = struct.unpack_from("<HII", container, end + 10)
     if at == _ABSENT or count == 0xFFFF:
@@ -53,7 +53,7 @@ def _entries(container: memoryview) -> Iterator[tuple[int, int, int, int]]:
             container, at
         )
         if magic != _ENTRY_MAGIC:
-            raise ValueError("a value in the snapshot is no container of torch.save")
+            raise ValueError("a value in the snapshot is not a torch.save archive")
         begin = at + 46 + name
         if _ABSENT in (size, whole, local):
             size, local = _large(container[begin : begin + extra], size, whole, local)
@@ -74,4 +74,4 @@ def _large(extra: memoryview, size: int, whole: int, local: int) -> tuple[int, i
                 size = next(numbers)
             return size, next(numbers) if local == _ABSENT else local
         at += 4 + length
-    raise ValueError("a value in the snapshot is no container of torch.save")
+    raise ValueError("a value in the snapshot is not a torch.save archive")

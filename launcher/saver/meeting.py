@@ -17,7 +17,7 @@ from typing import Any
 from ...training.checkpoints.storage import Storage
 from .order import Order
 
-NOT_AGREED = "its ranks had not agreed yet on what stands where in their files"
+NOT_AGREED = "its ranks had not yet agreed on the layout of their files"
 _BEGUN = "begun"
 PATIENCE_S = 120.0
 """How long another node is waited for at least."""
@@ -151,8 +151,8 @@ class Meeting:
         while missing := ranks - there():
             if time.monotonic() > now + patience_s:
                 raise MeetingError(
-                    f"nothing has come from rank {min(missing)} within {patience_s:.0f} s; all "
-                    f"nodes have to reach {self._order.folder}"
+                    f"no response from rank {min(missing)} within {patience_s:.0f} s; check that "
+                    f"all nodes can reach {self._order.folder}"
                 )
             time.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)

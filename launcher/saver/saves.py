@@ -14,8 +14,8 @@ from .client import SaverClient
 from .order import Order, Share, Written
 
 T = TypeVar("T")
-_UNFINISHED = "it took longer than --shutdown-timeout leaves for it"
-_LOST = "a node was lost, and its part did not come"
+_UNFINISHED = "not finished within --shutdown-timeout"
+_LOST = "a node was lost before it had written its shards"
 _COMES_S = 5.0
 """How long what several nodes write may yet take when one of them is lost."""
 

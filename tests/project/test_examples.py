@@ -77,7 +77,7 @@ class TestTraining:
         undisturbed = run(*command, cwd=tmp_path)
 
         assert undisturbed.returncode == 0, undisturbed.stderr
-        assert "--die: there is no rank 1 in a world of 1" in undisturbed.stdout
+        assert "--die: no rank 1 in a world of size 1" in undisturbed.stdout
         epochs = [match[1] for match in EPOCH_LINE.finditer(undisturbed.stdout)]
         assert epochs == [str(epoch) for epoch in range(1, 7)]
         accuracy = re.search(r"^test accuracy: (0\.\d{4})$", undisturbed.stdout, re.MULTILINE)
@@ -91,7 +91,7 @@ class TestTraining:
         killed = run(*command, cwd=tmp_path)
 
         assert killed.returncode == -signal.SIGKILL
-        assert killed.stdout.endswith("rank 0 kills itself in epoch 5\n")
+        assert killed.stdout.endswith("rank 0 sends itself SIGKILL in epoch 5\n")
 
         resumed = run(*command, cwd=tmp_path)
 
@@ -106,7 +106,7 @@ class TestTraining:
         first, again = run(*command, cwd=tmp_path), run(*command, cwd=tmp_path)
 
         assert again.returncode == 0, again.stderr
-        assert "kept already holds 1 epochs: only testing" in again.stdout
+        assert "kept already contains 1 epochs: evaluating only" in again.stdout
         assert sha256_line(again.stdout) == sha256_line(first.stdout)
 
 
@@ -135,19 +135,19 @@ class TestCommandLine:
             *(
                 (
                     ["--die", text],
-                    "argument --die: expected RANK:EPOCH, a rank from 0 and an epoch from 1"
-                    f" such as 1:3, got '{text}'",
+                    "argument --die: expected RANK:EPOCH, a rank >= 0 and an epoch >= 1, e.g. 1:3,"
+                    f" got '{text}'",
                 )
                 for text in ("1", "1:", ":3", "1:0", "a:b", "1:3:5", "1.5:3", " 1:3", "")
             ),
             (
                 ["--epochs", "5", "--die", "1:6"],
-                "argument --die: expected an epoch up to 5 (--epochs), got 6",
+                "argument --die: expected an epoch <= 5 (--epochs), got 6",
             ),
-            (["--epochs", "0"], "argument --epochs: expected a whole number from 1, got '0'"),
-            (["--batch-size", "x"], "argument --batch-size: expected a whole number from 1, got"),
-            (["--lr", "nan"], "argument --lr: expected a number above 0, got 'nan'"),
-            (["--lr", "-1"], "argument --lr: expected a number above 0, got '-1'"),
+            (["--epochs", "0"], "argument --epochs: expected a whole number >= 1, got '0'"),
+            (["--batch-size", "x"], "argument --batch-size: expected a whole number >= 1, got"),
+            (["--lr", "nan"], "argument --lr: expected a number > 0, got 'nan'"),
+            (["--lr", "-1"], "argument --lr: expected a number > 0, got '-1'"),
         ],
     )
     def test_refuses_with_one_sentence(

@@ -18,6 +18,7 @@ import fsspec
 import pytest
 import torch
 from ft_run.tests.harness.descriptors import own_descriptors
+from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
 from ft_run.training.checkpoints import late_copy, patience, taker
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
@@ -220,10 +221,10 @@ def test_weights_that_something_else_changes(
         script.model(torch.randn(5, 4)).square().sum().backward()
         script.optimizer.step()
         may_copy.clear()
-    assert capfd.readouterr().err == (
-        "ft-run: no snapshot of step 5 was taken: weights or optimizer state were changed before "
-        "the optimizer's next step; from now on training waits for each copy.\n"
-    )
+    assert logged(capfd) == [
+        "no snapshot of step 5: weights or optimizer state were changed before the optimizer's "
+        "next step; training waits for each copy from now on"
+    ]
     assert held(given) == {7, 8}
 
 
@@ -342,9 +343,9 @@ def test_a_storage_that_is_gone_takes_no_snapshot_with_it(
     script = Script(tmp_path / "kept", checkpoint_every=None)
     assert script.train(10).everything() == undisturbed
     assert script.resumed_at == 6
-    first, second = capfd.readouterr().err.splitlines()
-    assert first.startswith(f"ft-run: {words}")
-    assert second == "ft-run: training goes on from the snapshot of step 6."
+    first, second = logged(capfd)
+    assert first.startswith(words)
+    assert second == "resuming from the snapshot of step 6"
 
 
 def test_a_storage_that_is_gone_is_no_fresh_start(tmp_path: Path, memory: Given) -> None:
@@ -389,7 +390,7 @@ def test_no_optimizer_steps_to_be_restored(
     script, stepped = Script(tmp_path, checkpoint_every=None), []
     hook = script.optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
     assert (script.checkpointer.restore(), stepped) == (6, [])
-    assert capfd.readouterr().err == "ft-run: training goes on from the snapshot of step 6.\n"
+    assert logged(capfd) == ["resuming from the snapshot of step 6"]
     hook.remove()
     assert script.train(10).everything() == undisturbed
 
@@ -402,8 +403,8 @@ def test_another_optimizer_resumes_from_the_checkpoint(
     memory(6)
     script = Script(tmp_path, momentum=0.9, checkpoint_every=None)
     assert script.checkpointer.restore() == 0
-    assert capfd.readouterr().err.startswith(
-        "ft-run: the snapshot of step 6 does not fit: optimizer."
+    assert logged(capfd)[0].startswith(
+        "the snapshot of step 6 does not match the script: optimizer."
     )
     assert script.optimizer.state_dict()["state"] == {}
 
@@ -418,17 +419,17 @@ def test_another_model_resumes_from_the_checkpoint(
     memory(6)
     script = Script(tmp_path / "other", width=4, checkpoint_every=None)
     assert script.train(10, until=2).resumed_at == 2
-    assert capfd.readouterr().err == (
-        "ft-run: the snapshot of step 6 does not fit: model.0.weight is float32 [3, 4] in it and "
-        "float32 [4, 4] in the script.\n"
-        "ft-run: training goes on from the checkpoint of step 2.\n"
-    )
+    assert logged(capfd) == [
+        "the snapshot of step 6 does not match the script: model.0.weight is float32 [3, 4] in the "
+        "snapshot, float32 [4, 4] in the script",
+        "resuming from the checkpoint of step 2",
+    ]
     memory(6)  # and it is gone, so that no rank resumes from it later
     assert Script(tmp_path / "none", checkpoint_every=None).train(10, until=0).resumed_at == 0
     assert script.optimizer.state_dict()["state"]
 
 
-def test_another_model_without_checkpoint_begins_anew(
+def test_another_model_without_checkpoint_starts_from_step_0(
     tmp_path: Path, memory: Given, capfd: pytest.CaptureFixture[str]
 ) -> None:
     memory(-1)
@@ -437,7 +438,7 @@ def test_another_model_without_checkpoint_begins_anew(
     script = Script(tmp_path, width=4, checkpoint_every=None).train(10, until=0)
     assert script.resumed_at == 0
     assert script.optimizer.state_dict()["state"] == {}
-    assert capfd.readouterr().err.endswith("\nft-run: training begins anew.\n")
+    assert logged(capfd)[-1] == "no usable snapshot or checkpoint: starting from step 0"
 
 
 def test_without_memory_there_are_checkpoints(
@@ -460,13 +461,12 @@ def test_without_memory_there_are_checkpoints(
     assert not script.checkpointer._snapshots.is_taking
     assert len(os.listdir("/proc/self/fd")) == before  # it was given back
     assert set(said) == {2}  # the others are told
-    lost, written = capfd.readouterr().err.splitlines()
+    lost, written = logged(capfd)
     assert lost == (
-        "ft-run: no snapshot of step 1 was taken: 2 copies of the state of 1 rank(s) here "
-        "take 0.00 GB more, and 0.00 GB of memory are available; from now on there are checkpoints "
-        "only."
+        "no snapshot of step 1: not enough memory for 2 copies of the state of 1 rank(s): 0.00 GB "
+        "more needed, 0.00 GB available; snapshots are disabled, checkpoints only"
     )
-    assert written.startswith("ft-run: the checkpoint of step 3 is complete: ")
+    assert written.startswith("the checkpoint of step 3 is complete: ")
     memory(-1)
     assert Script(tmp_path).train(10, until=3).resumed_at == 3
 
@@ -600,7 +600,7 @@ def test_a_disk_that_is_full(
         assert error == (lost.format(tmp_path) if 5 in full else "")
         assert pauses == ([1, 2, 4, 8] if 5 in full else [])
         for step in {2, 4, 5} - full:
-            assert said.count(f"ft-run: the checkpoint of step {step} is complete: ") == 1
+            assert said.count(f" ft-run the checkpoint of step {step} is complete: ") == 1
         for step in full:
             tries = said.count(
                 f"the checkpoint of step {step} was not written: [Errno 28] No space"
@@ -633,14 +633,14 @@ def test_a_storage_that_hangs_at_the_end_is_not_waited_for_for_ever(
     script = Script(url, checkpoint_every=100, save_timeout="1s")
     control.write_text("hang")
     words = f"the checkpoint of step 3 could not be written to {url}: "
-    with pytest.raises(RuntimeError, match=f"{re.escape(words)}the storage has not answered for 1"):
+    with pytest.raises(RuntimeError, match=f"{re.escape(words)}no response from the storage for 1"):
         script.train(3)
-    said, lost = capfd.readouterr().err.splitlines()  # it is not tried again: it would hang again
+    said, lost = logged(capfd)  # it is not tried again: it would hang again
     assert said == (
-        f"ft-run: waiting for the checkpoint of step 3 to be written to {url}, for 0.2 s now; "
-        "gives up after 1 s without progress."
+        f"waiting for the checkpoint of step 3 to be written to {url} (0.2 s so far, gives up "
+        f"after 1 s without progress)"
     )
-    assert lost.startswith("ft-run: the checkpoint of step 3 was not written: the storage has not")
+    assert lost.startswith("the checkpoint of step 3 was not written: no response from the")
     control.unlink()
     assert script.checkpointer.save(3)
     script.checkpointer.wait()
@@ -667,7 +667,7 @@ def test_a_saver_that_hangs_at_the_end_is_not_waited_for_for_ever(
 
     monkeypatch.setattr(SaverLink, "wait", wait)
     script = Script(tmp_path, checkpoint_every=100, save_timeout="1s")
-    words = f"the checkpoint of step 3 could not be written to {tmp_path}: the storage has not"
+    words = f"the checkpoint of step 3 could not be written to {tmp_path}: no response from"
     with pytest.raises(RuntimeError, match=re.escape(words)):
         script.train(3)
     assert len(looked) > 5
@@ -749,15 +749,24 @@ MODEL = nn.Linear(1, 1)
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"keep": 0}, "keep=0; right would be 1 or more"),
-        ({"snapshot_every": 0}, "snapshot_every=0; right would be a number of steps"),
-        ({"snapshot_every": True}, "snapshot_every=True; right would be"),
-        ({"checkpoint_every": "10 minutes"}, "checkpoint_every='10 minutes'; right would be"),
-        ({"checkpoint_every": "0s"}, "checkpoint_every='0s'; right would be"),
-        ({"save_timeout": "0s"}, "save_timeout='0s'; right would be a time such as '30s'"),
-        ({"state": {}}, "no state; right would be"),
-        ({"state": {"a.b": MODEL}}, "the name 'a.b' in its state; right would be"),
-        ({"state": {"step": 3}}, "step=int, which has no state_dict and load_state_dict"),
+        ({"keep": 0}, "invalid value 0 for keep: expected a whole number >= 1"),
+        ({"snapshot_every": 0}, "invalid value 0 for snapshot_every: expected a number of steps"),
+        ({"snapshot_every": True}, "invalid value True for snapshot_every: expected"),
+        (
+            {"checkpoint_every": "10 minutes"},
+            "invalid value '10 minutes' for checkpoint_every: expected",
+        ),
+        ({"checkpoint_every": "0s"}, "invalid value '0s' for checkpoint_every: expected"),
+        (
+            {"save_timeout": "0s"},
+            "invalid value '0s' for save_timeout: expected a time, e.g. '30s'",
+        ),
+        ({"state": {}}, "invalid value {} for state: expected"),
+        ({"state": {"a.b": MODEL}}, "invalid name 'a.b' in state: expected"),
+        (
+            {"state": {"step": 3}},
+            r"type int for state\['step'\]: expected an object with state_dict\(\)",
+        ),
     ],
 )
 def test_bad_arguments(tmp_path: Path, given: dict[str, Any], error: str) -> None:

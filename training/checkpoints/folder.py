@@ -59,7 +59,7 @@ class CheckpointFolder:
         if words is not None:
             raise RuntimeError(
                 f"checkpoints cannot be written to {self.folder}: {words}; expected a folder that "
-                "each node can write to, or checkpoint_every=None."
+                "each node can write to, or checkpoint_every=None"
             )
 
     def _probe(self) -> None:

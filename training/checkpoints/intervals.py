@@ -19,8 +19,8 @@ def time_s(name: str, value: str | None) -> float | None:
     found = _time_s(value)
     if found is None and value is not None:
         raise ValueError(
-            f"Checkpointer was given {name}={value!r}; right would be a time such as '30s', "
-            "'10min' or '2h', or None."
+            f"invalid value {value!r} for {name}: expected a time, e.g. '30s', '10min' or '2h', or "
+            "None"
         )
     return found
 
@@ -46,8 +46,8 @@ class Interval:
             self._steps = value
         elif value is not None and self._time_s is None:
             raise ValueError(
-                f"Checkpointer was given {name}={value!r}; right would be a number of steps, a "
-                "time such as '30s', '10min' or '2h', or None."
+                f"invalid value {value!r} for {name}: expected a number of steps >= 1, a time, "
+                f"e.g. '30s', '10min' or '2h', or None"
             )
         self._since, self._since_s = 0, time.monotonic()
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..worker.lines import say
+from ..worker.log import log
 
 _FIRST_LINE_S, _LINE_EVERY_S = 30.0, 60.0
 _LOOK_S = 0.5
@@ -42,7 +42,7 @@ class Patience:
             if found != seen:
                 seen, since = found, now
             elif self.limit_s is not None and now - since >= self.limit_s:
-                raise StorageHangsError(f"the storage has not answered for {span(self.limit_s)}")
+                raise StorageHangsError(f"no response from the storage for {span(self.limit_s)}")
 
 
 class StorageThread:
@@ -109,13 +109,13 @@ def announced(what: str, limit_s: float | None, *, speaks: bool) -> Iterator[Non
         yield
         return
     is_over, begun = threading.Event(), time.monotonic()
-    until = f"; gives up after {span(limit_s)} without progress" if limit_s is not None else ""
+    until = f", gives up after {span(limit_s)} without progress" if limit_s is not None else ""
 
     def announce() -> None:
         pause_s = _FIRST_LINE_S
         while not is_over.wait(pause_s):
             pause_s = _LINE_EVERY_S
-            say(f"waiting for {what}, for {span(time.monotonic() - begun)} now{until}.")
+            log(f"waiting for {what} ({span(time.monotonic() - begun)} so far{until})")
 
     thread = threading.Thread(target=announce, name="ft-run-waiting", daemon=True)
     thread.start()

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 from ..ranks import Ranks
-from ..worker.lines import say
+from ..worker.log import log
 from ..worker.snapshot_memory import SaverLink, tell_written
 from .folder import CheckpointFolder
 from .patience import Patience, StorageHangsError, announced
@@ -84,9 +84,9 @@ class Checkpoints:
             self._say_lost(words)
         elif self._ranks.rank == 0:
             took_s = time.monotonic() - since
-            say(
+            log(
                 f"the checkpoint of step {step} is complete: {self._folder.path(step)} "
-                f"({took_s:.1f} s)."
+                f"({took_s:.1f} s)"
             )
             tell_written(self._rank, step)
         return words is None
@@ -122,7 +122,7 @@ class Checkpoints:
                 if not self._ranks.all_say(not is_stuck and time.monotonic() < until):
                     return
                 if self._ranks.rank == 0:
-                    say(f"trying again to write the last checkpoint in {pause_s} s.")
+                    log(f"retrying the last checkpoint in {pause_s} s")
                 time.sleep(pause_s)
                 save(step)
 
@@ -160,9 +160,9 @@ class Checkpoints:
     def _say_lost(self, words: str) -> None:
         if self._ranks.rank == 0:
             known = f"; the newest complete one is of step {self.newest}"
-            say(
+            log(
                 f"the checkpoint of step {self._tried} was not written: {words}"
-                f"{known if self.newest >= 0 else ''}."
+                f"{known if self.newest >= 0 else ''}"
             )
 
     def _end(self, words: str | None) -> None:

@@ -224,7 +224,7 @@ class SnapshotFile:
         """
         length, there = data_bytes + layout_bytes, os.fstat(self._fd)
         if there.st_size < length:
-            raise MisfitError("the buffer is shorter than it should be")
+            raise MisfitError("the buffer is shorter than its file")
         is_there = is_there and there.st_blocks * 512 >= length
         self.unpin()
         self._map = mapped(self._fd, length, is_there=is_there)

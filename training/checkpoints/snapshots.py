@@ -179,8 +179,8 @@ class Snapshots:
         if needed > left:
             raise OSError(
                 errno.ENOMEM,
-                f"{copies} copies of the state of {ranks} rank(s) here take {needed / 1e9:.2f} GB "
-                f"more, and {left / 1e9:.2f} GB of memory are available",
+                f"not enough memory for {copies} copies of the state of {ranks} rank(s): "
+                f"{needed / 1e9:.2f} GB more needed, {left / 1e9:.2f} GB available",
             )
 
     def written(self, step: int) -> SnapshotFile | None:

@@ -43,26 +43,27 @@ class State:
             ValueError: there is none, or a name has a dot.
         """
         if not objects:
-            raise ValueError("Checkpointer was given no state; right would be {'model': model, …}.")
+            raise ValueError(
+                "invalid value {} for state: expected at least one object, e.g. {'model': model}"
+            )
         for name, value in objects.items():
             if not isinstance(name, str) or not name or "." in name:
                 raise ValueError(
-                    f"Checkpointer was given the name {name!r} in its state; right would be a text "
-                    "without a dot."
+                    f"invalid name {name!r} in state: expected a non-empty string without a dot"
                 )
             if not all(
                 callable(getattr(value, m, None)) for m in ("state_dict", "load_state_dict")
             ):
                 raise TypeError(
-                    f"Checkpointer was given {name}={type(value).__name__}, which has no "
-                    "state_dict and load_state_dict; right would be an object that has both."
+                    f"invalid value of type {type(value).__name__} for state[{name!r}]: expected "
+                    f"an object with state_dict() and load_state_dict()"
                 )
             if isinstance(value, nn.Module) and any(
                 isinstance(part, FullyShardedDataParallel) for part in value.modules()
             ):
                 raise TypeError(
-                    f"Checkpointer was given {name} with FullyShardedDataParallel; right would be "
-                    "fully_shard of torch.distributed.fsdp."
+                    f"invalid value for state[{name!r}]: FullyShardedDataParallel (FSDP1) is not "
+                    "supported: expected torch.distributed.fsdp.fully_shard"
                 )
         self.objects = dict(objects)
         self._initialised: list[Optimizer] = []
@@ -191,17 +192,17 @@ class State:
                 part = local(value)
                 found = (item.dtype, item.shape) if item is not None else None
                 if found != (str(part.dtype).removeprefix("torch."), tuple(part.shape)):
-                    there = f"{found[0]} {list(found[1])}" if found is not None else "not there"
+                    there = f"{found[0]} {list(found[1])}" if found is not None else "missing"
                     now = f"{part.dtype} {list(part.shape)}".removeprefix("torch.")
-                    raise MisfitError(f"{key} is {there} in it and {now} in the script")
+                    raise MisfitError(f"{key} is {there} in the snapshot, {now} in the script")
         values: dict[str, Any] = {}
         for index, item in enumerate(file.items):
             if item.path[0] not in self.objects:
-                raise MisfitError(f"{item.key} is in it and not in the script")
+                raise MisfitError(f"{item.key} is in the snapshot, but not in the script")
             if not item.dtype:
                 values[item.key] = file.read(index, is_trusted=is_trusted)
             elif self._is_of_torch(str(item.path[0])) and item.key not in mine:
-                raise MisfitError(f"{item.key} is in it and not in the script")
+                raise MisfitError(f"{item.key} is in the snapshot, but not in the script")
         return Loading(self, file, mine, values)
 
 

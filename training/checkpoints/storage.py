@@ -247,18 +247,18 @@ class UrlStorage:
         Raises:
             ValueError: fsspec is not installed, or does not know such a URL.
         """
-        right = "right would be pip install 'ft-run[storage]'"
+        install = "pip install 'ft-run[storage]'"
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise ValueError(f"{url} needs fsspec, which is not installed; {right}.") from None
+            raise ValueError(f"{url} needs fsspec, which is not installed: {install}") from None
         self._url = url.rstrip("/")
         try:
             self._fs, self._root = url_to_fs(self._url)
         except (ImportError, ValueError) as error:
             raise ValueError(
-                f"{url} cannot be opened by fsspec: {words_of(error).rstrip('.')}; {right} and the "
-                "package of that file system, or the path of a folder."
+                f"fsspec cannot open {url}: {words_of(error).rstrip('.')}; expected a folder path, "
+                f"or a URL whose file system is installed ({install} and its package)"
             ) from None
 
     def steps(self) -> list[int]:

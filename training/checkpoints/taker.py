@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable
 
 from ..ranks import Question, Ranks
-from ..worker.lines import say
+from ..worker.log import log
 from ..worker.snapshot_memory import SaverLink, ask
 from ..worker.snapshot_page import Place
 from .containers import MisfitError
@@ -124,7 +124,7 @@ class SnapshotTaker:
         self._state.forget_initialised()
         first = self._ranks.least(self._ranks.rank if words else self._ranks.size)[0]
         if first == self._ranks.rank:  # one line is enough
-            say(f"the snapshot of step {step} does not fit: {words}.")
+            log(f"the snapshot of step {step} does not match the script: {words}")
         return False
 
     def clear(self) -> None:
@@ -192,7 +192,7 @@ class SnapshotTaker:
                 raise self._background.error
         why, self._failed = self._failed, ""
         if why and self._overlaps:
-            self._say_lost(why, "training waits for each copy")
+            self._say_lost(why, "training waits for each copy from now on")
             self._overlaps = False
         elif why:
             self._give_up(why)
@@ -282,14 +282,14 @@ class SnapshotTaker:
         self._replicas.go_on(state, number)
         if state == FAILED:
             if self._ranks.rank == 0:
-                say("a rank could not send its share or keep another's: no more replicas.")
+                log("a rank could not send its shard or store another's: replicas are disabled")
             self._replicas = None
 
     def _say_lost(self, why: str | None, then: str) -> None:
-        say(f"no snapshot of step {self._taken} was taken: {why}; from now on {then}.")
+        log(f"no snapshot of step {self._taken}: {why}; {then}")
 
     def _give_up(self, why: str | None) -> None:
-        self._say_lost(why, "there are checkpoints only")
+        self._say_lost(why, "snapshots are disabled, checkpoints only")
         self._missing = Missing.ALL
         self._close()
 

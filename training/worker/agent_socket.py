@@ -31,7 +31,7 @@ def connect(address: bytes) -> socket.socket:
         channel.settimeout(_ANSWER_S)
         channel.connect(address)
         if not is_trusted(channel):
-            raise PermissionError("it is of another user")
+            raise PermissionError("the socket belongs to another user")
     except BaseException:
         channel.close()
         raise

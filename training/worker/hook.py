@@ -223,7 +223,8 @@ def install_or_say(page_fd: int, stacks_fd: int) -> None:
     try:
         install(page_fd, stacks_fd)
     except Exception as error:
-        os.write(2, f"ft-run: this worker is not watched: {error!r}\n".encode())
+        now = time.strftime("%H:%M:%S")
+        os.write(2, f"{now} ft-run cannot watch this worker: {error!r}\n".encode())
 
 
 def install(page_fd: int, stacks_fd: int) -> None:

@@ -98,7 +98,7 @@ class SaverLink:
 
     def _lose(self) -> None:
         """The agent is gone, and the saver with it."""
-        self._held, self.words = 0, "the agent of this node is gone"
+        self._held, self.words = 0, "the ft-run agent of this node has exited"
 
 
 def ask(rank: int, *, replica: int = 0) -> Memory | None:

@@ -167,7 +167,7 @@ def test_the_two_nodes_of_the_guide_train(ft: Launcher, free_port: int, has_toke
     nodes = ft.start_two(*words)
     assert [node.wait() for node in nodes] == [0, 0], nodes[0].stderr + nodes[1].stderr
     told = nodes[0].stdout + nodes[1].stdout
-    assert "rank 1 kills itself in epoch 3" in told
+    assert "rank 1 sends itself SIGKILL in epoch 3" in told
     assert "epoch 10/10" in told
     assert float(re.findall(r"^test accuracy: (.*)$", told, re.MULTILINE)[0]) > 0.95
     for node in nodes:

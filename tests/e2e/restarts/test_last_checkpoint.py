@@ -32,7 +32,7 @@ def test_there_is_room_when_it_is_tried_again(ft: "Launcher") -> None:
     folder = ft.folder / "kept"
     with mounted(folder, FULL):
         command = plain.start(ft, 12, -1)
-        command.expect("trying again to write the last checkpoint in 1 s")
+        command.expect("retrying the last checkpoint in 1 s")
         subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
         assert command.wait() == 0, command.stderr
         command.expect(r"The checkpoint of step 12 is complete: ")

@@ -215,17 +215,17 @@ def test_a_node_whose_first_one_fails_does_not_wait(folder: str, nodes: list[Nod
 
 
 def test_a_node_that_does_not_come_is_named(folder: str, nodes: list[Node]) -> None:
-    words = f"nothing has come from rank 1 within 0 s; all nodes have to reach {folder}"
+    words = f"no response from rank 1 within 0 s; check that all nodes can reach {folder}"
     assert nodes[0].write(patience_s=0.1) == words
     assert open_storage(folder).steps() == []
     assert names(folder, "step-00000007") == []
-    words = f"nothing has come from rank 0 within 0 s; all nodes have to reach {folder}"
+    words = f"no response from rank 0 within 0 s; check that all nodes can reach {folder}"
     assert nodes[1].write("b", patience_s=0.1) == words
 
 
 def test_marks_of_another_attempt_do_not_count(folder: str, nodes: list[Node]) -> None:
     assert together(*nodes) == ["", ""]
-    words = f"nothing has come from rank 1 within 0 s; all nodes have to reach {folder}"
+    words = f"no response from rank 1 within 0 s; check that all nodes can reach {folder}"
     assert nodes[0].write("b", patience_s=0.1) == words
 
 

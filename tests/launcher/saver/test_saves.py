@@ -163,7 +163,7 @@ def test_a_saver_that_is_killed_again_is_given_up(node: Node) -> None:
         os.kill(node.saves.pid, signal.SIGKILL)
         await node.until_ended()
         assert node.ended == [False]
-        assert node.told == [CheckpointFailed(1, "the saver was killed, twice")]
+        assert node.told == [CheckpointFailed(1, "the saver process was killed twice")]
         assert node.complete() == []
         node.control("fail 0")
         assert node.begin(2, node.url)  # the next one has another
@@ -187,7 +187,7 @@ def test_the_other_nodes_know_of_a_saver_that_is_killed_again(node: Node) -> Non
         await other.until_ended()
         assert node.saves.begin(node.part(1, 0), node.note)
         await node.until_ended()
-        words = "the saver was killed, twice"
+        words = "the saver process was killed twice"
         assert node.told == other.told == [CheckpointFailed(1, words)]
         assert other.saves.begin(other.part(2, 1), other.note)
         assert node.saves.begin(node.part(2, 0), node.note)
@@ -244,7 +244,7 @@ def test_the_end_waits_half_its_time_for_a_node_that_may_be_lost(node: Node) -> 
         words = json.dumps({"digests": {"1": digest([])}}).encode()
         LocalStorage(kept).mark(2, "a", "1", words)
         await node.saves.conclude(3, node.part(2, 0))
-        unfinished = "it took longer than --shutdown-timeout leaves for it"
+        unfinished = "not finished within --shutdown-timeout"
         assert node.told[0] == CheckpointFailed(1, unfinished)
         assert [type(event) for event in node.told[1:]] == [CheckpointWritten]
         assert node.complete() == ["step-00000002"]
@@ -272,7 +272,7 @@ def test_where_a_node_is_lost_its_part_is_not_waited_for(
         assert node.begin(3)
         await node.until_ended(3)
         assert node.ended == [True, False, True]
-        words = "a node was lost, and its part did not come"
+        words = "a node was lost before it had written its shards"
         assert node.told[1] == CheckpointFailed(2, words, newest=1)
         assert node.complete() == ["step-00000001", "step-00000003"]
         node.saves.close()
@@ -342,9 +342,9 @@ def test_a_storage_that_fsspec_does_not_know(node: Node) -> None:
         assert node.begin(1, "gs4://bucket/path")
         await node.until_ended()
         words = (
-            "gs4://bucket/path cannot be opened by fsspec: Protocol not known: gs4; right would be "
-            "pip install 'ft-run[storage]' and the package of that file system, or the path of a "
-            "folder."
+            "fsspec cannot open gs4://bucket/path: Protocol not known: gs4; expected a folder "
+            "path, or a URL whose file system is installed (pip "
+            "install 'ft-run[storage]' and its package)"
         )
         assert node.told == [CheckpointFailed(1, words)]
         node.saves.close()
@@ -378,7 +378,7 @@ def test_the_end_does_not_wait_for_ever(node: Node) -> None:
         assert node.begin(1, node.url)
         pid = await node.until_writing()
         await node.saves.conclude(0.2, node.snapshot(2))
-        words = "it took longer than --shutdown-timeout leaves for it"
+        words = "not finished within --shutdown-timeout"
         assert node.told == [CheckpointFailed(1, words), BreakpointUnsaved(2, words)]
         assert node.ended == [False]
         node.saves.close()

@@ -156,7 +156,7 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
     ]
     assert loaded(tmp_path / "step-00000001") == str(state_of(1))
     other.file.lay_out({"model": {"weight": torch.ones(3)}})
-    words = "its ranks had not agreed yet on what stands where in their files"
+    words = "its ranks had not yet agreed on the layout of their files"
     assert save(2) == words
     other.file.lay_out(state_of(1))
     assert save(3) == ""

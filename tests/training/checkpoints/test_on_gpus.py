@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ft_run.tests.harness.cuda.runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
+from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer
 from ft_run.training.checkpoints import late_copy, mapped_memory, taker
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
@@ -234,12 +235,11 @@ def test_training_goes_on_when_copies_fail(
             assert cuda.waited_by > {"ft-run-snapshots"}
             cuda.waited_by.clear()
     assert held == [set(), {1}, {1, 2}, {2, 3}, {3}, {3, 5}, {5, 6}, {6}, {6}]
-    assert capfd.readouterr().err == (
-        "ft-run: no snapshot of step 4 was taken: CUDA error: unspecified launch failure; from now "
-        "on training waits for each copy.\n"
-        "ft-run: no snapshot of step 7 was taken: CUDA error: unspecified launch failure; from now "
-        "on there are checkpoints only.\n"
-    )
+    lost = "no snapshot of step {}: CUDA error: unspecified launch failure; {}"
+    assert logged(capfd) == [
+        lost.format(4, "training waits for each copy from now on"),
+        lost.format(7, "snapshots are disabled, checkpoints only"),
+    ]
     assert (cuda.registered, cuda.pending, cuda.waited_by) == ({}, 0, {"MainThread"})
 
 

@@ -43,7 +43,7 @@ def test_a_storage_may_take_as_long_as_it_gets_on(
 
 
 def test_one_that_does_not_get_on_is_given_up(clock: list[float]) -> None:
-    with pytest.raises(StorageHangsError, match=r"^the storage has not answered for 10 min$"):
+    with pytest.raises(StorageHangsError, match=r"^no response from the storage for 10 min$"):
         Patience(600).wait(over_at(clock, 10_000), lambda: min(int(clock[0]), 1000))
     assert 1600 <= clock[0] <= 1601
 
@@ -89,14 +89,14 @@ def test_what_is_waited_for_is_said_now_and_then(
                 return super().wait()
             return False
 
-    monkeypatch.setattr(patience, "say", said.append)
+    monkeypatch.setattr(patience, "log", said.append)
     given = SimpleNamespace(Event=Clock, Thread=threading.Thread)
     monkeypatch.setattr(patience, "threading", given)
     with announced("the checkpoint of step 3", limit_s, speaks=True):
         is_said.wait()
     assert asked == [30, 60, 60, 60]
-    until = "; gives up after 10 min without progress" if limit_s else ""
-    assert said == [f"waiting for the checkpoint of step 3, for 0 s now{until}."] * 3
+    until = ", gives up after 10 min without progress" if limit_s else ""
+    assert said == [f"waiting for the checkpoint of step 3 (0 s so far{until})"] * 3
     with announced("the checkpoint of step 3", limit_s, speaks=False):
         assert len(said) == 3
 

@@ -165,5 +165,5 @@ def test_an_optimizer_that_takes_only_sparse_gradients_goes_on(move: Move) -> No
 @pytest.mark.filterwarnings("ignore:FSDP is switching")  # of one rank there are no shards
 def test_fsdp_of_the_first_kind_is_refused() -> None:
     model = nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu")))
-    with pytest.raises(TypeError, match=r"given model with Fully.*; right would be fully_shard of"):
+    with pytest.raises(TypeError, match=r"for state\['model'\]: Fully.*: expected .*\.fully_shard"):
         State({"model": model})

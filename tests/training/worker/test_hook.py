@@ -392,7 +392,7 @@ def test_does_nothing_where_nothing_watches_and_imports_nothing_but_itself() -> 
 
 @pytest.mark.parametrize("step", [-1, 2**63])
 def test_a_number_of_steps_that_is_none_is_refused(step: int) -> None:
-    with pytest.raises(ValueError, match=f"was given step {step}; right would be"):
+    with pytest.raises(ValueError, match=f"invalid value {step} for step: expected"):
         progress(step)
 
 

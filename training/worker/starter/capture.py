@@ -78,7 +78,10 @@ def install_or_say(path: str) -> None:
         if path:
             install(path)
     except Exception as error:
-        os.write(2, f"ft-run: exceptions of this worker are not captured: {error!r}\n".encode())
+        import time
+
+        now = time.strftime("%H:%M:%S")
+        os.write(2, f"{now} ft-run cannot capture exceptions of this worker: {error!r}\n".encode())
 
 
 def install(path: str) -> None:
