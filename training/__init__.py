@@ -1,9 +1,8 @@
-"""What a training script may import of ft-run.
+"""The API of ft-run for training scripts.
 
-It works everywhere: started by anything but ft-run (torchrun, plain Python), ``progress`` does
-nothing, as without ``--watch-workers``, ``preempted`` is false, and ``Checkpointer`` writes
-checkpoints only. It imports torch where ``Checkpointer`` is used and not before, and nothing else
-of ft-run.
+It also works without ft-run (torchrun, plain Python): then ``progress`` does nothing, ``preempted``
+returns False, and ``Checkpointer`` writes checkpoints only. It imports nothing else of ft-run, and
+torch only when ``Checkpointer`` is imported.
 """
 
 import operator
@@ -17,18 +16,18 @@ __all__ = ["Checkpointer", "preempted", "progress"]
 
 
 def progress(step: SupportsIndex | None = None) -> None:
-    """Say that this worker gets on. For loops without an optimizer of torch's, and for evaluation.
+    """Report progress to ft-run: for loops without a ``torch.optim`` optimizer, and evaluation.
 
-    The steps of ``torch.optim`` are seen without it. It takes some microseconds; call it as often
-    as there is progress, in the worker's own process.
+    Steps of ``torch.optim`` are counted automatically. Call it in the worker's own process, as
+    often as there is progress; it takes a few microseconds. Without ``--watch-workers`` or
+    ``--hang-timeout`` it does nothing.
 
     Args:
-        step: how many steps are done, 0 or more, to be shown; once given, the script's numbers are
-            shown instead of the counted steps.
+        step: completed steps, >= 0. Once given, it is shown instead of the counted steps.
 
     Raises:
-        TypeError: ``step`` is no whole number.
-        ValueError: ``step`` is below 0, or 2**63 or more.
+        TypeError: ``step`` is not a whole number.
+        ValueError: ``step`` is below 0, or 2**63 or above.
     """
     number = -1
     if step is not None:
@@ -44,12 +43,12 @@ def progress(step: SupportsIndex | None = None) -> None:
 
 
 def preempted() -> bool:
-    """Return whether nodes of this job will be gone soon: save what must not be lost.
+    """Return whether nodes of this job are being preempted: save what must not be lost.
 
-    It is true on all ranks, though not at the same moment: where ranks act together, have them
-    agree (an all-reduce of the answers). A script with a ``Checkpointer`` need not ask. Workers
-    that ask, and exit with 0 once nodes will be gone, do not end the job: they have made themselves
-    ready. It takes a microsecond; the first call asks the agent of this node.
+    It becomes true on all ranks, but not at the same moment: to act together, all-reduce the
+    results. A script with a ``Checkpointer`` does not need it. Workers that have called it and exit
+    with 0 during a preemption do not end the job. It takes a microsecond; the first call connects
+    to the agent of this node.
     """
     from .worker.preemption import preempted as is_preempted
 

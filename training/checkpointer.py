@@ -1,4 +1,4 @@
-"""Keeps the state of a training script: in memory that outlives the workers, and on storage."""
+"""``Checkpointer``: saves and restores the state of a training script."""
 
 import os
 import time
@@ -8,26 +8,26 @@ from typing import Any
 from . import progress
 from .checkpoints.folder import CheckpointFolder
 from .checkpoints.intervals import Interval, time_s
-from .checkpoints.patience import Patience
 from .checkpoints.report import StepReport
 from .checkpoints.saving import Checkpoints
+from .checkpoints.snapshot_manager import SnapshotManager
 from .checkpoints.state import State
-from .checkpoints.taker import SnapshotTaker
+from .checkpoints.storage_timeout import StorageTimeout
 from .ranks import Ranks
 from .worker.log import log
 from .worker.preemption import find_notice
-from .worker.snapshot_page import Place
+from .worker.snapshot_page import Destination
 
 
 class Checkpointer:
-    """Keeps the state of a training script, so that a restart costs one step.
+    """Saves the state of a training script, so that a restart loses at most one step.
 
-    A *snapshot* is the state of one step in the memory of the nodes: it outlives the workers, not
-    the job. It needs ft-run; started by anything else (torchrun, plain Python), there are only
-    checkpoints. A *checkpoint* is the same on storage, in the format of
+    A *snapshot* is the state of one step in the memory of the nodes. It survives the workers, not
+    the job, and needs ft-run: under another launcher (torchrun, plain Python) only checkpoints are
+    written. A *checkpoint* is the same state on storage, in the format of
     ``torch.distributed.checkpoint``.
 
-    All ranks make it, after ``init_process_group``, and call its methods together.
+    All ranks create it after ``init_process_group``, and call its methods together.
     """
 
     def __init__(
@@ -41,80 +41,80 @@ class Checkpointer:
         overlap: bool = True,
         save_timeout: str | None = "10min",
     ) -> None:
-        """Look at the objects; nothing is loaded or written yet.
+        """Check the arguments; nothing is loaded or written yet.
 
         Args:
-            folder: where checkpoints are; the same for all ranks, on storage that all reach.
-            state: by name, the objects whose state it is: modules, optimizers, and whatever else
-                has ``state_dict`` and ``load_state_dict``.
-            snapshot_every: how many steps, or a time such as ``"30s"``, ``"10min"`` or ``"2h"``;
-                None: never.
-            checkpoint_every: likewise.
-            keep: how many checkpoints stay, 1 or more.
-            overlap: whether what optimizers change is copied while training goes on, until the next
-                step of an optimizer. Weights that something else changes before that are noticed
-                if torch counts the change, or if it is one of a whole tensor.
-            save_timeout: how long the storage may take for a single write before the checkpoint
-                that training waits for is lost; None: for ever.
+            folder: of the checkpoints: a path or a URL that all ranks can reach, the same on all.
+            state: objects to save, by name: modules, optimizers, and any others with
+                ``state_dict`` and ``load_state_dict``.
+            snapshot_every: number of steps between snapshots, or a time, e.g. ``"30s"``,
+                ``"10min"`` or ``"2h"``; None: no snapshots.
+            checkpoint_every: number of steps or time between checkpoints; None: no checkpoints.
+            keep: number of checkpoints to keep, >= 1.
+            overlap: copy what optimizers change in the background, until the next optimizer step.
+                Other changes before that step are detected if torch counts them, or if they change
+                a whole tensor.
+            save_timeout: time without progress of the storage after which a checkpoint that
+                training waits for is given up; None: no limit.
 
         Raises:
-            RuntimeError: ``init_process_group`` comes later, or the folder cannot be written.
-            TypeError: an object in ``state`` has no state, or is of FSDP1.
-            ValueError: an argument is none of what is said above.
+            RuntimeError: ``init_process_group`` was not called yet, or the folder is not writable.
+            TypeError: an object in ``state`` lacks these methods, or uses FSDP1.
+            ValueError: the value of an argument is invalid.
         """
         if keep < 1:
             raise ValueError(f"invalid value {keep} for keep: expected a whole number >= 1")
         self._snapshot_every = Interval("snapshot_every", snapshot_every)
         self._checkpoint_every = Interval("checkpoint_every", checkpoint_every)
-        patience = Patience(time_s("save_timeout", save_timeout))
+        timeout = StorageTimeout(time_s("save_timeout", save_timeout))
         self._state = State(state)
         self._ranks = Ranks()
         rank = int(os.environ.get("RANK", self._ranks.rank))
-        self._folder = CheckpointFolder(folder, keep, self._ranks, patience)
-        self._checkpoints = Checkpoints(self._folder, self._ranks, rank, patience)
-        self._snapshots = SnapshotTaker(self._state, self._ranks, rank, overlap=overlap)
+        self._folder = CheckpointFolder(folder, keep, self._ranks, timeout)
+        self._checkpoints = Checkpoints(self._folder, self._ranks, rank, timeout)
+        self._snapshots = SnapshotManager(self._state, self._ranks, rank, overlap=overlap)
         if self._snapshot_every:
             at_breakpoint = bool(self._checkpoint_every)
-            place = Place(self._folder.folder, keep, at_breakpoint=at_breakpoint)
-            self._snapshots.find_memory(place)
+            destination = Destination(self._folder.folder, keep, at_breakpoint=at_breakpoint)
+            self._snapshots.request_memory(destination)
             self._checkpoints.saver = self._snapshots.saver
         if self._checkpoint_every and self._snapshots.is_first_round:
             self._folder.check()
-        self._notice = find_notice(rank, keeps=True)
+        self._notice = find_notice(rank, will_save=True)
         self._done: int | None = None
-        """How many steps are done; None: nothing was restored yet."""
+        """Completed steps; None: ``restore`` was not called yet."""
 
     def steps(self, total: int) -> Iterator[int]:
-        """Iterate over the steps that are left, from where the newest complete state ends.
+        """Restore, then iterate over the remaining steps; each loop body is one step.
 
-        The end of the loop's body is the end of the step. When all are done there is a checkpoint;
-        not after ``break``: call ``step``, ``save`` and ``wait`` then.
+        After the last step a checkpoint is written. After ``break`` none is: call ``step``,
+        ``save`` and ``wait`` yourself.
 
         Args:
-            total: how many steps there are in all.
+            total: number of steps of the whole training.
 
         Yields:
-            How many steps are done.
+            The number of completed steps.
 
         Raises:
-            RuntimeError: the last checkpoint cannot be written; or as ``restore``.
+            RuntimeError: the last checkpoint could not be written, or as in ``restore``.
         """
         for number in range(self.restore(), total):
             yield number
             self.step(number + 1)
         if self._checkpoint_every and 0 < total != self._checkpoints.newest:
             self._snapshots.wait_for_copy()
-            self._checkpoints.finish(total, self.save)
+            self._checkpoints.write_last(total, self.save)
         self.wait()
 
     def restore(self) -> int:
-        """Give the objects the newest complete state; return how many steps are done in it.
+        """Load the newest complete snapshot or checkpoint; return its number of completed steps.
 
-        Where there is none, the objects stay as they are and the answer is 0. Called again, it
-        changes nothing and returns how many steps are done by now.
+        If there is none, the objects stay unchanged and the result is 0. Later calls change
+        nothing and return the number of steps completed so far.
 
         Raises:
-            RuntimeError: a checkpoint cannot be read, or is the state of other objects.
+            RuntimeError: a checkpoint cannot be read, or belongs to other objects.
         """
         if self._done is not None:
             return self._done
@@ -137,129 +137,116 @@ class Checkpointer:
             if newest >= 0:
                 self._folder.load(newest, self._state)
             done, source = max(newest, 0), "checkpoint"
-        if self._ranks.rank == 0 and (done or offered > 0):
-            log(
-                f"resuming from the {source} of step {done}"
-                if done
-                else "no usable snapshot or checkpoint: starting from step 0"
-            )
+        if self._ranks.rank == 0 and done:
+            log(f"resuming from the {source} of step {done}")
+        elif self._ranks.rank == 0 and offered > 0:
+            log("no usable snapshot or checkpoint: starting from step 0")
         self._done = done
-        self._ranks.all_say(True)  # no rank is ahead of one that still has older snapshots
+        self._ranks.all_true(True)  # no rank continues while another still has older snapshots
         now = time.monotonic()
-        self._snapshot_every.begin(done, now)
-        self._checkpoint_every.begin(done, now)
+        self._snapshot_every.restart(done, now)
+        self._checkpoint_every.restart(done, now)
         return done
 
     def step(self, number: int) -> None:
-        """Say that a step is done: time for a snapshot or a checkpoint, or not.
+        """Mark a step as done; take a snapshot and write a checkpoint if they are due.
 
         Args:
-            number: how many steps are done; the same on all ranks.
+            number: completed steps; the same on all ranks.
         """
         self._done = number
         progress(number)
-        # The ranks have all written what was due before: the older snapshot is not needed.
-        said = self._snapshots.hear()
-        self._snapshots.settle(said)
-        takes_snapshot, saves = self._find_due(number, said)
-        own = self._find_report(said)
+        # All ranks have now written the previous snapshot: the one before it is not needed.
+        merged = self._snapshots.receive_reports()
+        self._snapshots.apply_reports(merged)
+        takes_snapshot, saves = self._find_due(number, merged)
+        own = self._make_report(merged)
         complete = self._snapshots.take(number) if takes_snapshot else None
-        self._snapshots.report(complete, own)
+        self._snapshots.send_report(complete, own)
         if saves:
             self.save(number)
-        if said.notice:
-            self._drain(number, is_whole=said.notice > 1)
+        if merged.notice:
+            self._drain(number, is_whole_job=merged.notice > 1)
 
-    def _find_due(self, number: int, said: StepReport) -> tuple[bool, bool]:
-        """Return whether a step ends with a snapshot, and with a checkpoint.
-
-        Args:
-            number: of the step.
-            said: what all ranks have reported.
-        """
+    def _find_due(self, number: int, merged: StepReport) -> tuple[bool, bool]:
+        """Return whether a snapshot and whether a checkpoint of a step are due."""
         now = time.monotonic()
-        takes_snapshot = self._snapshot_every.is_due(number, said.snapshot_is_due)
-        saves = self._checkpoint_every.is_due(number, said.checkpoint_is_due)
-        if saves and said.saver_is_busy:  # the one before is still being written
+        takes_snapshot = self._snapshot_every.is_due(number, merged.snapshot_is_due)
+        saves = self._checkpoint_every.is_due(number, merged.checkpoint_is_due)
+        if saves and merged.saver_is_busy:  # the previous one is still being written
             self._checkpoint_every.skip(number)
             saves = False
         if takes_snapshot:
-            self._snapshot_every.begin(number, now)
+            self._snapshot_every.restart(number, now)
         if saves:
-            self._checkpoint_every.begin(number, now)
+            self._checkpoint_every.restart(number, now)
         return takes_snapshot, saves
 
-    def _find_report(self, said: StepReport) -> StepReport:
-        """Return what this rank reports, less what is known when its snapshot is complete.
-
-        Args:
-            said: what all ranks have reported, to be obeyed at the end of this step.
-        """
+    def _make_report(self, merged: StepReport) -> StepReport:
+        """Return this rank's report, without what depends on the completed snapshot."""
         now, saver = time.monotonic(), self._checkpoints.saver
         return StepReport(
-            snapshot_is_due=self._snapshot_every.is_over(now),
-            checkpoint_is_due=self._checkpoint_every.is_over(now),
+            snapshot_is_due=self._snapshot_every.has_elapsed(now),
+            checkpoint_is_due=self._checkpoint_every.has_elapsed(now),
             saver_is_busy=saver is not None and saver.is_busy,
-            notice=self._notice.code if self._notice is not None and not said.notice else 0,
+            notice=self._notice.code if self._notice is not None and not merged.notice else 0,
         )
 
     def save(self, number: int) -> bool:
-        """Write a checkpoint; return whether it is complete. If not, the newest one stays.
+        """Write a checkpoint; return whether it succeeded. Older checkpoints stay if it fails.
 
-        Under ft-run it is written while training goes on, and the answer is whether that has begun;
-        ``wait`` returns when it is complete.
+        Under ft-run it is written asynchronously: the result is whether it has begun, and ``wait``
+        waits until it is complete.
 
         Args:
-            number: how many steps are done.
+            number: completed steps.
         """
         self._snapshots.wait_for_copy()
         now = time.monotonic()
-        self._checkpoint_every.begin(number, now)
+        self._checkpoint_every.restart(number, now)
         if not self._checkpoints.begin(number):
             return False
         if self._checkpoints.saver is not None:
-            if self._snapshots.is_taking and not self._snapshots.has(number):
-                self._snapshot_every.begin(number, now)
+            if self._snapshots.is_enabled and not self._snapshots.has(number):
+                self._snapshot_every.restart(number, now)
             if self._snapshots.save(number):
                 return True
         return self._checkpoints.write(self._state.collect())
 
     def wait(self) -> None:
-        """Return when all ranks have come here, and the checkpoint that was begun last is complete.
+        """Wait until the checkpoint that was begun last is complete, on all ranks.
 
         Raises:
             RuntimeError: it could not be written.
         """
-        self._snapshots.hear()
-        self._checkpoints.demand()
-        self._ranks.all_say(True)
+        self._snapshots.receive_reports()
+        self._checkpoints.wait_or_raise()
+        self._ranks.all_true(True)
 
-    # --- nodes that will be gone -----------------------------------------------------------------
+    def _drain(self, number: int, *, is_whole_job: bool) -> None:
+        """Save the state of this step on all ranks before nodes are preempted, and wait.
 
-    def _drain(self, number: int, *, is_whole: bool) -> None:
-        """Leave the state of this step, as all ranks do now, and wait: nodes will be gone.
-
-        It is on storage afterwards, unless the nodes that stay have it in memory, or nothing is to
-        be saved at breakpoints.
+        It is written to storage, unless the remaining nodes hold it in memory or saving at
+        breakpoints is off.
         """
         self._snapshots.wait_for_copy()
         wants = self._notice is None or self._notice.saves
-        saves = self._ranks.all_say(bool(self._checkpoint_every) and wants)
-        self._snapshots.take_whole(number)
-        is_held = not is_whole and self._snapshots.hold_elsewhere(number)
-        if saves and (is_whole or not self._ranks.all_say(is_held)):
+        saves = self._ranks.all_true(bool(self._checkpoint_every) and wants)
+        self._snapshots.take_now(number)
+        is_held = not is_whole_job and self._snapshots.replicate_now(number)
+        if saves and (is_whole_job or not self._ranks.all_true(is_held)):
             self._save_and_wait(number)
         if self._notice is None:
             return
-        self._notice.left(number)
-        while self._notice.wait(is_whole=is_whole):
-            is_whole = True
+        self._notice.report_saved(number)
+        while self._notice.wait(is_whole_job=is_whole_job):
+            is_whole_job = True
             if saves:
                 self._save_and_wait(number)
 
     def _save_and_wait(self, number: int) -> None:
-        self._checkpoints.settle()
+        self._checkpoints.wait_for_result()
         if number != self._checkpoints.newest:
             self.save(number)
-            self._checkpoints.settle()
-        self._ranks.all_say(True)
+            self._checkpoints.wait_for_result()
+        self._ranks.all_true(True)

@@ -1,4 +1,4 @@
-"""What the ranks of a job agree on: a few numbers, over gloo."""
+"""Small collectives among the ranks of a job, over a gloo group of their own."""
 
 import os
 from typing import Any
@@ -11,13 +11,16 @@ _TEXT_BYTES = 2000
 
 
 class Ranks:
-    """The ranks of this job, in a group of their own; also of one process alone."""
+    """The ranks of this job; works for a single process without a process group too.
+
+    All ranks must call the methods together.
+    """
 
     def __init__(self) -> None:
-        """Make the group. All ranks do it together.
+        """Create the gloo group.
 
         Raises:
-            RuntimeError: the job has several ranks that do not know each other yet.
+            RuntimeError: the job has several ranks, and no process group was initialized.
         """
         self.group: Any = None
         self.rank, self.size = 0, 1
@@ -31,33 +34,33 @@ class Ranks:
                 "of several ranks, create it afterwards"
             )
 
-    def least(self, *numbers: int) -> list[int]:
-        """Return the least of each number that the ranks have."""
-        return self._reduced(numbers, dist.ReduceOp.MIN)
+    def minimum(self, *numbers: int) -> list[int]:
+        """Return the minimum of each number over all ranks."""
+        return self._reduce(numbers, dist.ReduceOp.MIN)
 
-    def most(self, *numbers: int) -> list[int]:
-        """Return the greatest of each number that the ranks have."""
-        return self._reduced(numbers, dist.ReduceOp.MAX)
+    def maximum(self, *numbers: int) -> list[int]:
+        """Return the maximum of each number over all ranks."""
+        return self._reduce(numbers, dist.ReduceOp.MAX)
 
-    def table(self, *numbers: int) -> list[list[int]]:
-        """Return the numbers of each rank; all give as many."""
+    def all_gather(self, *numbers: int) -> list[list[int]]:
+        """Return the numbers of each rank; every rank must pass equally many."""
         rows = torch.tensor([numbers] * self.size, dtype=torch.int64)
         if self.group is not None:
             dist.all_gather(list(rows), rows[self.rank].clone(), group=self.group)
         return [[int(number) for number in row] for row in rows]
 
-    def all_say(self, is_true: bool) -> bool:
-        """Return whether something is true on all ranks."""
-        return bool(self.least(int(is_true))[0])
+    def all_true(self, is_true: bool) -> bool:
+        """Return whether the value is true on all ranks."""
+        return bool(self.minimum(int(is_true))[0])
 
-    def send(self, data: torch.Tensor, source: int) -> None:
-        """Have all ranks hold the bytes that one has."""
+    def broadcast(self, data: torch.Tensor, source: int) -> None:
+        """Copy a tensor of bytes from one rank to all, in place."""
         for start in range(0, data.numel(), _CHUNK_BYTES):
             dist.broadcast(data[start : start + _CHUNK_BYTES], source, group=self.group)
 
     def first_text(self, text: str | None) -> str | None:
-        """Return the text of the first rank that has one, not all of a long one; None: none has."""
-        first = self.least(self.rank if text is not None else self.size)[0]
+        """Return the text of the lowest rank that has one, cut to 2,000 bytes; None: none has."""
+        first = self.minimum(self.rank if text is not None else self.size)[0]
         if first == self.size:
             return None
         data = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
@@ -65,14 +68,11 @@ class Ranks:
             found = text.encode(errors="replace")[:_TEXT_BYTES]
             data[: len(found)] = torch.tensor(list(found), dtype=torch.uint8)
         if self.group is not None:
-            self.send(data, first)
+            self.broadcast(data, first)
         return bytes(data.tolist()).rstrip(b"\0").decode(errors="ignore")
 
     def gather(self, value: Any) -> list[Any]:
-        """Return on rank 0 what all ranks have, by rank; elsewhere nothing.
-
-        As DCP does it, it is pickled among the ranks.
-        """
+        """Return the values of all ranks on rank 0 (by pickle, as in DCP); elsewhere nothing."""
         if self.group is None:
             return [value]
         found: list[Any] = [None] * self.size if self.rank == 0 else []
@@ -80,22 +80,18 @@ class Ranks:
         return found
 
     def scatter(self, values: list[Any]) -> Any:
-        """Return what the first rank has for this one.
-
-        Args:
-            values: of the first rank, by rank; elsewhere nothing.
-        """
+        """Return this rank's item of the list that rank 0 passes; other ranks pass an empty one."""
         if self.group is None:
             return values[0]
         found: list[Any] = [None]
         dist.scatter_object_list(found, values or None, src=0, group=self.group)
         return found[0]
 
-    def ask(self, *numbers: int) -> "Question":
-        """Begin to ask for the greatest of each number, without waiting for the others."""
-        return Question(self.group, numbers)
+    def begin_maximum(self, *numbers: int) -> "PendingMaximum":
+        """Begin an asynchronous ``maximum``."""
+        return PendingMaximum(self.group, numbers)
 
-    def _reduced(self, numbers: tuple[int, ...], operation: Any) -> list[int]:
+    def _reduce(self, numbers: tuple[int, ...], operation: Any) -> list[int]:
         if self.group is None:
             return list(numbers)
         values = torch.tensor(numbers, dtype=torch.int64)
@@ -103,8 +99,8 @@ class Ranks:
         return [int(value) for value in values]
 
 
-class Question:
-    """Numbers that the ranks are being asked for."""
+class PendingMaximum:
+    """An asynchronous ``maximum``."""
 
     def __init__(self, group: Any, numbers: tuple[int, ...]) -> None:
         self._values = torch.tensor(numbers, dtype=torch.int64)
@@ -114,8 +110,8 @@ class Question:
                 self._values, dist.ReduceOp.MAX, group=group, async_op=True
             )
 
-    def answer(self) -> list[int]:
-        """Return the greatest of each; all ranks have come as far as this one when it asked."""
+    def wait(self) -> list[int]:
+        """Return the result; all ranks have then called ``begin_maximum``."""
         if self._work is not None:
             self._work.wait()
         return [int(value) for value in self._values]

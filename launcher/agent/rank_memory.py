@@ -1,27 +1,27 @@
-"""The memory in which a worker leaves its snapshots: it outlives the worker."""
+"""Memory for the snapshots of one rank; it survives the worker."""
 
 import mmap
 import os
 
 from ...rendezvous.protocol.offer import STEP_MAX, Snapshot
 from ...training.worker import snapshot_page as page
-from ..saver.saves import HeldShare
+from ..saver.saves import HeldShard
 
 NO_WORKER = -1
-"""In the place of a local rank: no worker asks for it."""
+"""Instead of a local rank: no worker has requested the checkpoint."""
 
 
 class RankMemory:
-    """The page and the buffers of one rank."""
+    """The page and the buffers, as memfds."""
 
     def __init__(self) -> None:
-        """Make them.
+        """Create them.
 
         Raises:
-            OSError: there is no descriptor, or no memory.
+            OSError: no descriptor or memory is available.
         """
         self.held = 0
-        """The buffers that the saver reads, a bit for each."""
+        """Buffers that the saver is reading, one bit each."""
         self.fds: list[int] = []
         try:
             for _ in range(1 + page.BUFFERS):
@@ -33,8 +33,8 @@ class RankMemory:
             raise
         self._page = memoryview(self._map)
 
-    def shares(self, local_rank: int) -> set[Snapshot]:
-        """Return what the worker has left; of which world, its rank and place say."""
+    def shards(self, local_rank: int) -> set[Snapshot]:
+        """Return the snapshots of a worker, with the world that its rank belongs to."""
         return {
             Snapshot(one.step, one.world_size, one.rank - local_rank, one.is_replicated)
             for one in self.entries()
@@ -42,42 +42,42 @@ class RankMemory:
         }
 
     @property
-    def place(self) -> page.Place | None:
-        """Where checkpoints are to be written; None: the saver writes none."""
-        return page.read_place(self._page)
+    def destination(self) -> page.Destination | None:
+        """Of checkpoints; None: the saver writes none."""
+        return page.read_destination(self._page)
 
-    def share(self, step: int, local_rank: int) -> HeldShare | None:
-        """Return what the worker has left of a step; None: nothing."""
-        return next(iter(self.all_shares(step, local_rank)), None)
+    def shard(self, step: int, local_rank: int) -> HeldShard | None:
+        """Return the worker's shard of a step; None: there is none."""
+        return next(iter(self.all_shards(step, local_rank)), None)
 
-    def all_shares(self, step: int, local_rank: int = NO_WORKER) -> list[HeldShare]:
-        """Return all that is here of a step, to be saved.
+    def all_shards(self, step: int, local_rank: int = NO_WORKER) -> list[HeldShard]:
+        """Return all shards of a step.
 
         Args:
-            step: how many steps were done.
-            local_rank: of the worker that asks for it.
+            step: completed steps.
+            local_rank: of the worker that requests the checkpoint.
         """
         entries = [(index, page.read(self._page, index)) for index in range(page.BUFFERS)]
         return [
-            HeldShare(local_rank, index, self.fds[1 + index], entry, self.fds[0])
+            HeldShard(local_rank, index, self.fds[1 + index], entry, self.fds[0])
             for index, entry in entries
             if entry is not None and entry.step == step
         ]
 
     def entries(self) -> list[page.Entry]:
-        """Return what the buffers hold."""
+        """Return the valid entries."""
         entries = (page.read(self._page, index) for index in range(page.BUFFERS))
         return [one for one in entries if one is not None and one.step <= STEP_MAX]
 
     def keep(self, step: int | None) -> None:
-        """Forget all steps but one."""
+        """Discard all steps but one."""
         for index in range(page.BUFFERS):
             entry = page.read(self._page, index)
             if entry is not None and entry.step != step:
                 page.write(self._page, index, None)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._page.release()
         self._map.close()
         self._close_files()

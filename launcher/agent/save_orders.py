@@ -1,15 +1,15 @@
-"""What the workers of this node ask to be saved, until all that belongs together is asked for."""
+"""Collects the checkpoint requests of this node's workers until all ranks have sent theirs."""
 
 from collections import Counter
 from enum import Enum, auto
 
 from ...values import dataclass
-from ..saver.saves import HeldShare
+from ..saver.saves import HeldShard
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
-    """A worker asks for its snapshot of a step to be saved."""
+    """A worker's request to save its snapshot of a step."""
 
     local_rank: int
     buffer: int
@@ -17,59 +17,59 @@ class SaveOrder:
 
 
 class Next(Enum):
-    """What follows when a worker has asked."""
+    """What to do after a request."""
 
     WAIT = auto()
-    """The shares of the other ranks belong to it, and not all have asked yet."""
+    """Other ranks of this node have not sent their requests yet."""
     SAVE = auto()
     REFUSE = auto()
-    """A share is not what its worker said: no rank waits for ever."""
+    """A request does not match the memory: answer all ranks, so that none waits forever."""
 
 
 class SaveOrders:
-    """The orders of this round that wait for others."""
+    """The pending requests of this round."""
 
     def __init__(self, workers: int) -> None:
-        """Have none.
+        """Begin without requests.
 
         Args:
-            workers: how many there are on this node.
+            workers: number of workers on this node.
         """
         self._workers = workers
         self._waiting: dict[int, SaveOrder] = {}
         """By local rank."""
         self._asked: Counter[int] = Counter()
-        """By local rank, how often it has asked: on all nodes alike."""
+        """Number of requests by local rank; equal on all nodes."""
         self._refused_step: int | None = None
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._waiting.clear()
         self._asked.clear()
         self._refused_step = None
 
-    def add(self, order: SaveOrder, share: HeldShare | None) -> Next:
-        """Take an order; return what follows.
+    def add(self, order: SaveOrder, shard: HeldShard | None) -> Next:
+        """Add a request; return what to do.
 
         Args:
             order: of a worker.
-            share: what it has left of that step; None: nothing.
+            shard: its shard of the step; None: it has none.
         """
         self._waiting[order.local_rank] = order
         self._asked[order.local_rank] += 1
-        if share is None or share.buffer != order.buffer:
+        if shard is None or shard.buffer != order.buffer:
             self._refused_step = order.step  # for the other ranks too
-        if order.step == self._refused_step or share is None:
+        if order.step == self._refused_step or shard is None:
             return Next.REFUSE
-        is_all = share.entry.is_replicated or len(self._waiting) == self._workers
+        is_all = shard.entry.is_replicated or len(self._waiting) == self._workers
         return Next.SAVE if is_all else Next.WAIT
 
     def attempt(self, local_rank: int) -> str:
-        """Return what tells the newest order of a worker from the others of this round."""
+        """Return a name for a worker's newest request; it is unique in this round."""
         return str(self._asked[local_rank])
 
     def take(self) -> list[SaveOrder]:
-        """Return the orders that wait, which do not wait any more."""
+        """Remove and return the pending requests."""
         orders = list(self._waiting.values())
         self._waiting.clear()
         return orders

@@ -1,8 +1,8 @@
-"""What the workers of this node leave in memory: held here, so that it outlives them.
+"""The snapshots of this node's workers, held by the agent so that they survive the workers.
 
-A worker that takes snapshots asks for its memory at a socket: a page and some buffers, files
-without a name, which are the same for a local rank in each round. At the same socket it says which
-of them is to become a checkpoint. The agent reads the pages and never what is in the buffers.
+A worker requests its memory at a socket: a page and some buffers (memfds), the same for a local
+rank in each round. At the same socket it requests checkpoints of them. The agent reads the pages,
+never the buffers.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from ...training.worker import snapshot_page as page
 from ...values import replace
 from ..machine.network import PortReservation
 from ..processes.worker_socket import WorkerSocket
-from ..saver.saves import NodeShares, Saves
+from ..saver.saves import NodeShards, Saves
 from .rank_memory import RankMemory
 from .save_orders import Next, SaveOrder, SaveOrders
 
@@ -30,35 +30,35 @@ NOT_BEGUN = (
 
 
 class HeldSnapshots:
-    """The memory of the snapshots of this node; ``close`` it."""
+    """The snapshot memory of this node; ``close`` it."""
 
     def __init__(self, local_world_size: int, saves: Saves, replicas: int = 0) -> None:
-        """Hold nothing yet.
+        """Begin without memory.
 
         Args:
-            local_world_size: how many workers there are.
-            saves: writes the checkpoints that workers ask for.
-            replicas: of how many other ranks each worker keeps the shares.
+            local_world_size: number of workers.
+            saves: writes the checkpoints that workers request.
+            replicas: number of other ranks whose shards each worker holds.
         """
         self._local_world_size = local_world_size
         self._saves = saves
         self._replicas = replicas
         self._of_others: dict[tuple[int, int], RankMemory] = {}
-        """By local rank and number, from 1."""
+        """By local rank and replica number, from 1."""
         self._memory: dict[int, RankMemory] = {}
-        """By local rank; only of those that have asked for it."""
+        """By local rank, of workers that have requested it."""
         self._assignment: Assignment | None = None
         self._local_ranks: dict[socket.socket, int | None] = {}
-        """Of workers that have their memory; None: it is for replicas: nothing of it is saved."""
+        """Of workers with memory; None: for replicas, which request no checkpoints."""
         self._orders = SaveOrders(local_world_size)
         self._workers = WorkerSocket(self._answer, lambda at: self._local_ranks.pop(at, None))
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer workers that ask; where that is not possible, there are no snapshots."""
+        """Listen for workers; if that fails, they take no snapshots."""
         self._workers.listen(loop, page.address_of(os.getpid()))
 
     def begin(self, assignment: Assignment) -> None:
-        """A round begins: only what all ranks resume from stays."""
+        """Begin a round: discard all snapshots but the one that all ranks resume from."""
         self._end_connections()
         self._orders.begin()
         if assignment.cause is not None and assignment.cause.kind is FailureKind.NODE_LOST:
@@ -69,14 +69,14 @@ class HeldSnapshots:
             memory.keep(step)
 
     def _end_connections(self) -> None:
-        """Read the last words of the workers that were here: they are gone."""
+        """Read the last messages of the previous round's workers, and disconnect them."""
         for connection in self._workers.connections:
             while self._answer(connection):
                 pass
             self._workers.hang_up(connection)
 
     def _step_to_keep(self, assignment: Assignment) -> int | None:
-        """Return the step that all ranks resume from, if it is one of the round that ends."""
+        """Return the step that all ranks resume from, if the previous round has saved it."""
         ended, resumed = self._assignment, assignment.resumption
         if ended is None or resumed is None:
             return None
@@ -84,7 +84,7 @@ class HeldSnapshots:
         return resumed.step if is_same else None
 
     def drop(self) -> None:
-        """Give the memory back: what it holds will not be resumed from."""
+        """Free the memory: no rank will resume from it."""
         self._assignment = None
         for memory in (*self._memory.values(), *self._of_others.values()):
             memory.close()
@@ -92,12 +92,12 @@ class HeldSnapshots:
         self._of_others.clear()
 
     def held(self) -> Snapshots | None:
-        """Return the steps of which each worker here has left its share."""
+        """Return the steps of which all workers of this node have saved their shards."""
         at = self._assignment
         if at is None or len(self._memory) < self._local_world_size:
             return None
-        shares = [memory.shares(local_rank) for local_rank, memory in self._memory.items()]
-        common = set.intersection(*shares)
+        shards = [memory.shards(local_rank) for local_rank, memory in self._memory.items()]
+        common = set.intersection(*shards)
         newest = tuple(sorted(common, key=lambda one: one.step)[-page.BUFFERS :])
         replicas = self._held_of_others()
         if not newest and not replicas:
@@ -112,69 +112,71 @@ class HeldSnapshots:
         newest = sorted(ranks.items())[-page.BUFFERS :]
         return tuple(Replica(step, size, tuple(sorted(of))) for (step, size), of in newest)
 
-    def newest_whole(self) -> NodeShares | None:
-        """Return the newest snapshot of which all is here; None: there is none."""
+    def newest_whole(self) -> NodeShards | None:
+        """Return the newest snapshot of which this node has all shards; None: there is none."""
         held = self.held()
         for snapshot in reversed(held.held if held is not None else ()):
             for local_rank in sorted(self._memory):
-                found = self._shares(local_rank, snapshot.step, "")
-                if found is not None and len(found.shares) == found.ranks:
+                found = self._shards(local_rank, snapshot.step, "")
+                if found is not None and len(found.shards) == found.ranks:
                     return found
         return None
 
-    def part(self, saving: Saving) -> NodeShares | None:
-        """Return what the master has this node save, with the others; None: it is not here."""
-        places = [memory.place for memory in self._memory.values() if memory.place is not None]
-        shares = {
-            share.entry.rank: share
+    def part(self, saving: Saving) -> NodeShards | None:
+        """Return the shards that the master has assigned to this node; None: they are not here."""
+        places = [
+            memory.destination for memory in self._memory.values() if memory.destination is not None
+        ]
+        shards = {
+            shard.entry.rank: shard
             for memory in (*self._of_others.values(), *self._memory.values())
-            for share in memory.all_shares(saving.step)
+            for shard in memory.all_shards(saving.step)
         }
         ranks = sorted(saving.ranks)
-        if not ranks or not places or not all(rank in shares for rank in ranks):
+        if not ranks or not places or not all(rank in shards for rank in ranks):
             return None
-        return NodeShares(tuple(shares[n] for n in ranks), places[0], self._meeting("end"))
+        return NodeShards(tuple(shards[n] for n in ranks), places[0], self._attempt("end"))
 
-    def _shares(self, local_rank: int, step: int, what: str) -> NodeShares | None:
-        """Return what is to be saved: the share of a rank, if all have the same, or those here.
+    def _shards(self, local_rank: int, step: int, attempt: str) -> NodeShards | None:
+        """Return one replicated shard, or the shards of all workers here; None: they do not match.
 
         Args:
-            local_rank: of a worker that has left one.
+            local_rank: of a worker that has a shard.
             step: of the snapshot.
-            what: tells attempts of a round apart.
+            attempt: distinguishes attempts of a round.
         """
-        place = self._memory[local_rank].place
-        mine = self._memory[local_rank].share(step, local_rank)
-        if place is None or mine is None:
+        destination = self._memory[local_rank].destination
+        mine = self._memory[local_rank].shard(step, local_rank)
+        if destination is None or mine is None:
             return None
         if mine.entry.is_replicated:
-            return NodeShares((mine,), place)
-        found = [self._memory[other].share(step, other) for other in sorted(self._memory)]
-        shares = tuple(share for share in found if share is not None)
+            return NodeShards((mine,), destination)
+        found = [self._memory[other].shard(step, other) for other in sorted(self._memory)]
+        shards = tuple(shard for shard in found if shard is not None)
         size, first = mine.entry.world_size, mine.entry.rank - local_rank
-        ranks = [(one.entry.world_size, one.entry.rank) for one in shares]
+        ranks = [(one.entry.world_size, one.entry.rank) for one in shards]
         if ranks != [(size, first + n) for n in range(self._local_world_size)]:
             return None
-        return NodeShares(shares, place, self._meeting(what) if len(shares) < size else "")
+        return NodeShards(shards, destination, self._attempt(attempt) if len(shards) < size else "")
 
-    def _meeting(self, what: str) -> str:
-        """Return an attempt that all nodes of this round know alike, and no other round."""
+    def _attempt(self, name: str) -> str:
+        """Return an attempt that is equal on all nodes of this round and in no other round."""
         assert self._assignment is not None
-        words = f"{self._assignment.formed_by} {self._assignment.round} {what}"
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
+        text = f"{self._assignment.formed_by} {self._assignment.round} {name}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _saved(self, snapshot: NodeShares, words: str) -> None:
-        """What workers have asked to be saved need not be left alone any more."""
-        for share in snapshot.shares:
-            memory = self._memory.get(share.local_rank)
+    def _saved(self, snapshot: NodeShards, error: str) -> None:
+        """Release the buffers of a checkpoint that has ended, and answer their workers."""
+        for shard in snapshot.shards:
+            memory = self._memory.get(shard.local_rank)
             if memory is not None:
-                memory.held &= ~(1 << share.buffer)
-            self._reply(share.local_rank, share.buffer, snapshot.step, words)
+                memory.held &= ~(1 << shard.buffer)
+            self._reply(shard.local_rank, shard.buffer, snapshot.step, error)
 
-    def _reply(self, local_rank: int, buffer: int, step: int, words: str) -> None:
+    def _reply(self, local_rank: int, buffer: int, step: int, error: str) -> None:
         reply = (
             page.SAVED.pack(page.MAGIC, buffer, step)
-            + words.encode(errors="replace")[: page.WORDS_BYTES]
+            + error.encode(errors="replace")[: page.REASON_BYTES]
         )
         for connection, of in self._local_ranks.items():
             if of == local_rank:
@@ -182,26 +184,26 @@ class HeldSnapshots:
                     connection.send(reply)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self.drop()
         self._workers.close()
 
-    # --- workers that ask ----------------------------------------------------------------------
+    # --- messages of workers ---------------------------------------------------------------------
 
     def _answer(self, connection: socket.socket) -> bool:
-        """Take one message of a worker, or hang up; return whether there was one."""
+        """Handle one message of a worker, or disconnect it; return whether there was a message."""
         try:
-            if self._obey(connection, connection.recv(_MESSAGE_MAX + 1)):
+            if self._handle(connection, connection.recv(_MESSAGE_MAX + 1)):
                 return True
         except BlockingIOError:
             return False
         except OSError:
-            pass  # the worker is gone, or there is no memory: then it has no snapshots
+            pass  # the worker is gone, or there is no memory for it
         self._workers.hang_up(connection)
         return False
 
-    def _obey(self, connection: socket.socket, data: bytes) -> bool:
-        """Do what a message says; return False where it says nothing that can be done."""
+    def _handle(self, connection: socket.socket, data: bytes) -> bool:
+        """Handle a message; return False if it is invalid."""
         if data[: len(page.MAGIC)] != page.MAGIC:
             return False
         if connection in self._local_ranks:
@@ -232,15 +234,15 @@ class HeldSnapshots:
         memory = self._memory.get(order.local_rank)
         if memory is None:
             return False
-        follows = self._orders.add(order, memory.share(order.step, order.local_rank))
+        follows = self._orders.add(order, memory.shard(order.step, order.local_rank))
         if follows is Next.WAIT:
             return True
         orders, snapshot = self._orders.take(), None
         if follows is Next.SAVE:
             attempt = self._orders.attempt(order.local_rank)
-            snapshot = self._shares(order.local_rank, order.step, attempt)
+            snapshot = self._shards(order.local_rank, order.step, attempt)
         if snapshot is not None and self._saves.begin(snapshot, partial(self._saved, snapshot)):
-            for one in snapshot.shares:
+            for one in snapshot.shards:
                 self._memory[one.local_rank].held |= 1 << one.buffer
             return True
         for refused in orders:
@@ -248,10 +250,10 @@ class HeldSnapshots:
         return True
 
     def _memory_of(self, rank: int, replica: int) -> "RankMemory | None":
-        """Return the memory of a rank, or that for a replica; None: it is not of this node.
+        """Return the memory of a rank or of its replica; None: the rank is not on this node.
 
         Raises:
-            OSError: there is no descriptor, or no memory.
+            OSError: no descriptor or memory is available.
         """
         if self._assignment is None:
             return None
@@ -270,14 +272,14 @@ class HeldSnapshots:
 
 
 class NodeOffers:
-    """What this node offers for the next round."""
+    """The offer of this node for the next round."""
 
     def __init__(self, port: PortReservation, snapshots: HeldSnapshots) -> None:
         self._port, self._snapshots = port, snapshots
 
     @property
     def offer(self) -> Offer:
-        """The offer as of now."""
+        """The current offer."""
         return replace(self._port.offer, snapshots=self._snapshots.held())
 
     def renew(self) -> Offer:

@@ -1,1 +1,1 @@
-"""The saver: a process per node that writes snapshots, which are in memory, to storage."""
+"""The saver: one process per node that writes snapshots from memory to storage."""

@@ -1,4 +1,4 @@
-"""The agent's side of the saver: starts it when there is something to write, and ends it."""
+"""The agent's side of the saver: starts the process when needed, and ends it."""
 
 import asyncio
 import os
@@ -11,71 +11,71 @@ from typing import Any, Final
 
 from ...values import replace
 from ..processes.ipc import Incoming, send
-from .order import Order, Written
+from .order import WriteOrder, WriteResult
 
 _RUN_MODULE: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes", "run_module.py"
 )
 _TRIES = 2
-"""A saver that was killed is replaced once for each checkpoint."""
+"""A saver that is killed is restarted once per checkpoint."""
 
 
 class SaverClient:
     """The saver of a node. Not thread-safe; ``close`` it."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Begin without a process."""
         self._process: _Process | None = None
 
     @property
     def pid(self) -> int | None:
-        """The saver's process id; None: there is none."""
+        """The saver's process id; None: it does not run."""
         return self._process.pid if self._process is not None else None
 
-    async def write(self, order: Order, fds: Sequence[int]) -> Written:
-        """Have a checkpoint written, one at a time.
+    async def write(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:
+        """Write a checkpoint; call it for one at a time.
 
         Args:
             order: what to write.
-            fds: the buffers of its shares; they stay the caller's.
+            fds: the buffers of its shards; the caller closes them.
         """
         for _ in range(_TRIES):
             written = await self._ask(order, fds)
             if self._process is not None:
                 return written
-        if not order.is_whole:  # the other nodes would wait for its part, and write nothing else
-            await self._ask(replace(order, given_up=written.words), fds)
+        if not order.is_whole:  # else the other nodes would wait for its shards
+            await self._ask(replace(order, given_up=written.error), fds)
         return written
 
-    async def _ask(self, order: Order, fds: Sequence[int]) -> Written:
-        """Ask once; where there is no answer, the words say why, and there is no saver any more."""
+    async def _ask(self, order: WriteOrder, fds: Sequence[int]) -> WriteResult:
+        """Send the order once; without an answer, end the process and return an error."""
         try:
             if self._process is None:
                 self._process = _Process()
             answer = await self._process.ask(order, fds)
         except OSError as error:
             self.close()
-            return Written(f"cannot start the saver process: {error.strerror}")
+            return WriteResult(f"cannot start the saver process: {error.strerror}")
         if answer is None:
             self.close()
-            return Written("the saver process was killed twice")
-        return Written(**answer)
+            return WriteResult("the saver process was killed twice")
+        return WriteResult(answer.pop("words"), **answer)
 
     def close(self) -> None:
-        """End the saver, whatever it is doing."""
+        """Kill the saver."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
 
 class _Process:
-    """One process, and what it is asked."""
+    """A running saver process."""
 
     def __init__(self) -> None:
-        """Start it, by ``exec``: the agent has threads, and gRPC, which does not support fork.
+        """Start it with ``exec``: the agent uses threads and gRPC, which does not support fork.
 
         Raises:
-            OSError: there is no process, or no descriptor.
+            OSError: no process or descriptor is available.
         """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         argv = (
@@ -98,9 +98,9 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._readable)
 
-    async def ask(self, order: Order, fds: Sequence[int]) -> "dict[str, Any] | None":
-        """Return the answer, when it has cleaned up too; None: the process is gone."""
-        self._channel.setblocking(True)  # it reads: it has nothing else to do
+    async def ask(self, order: WriteOrder, fds: Sequence[int]) -> "dict[str, Any] | None":
+        """Return the answer after the saver has also cleaned up; None: the process is gone."""
+        self._channel.setblocking(True)  # the saver is reading: this does not block for long
         try:
             send(self._channel, order.fields(), fds)
         except ConnectionError:
@@ -109,11 +109,11 @@ class _Process:
             self._channel.setblocking(False)
         answer = await self._answers.get()
         if answer is not None:
-            await self._answers.get()  # what comes next is that it is done
+            await self._answers.get()  # the empty message after the cleanup
         return answer
 
     def close(self) -> None:
-        """Kill it; it may be in uninterruptible sleep, and is not waited for."""
+        """Kill it without waiting: it may be in uninterruptible sleep."""
         self._loop.remove_reader(self._channel.fileno())
         self._channel.close()
         with suppress(ProcessLookupError):

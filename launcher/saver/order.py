@@ -1,4 +1,4 @@
-"""What the agent has the saver do, and what it answers: both as JSON between them."""
+"""The messages between agent and saver, sent as JSON."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,55 +7,55 @@ from ...values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A rank's file of a checkpoint, in a buffer that comes with the order."""
+class Shard:
+    """A rank's file of a checkpoint, in a buffer that is sent with the order."""
 
     rank: int
     data_bytes: int
     layout_bytes: int
-    """As in the snapshot's page."""
+    """Lengths as in the entry of the snapshot page."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Write a checkpoint."""
+class WriteOrder:
+    """An order to write a checkpoint, or the shards that this node holds of it."""
 
     folder: str
     step: int
     keep: int
-    """How many checkpoints stay."""
+    """Number of checkpoints to keep."""
     attempt: str
-    """Tells writers of the same step apart; the same for those that write one together."""
-    shares: tuple[Share, ...]
-    """Those of this node, by rank; what is behind that of rank 0 has the metadata."""
+    """Distinguishes writers of the same step; the same on all nodes that write it together."""
+    shards: tuple[Shard, ...]
+    """Of this node, by rank; the layout of rank 0's shard includes the metadata."""
     ranks: int
-    """Of how many ranks a checkpoint has files; savers of other nodes write the others."""
+    """Number of files of the checkpoint, including those of other nodes."""
     unless_newer: bool = False
-    """Nothing is to be done where there is one as new or newer."""
+    """Write nothing if there is a checkpoint of this step or a newer one."""
     pages: int = 0
-    """How many pages come behind the buffers: there it is noted that the storage gets on."""
+    """Number of pages sent after the buffers, in which the saver counts progress."""
     given_up: str = ""
-    """Why this node's part does not come: nothing but that is to be told to the others."""
+    """If not empty, write nothing and report this failure to the other nodes."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether this node has all shares."""
-        return len(self.shares) == self.ranks
+        """Whether this node has all shards."""
+        return len(self.shards) == self.ranks
 
     @property
     def is_first(self) -> bool:
-        """Whether this node has the share of rank 0, and makes the checkpoint visible."""
-        return self.shares[0].rank == 0
+        """Whether this node has the shard of rank 0, and makes the checkpoint visible."""
+        return self.shards[0].rank == 0
 
     def fields(self) -> dict[str, object]:
-        """Return it for JSON."""
-        shares = [[share.rank, share.data_bytes, share.layout_bytes] for share in self.shares]
+        """Return a dictionary for JSON."""
+        shards = [[shard.rank, shard.data_bytes, shard.layout_bytes] for shard in self.shards]
         return {
             "folder": self.folder,
             "step": self.step,
             "keep": self.keep,
             "attempt": self.attempt,
-            "shares": shares,
+            "shares": shards,
             "ranks": self.ranks,
             "unless_newer": self.unless_newer,
             "pages": self.pages,
@@ -63,28 +63,28 @@ class Order:
         }
 
     @staticmethod
-    def of(fields: Mapping[str, Any]) -> "Order":
-        """Return the order of what ``fields`` returned."""
-        shares = tuple(Share(*share) for share in fields["shares"])
-        return Order(**{**fields, "shares": shares})
+    def of(fields: Mapping[str, Any]) -> "WriteOrder":
+        """Return the order that ``fields`` was called on."""
+        others = {name: value for name, value in fields.items() if name != "shares"}
+        return WriteOrder(shards=tuple(Shard(*shard) for shard in fields["shares"]), **others)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What became of a checkpoint, or of a node's part of it."""
+class WriteResult:
+    """The result of an order."""
 
-    words: str
-    """Why it was not written; empty: it is complete, or this node has done what it had to."""
+    error: str
+    """Why it failed; empty: the checkpoint is complete, or this node's shards are written."""
     path: str = ""
-    """Where it is."""
+    """Of the checkpoint."""
     bytes: int = 0
-    """Of all its files; 0: there was one already, or another node makes it visible."""
+    """Size of all files; 0: nothing was written, or another node makes it visible."""
     seconds: float = 0.0
 
     def fields(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return a dictionary for JSON."""
         return {
-            "words": self.words,
+            "words": self.error,
             "path": self.path,
             "bytes": self.bytes,
             "seconds": self.seconds,

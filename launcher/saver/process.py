@@ -1,7 +1,7 @@
-"""The process of the saver: takes one order after the other until the agent is gone.
+"""The saver process: carries out one order at a time until its agent exits.
 
-It may wait for a storage for as long as that takes: nothing waits for it. The kernel ends it with
-the agent.
+It may block on storage indefinitely: the agent does not wait for it, and the kernel kills it when
+the agent dies.
 """
 
 import mmap
@@ -14,32 +14,32 @@ from collections.abc import Callable, Sequence
 from ...training.worker import snapshot_page as page
 from ..processes.ipc import Incoming, send
 from ..processes.prctl import die_with_parent
-from .order import Order, Written
+from .order import WriteOrder, WriteResult
 from .writing import forget, write
 
 _NICENESS = 10
 
 
 def main(arguments: list[str]) -> int:
-    """Be the saver.
+    """Run the saver.
 
     Args:
-        arguments: the descriptor of the socket to the agent, and the agent's process id.
+        arguments: descriptor of the socket to the agent, and the agent's process id.
     """
     channel, agent = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     channel.set_inheritable(False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # they are for the agent
+        signal.signal(number, signal.SIG_IGN)  # the agent handles them
     die_with_parent(agent)
     os.nice(_NICENESS)
     incoming = Incoming(channel)
     try:
         while (messages := incoming.receive()) is not None:
             for message in messages:
-                order = Order.of(message)
+                order = WriteOrder.of(message)
                 written = _done(order, incoming)
                 send(channel, written.fields())
-                if not written.words:
+                if not written.error:
                     forget(order)
                 send(channel, {})
     except ConnectionError:
@@ -47,13 +47,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _done(order: Order, incoming: Incoming) -> Written:
+def _done(order: WriteOrder, incoming: Incoming) -> WriteResult:
     try:
-        fds = incoming.take_fds(len(order.shares) + order.pages)
+        fds = incoming.take_fds(len(order.shards) + order.pages)
     except OSError as error:
-        return Written(str(error))
+        return WriteResult(str(error))
     try:
-        buffers, pages = fds[: len(order.shares)], fds[len(order.shares) :]
+        buffers, pages = fds[: len(order.shards)], fds[len(order.shards) :]
         return write(order, buffers, tick=_ticking(pages))
     finally:
         for fd in fds:
@@ -61,7 +61,7 @@ def _done(order: Order, incoming: Incoming) -> Written:
 
 
 def _ticking(fds: Sequence[int]) -> Callable[[], None]:
-    """Return what notes in some pages that the storage has done something."""
+    """Return a function that counts progress in the pages."""
     pages = [memoryview(mmap.mmap(fd, page.PAGE_BYTES)) for fd in fds]
 
     def tick() -> None:

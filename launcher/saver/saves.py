@@ -1,4 +1,4 @@
-"""Checkpoints from the snapshots of this node: those that workers ask for, and one at the end."""
+"""Writes the checkpoints that workers request, and one at the end of the job."""
 
 import asyncio
 import os
@@ -11,164 +11,163 @@ from ...events.checkpoints import BreakpointUnsaved, CheckpointFailed, Checkpoin
 from ...events.event import Event
 from ...training.worker import snapshot_page as page
 from .client import SaverClient
-from .order import Order, Share, Written
+from .order import Shard, WriteOrder, WriteResult
 
 T = TypeVar("T")
 _UNFINISHED = "not finished within --shutdown-timeout"
 _LOST = "a node was lost before it had written its shards"
 _COMES_S = 5.0
-"""How long what several nodes write may yet take when one of them is lost."""
+"""Time to finish a checkpoint of several nodes after one of them is lost."""
 
 
-class HeldShare(NamedTuple):
-    """A rank's share of a snapshot, in a buffer of this node."""
+class HeldShard(NamedTuple):
+    """A shard of a snapshot in a buffer of this node."""
 
     local_rank: int
     buffer: int
     fd: int
-    """Of the buffer; it is not closed here."""
+    """Of the buffer; its owner closes it."""
     entry: page.Entry
     page_fd: int = -1
-    """Of the page that belongs to it, where its worker sees that the storage gets on; -1: none."""
+    """Of the page in which its worker reads the progress; -1: none."""
 
 
-class NodeShares(NamedTuple):
-    """What this node writes of a checkpoint."""
+class NodeShards(NamedTuple):
+    """The shards of a checkpoint that this node writes."""
 
-    shares: tuple[HeldShare, ...]
-    """One that is the state of all ranks, or those of some or all ranks, by rank."""
-    place: page.Place
-    """Where the checkpoint is to be written."""
-    meeting: str = ""
-    """An attempt that the savers of all nodes know alike, where others have the other shares."""
+    shards: tuple[HeldShard, ...]
+    """One replicated shard, or those of some or all ranks, by rank."""
+    destination: page.Destination
+    """Of the checkpoint."""
+    attempt: str = ""
+    """The attempt, equal on all nodes, if other nodes write the other shards; else empty."""
 
     @property
     def step(self) -> int:
-        """How many steps were done."""
-        return self.shares[0].entry.step
+        """Completed steps."""
+        return self.shards[0].entry.step
 
     @property
     def ranks(self) -> int:
-        """Of how many ranks the checkpoint has shares."""
-        first = self.shares[0].entry
+        """Number of shards of the checkpoint."""
+        first = self.shards[0].entry
         return 1 if first.is_replicated else first.world_size
 
     @property
     def is_first(self) -> bool:
-        """Whether this node makes the checkpoint visible, and tells of it."""
-        return _rank_of(self.shares[0].entry) == 0
+        """Whether this node makes the checkpoint visible and reports it."""
+        return _rank_of(self.shards[0].entry) == 0
 
 
 def _rank_of(entry: page.Entry) -> int:
-    """Return the rank that a share is written as: what all have is that of the first."""
+    """Return the rank in the name of the file: 0 for a replicated shard."""
     return 0 if entry.is_replicated else entry.rank
 
 
 class Saves:
-    """Has the saver of this node write, one checkpoint at a time; ``conclude`` at the end."""
+    """Writes checkpoints with the saver of this node, one at a time."""
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        """Write nothing yet.
+    def __init__(self, report: Callable[[Event], None]) -> None:
+        """Begin idle.
 
         Args:
-            tell: is told what becomes of checkpoints.
+            report: called with the event of each result.
         """
-        self._tell = tell
+        self._report = report
         self._saver = SaverClient()
         self._writing: asyncio.Task[None] | None = None
-        self._is_meeting = False
-        """Whether other nodes write, or have written, the same checkpoint."""
-        self._why_not = _UNFINISHED
-        """Why that is given up, if it is."""
+        self._is_distributed = False
+        """Whether several nodes write the current or last checkpoint."""
+        self._cancel_reason = _UNFINISHED
+        """Why it failed, if it is cancelled."""
         self._newest = -1
         """The step of the newest checkpoint that was written here."""
         self._written_at = 0.0
-        """When that was complete, by the clock that no one sets."""
+        """When it was complete (monotonic clock)."""
 
     @property
     def pid(self) -> int | None:
         """The saver's process id; None: there is none."""
         return self._saver.pid
 
-    def begin(self, snapshot: NodeShares, ended: Callable[[str], None]) -> bool:
-        """Begin to write a checkpoint that a worker asks for; return False if one is being written.
+    def begin(self, snapshot: NodeShards, ended: Callable[[str], None]) -> bool:
+        """Begin a checkpoint that a worker requested; return False if another is being written.
 
         Args:
-            snapshot: what is to be written; it must stay as it is until then.
-            ended: is called then, with why it was not written; empty: it is complete.
+            snapshot: to write; its buffers must not change until ``ended``.
+            ended: called at the end with the error; empty: it is complete.
         """
         if self._writing is not None and not self._writing.done():
             return False
         with ExitStack() as files:
             fds = []
-            pages = [share.page_fd for share in snapshot.shares if share.page_fd >= 0]
-            for fd in (*(share.fd for share in snapshot.shares), *pages):
-                fds.append(os.dup(fd))  # this node may become a spare meanwhile
+            pages = [shard.page_fd for shard in snapshot.shards if shard.page_fd >= 0]
+            for fd in (*(shard.fd for shard in snapshot.shards), *pages):
+                fds.append(os.dup(fd))  # this node may become a spare and close them
                 files.callback(os.close, fds[-1])
             writing = self._write(snapshot, fds, ended, files.pop_all())
         self._writing = asyncio.get_running_loop().create_task(writing)
-        self._is_meeting, self._why_not = bool(snapshot.meeting), _UNFINISHED
+        self._is_distributed, self._cancel_reason = bool(snapshot.attempt), _UNFINISHED
         return True
 
     def note(self, step: int) -> None:
-        """Note that a checkpoint is complete now."""
+        """Record a complete checkpoint."""
         self._newest, self._written_at = step, time.monotonic()
 
     @property
     def newest(self) -> tuple[int, float]:
-        """Of the newest checkpoint that was written here, its step and age in seconds; 0: none."""
+        """Step and age in seconds of the newest checkpoint written here; step 0: none."""
         if self._newest <= 0:
             return 0, 0.0
         return self._newest, time.monotonic() - self._written_at
 
     def node_lost(self) -> None:
-        """A node is lost: give up what it writes with others, unless it had done its part."""
-        if self._is_meeting and self._writing is not None:
+        """Cancel a checkpoint of several nodes unless it is complete soon: a node was lost."""
+        if self._is_distributed and self._writing is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(_COMES_S, self._give_up, self._writing)
+            loop.call_later(_COMES_S, self._cancel, self._writing)
 
-    def _give_up(self, writing: "asyncio.Task[None]") -> None:
+    def _cancel(self, writing: "asyncio.Task[None]") -> None:
         if not writing.done():
-            self._why_not = _LOST
+            self._cancel_reason = _LOST
             writing.cancel()
             self._saver.close()
 
     async def _write(
         self,
-        snapshot: NodeShares,
+        snapshot: NodeShards,
         fds: Sequence[int],
         ended: Callable[[str], None],
         files: ExitStack,
     ) -> None:
         step, written = snapshot.step, None
         try:
-            pages = len(fds) - len(snapshot.shares)
+            pages = len(fds) - len(snapshot.shards)
             written = await self._saver.write(_order(snapshot, pages=pages), fds)
         finally:
-            written = written or Written(self._why_not)
+            written = written or WriteResult(self._cancel_reason)
             files.close()
-            if written.words:
-                self._tell(CheckpointFailed(step, written.words, self._newest))
+            if written.error:
+                self._report(CheckpointFailed(step, written.error, self._newest))
             elif snapshot.is_first:
                 self.note(step)
-                self._tell(_written(step, written))
-            ended(written.words)
+                self._report(_written(step, written))
+            ended(written.error)
 
-    async def conclude(self, limit_s: float, snapshot: NodeShares | None) -> None:
-        """Finish what is being written, then write one more checkpoint.
+    async def conclude(self, limit_s: float, snapshot: NodeShards | None) -> None:
+        """Finish the current checkpoint, then write a last one.
 
         Args:
-            limit_s: how long it may take.
-            snapshot: of the newest one, where the job is not complete; None: nothing more is
-                written.
+            limit_s: maximum time for both.
+            snapshot: the newest one, if the job is incomplete; None: write no last checkpoint.
         """
         now = asyncio.get_running_loop().time()
         deadline = now + limit_s
-        if snapshot is not None and not snapshot.place.at_breakpoint:
+        if snapshot is not None and not snapshot.destination.at_breakpoint:
             snapshot = None
         if self._writing is not None:
-            # A node that is lost does not come to where the others wait for it.
-            is_cut_short = snapshot is not None and self._is_meeting
+            # A lost node never writes its shards: do not wait for them too long.
+            is_cut_short = snapshot is not None and self._is_distributed
             await _within(self._writing, now + limit_s / 2 if is_cut_short else deadline)
             if self._writing.cancelled():
                 self._saver.close()
@@ -176,44 +175,44 @@ class Saves:
             return
         step = snapshot.step
         if step <= self._newest:
-            return  # other nodes will see that it is there
+            return  # other nodes find it on the storage
         order = _order(snapshot, is_last=True)
         writing = asyncio.ensure_future(
-            self._saver.write(order, [one.fd for one in snapshot.shares])
+            self._saver.write(order, [one.fd for one in snapshot.shards])
         )
-        written = await _within(writing, deadline) or Written(_UNFINISHED)
-        if written.words:
-            self._tell(BreakpointUnsaved(step, written.words))
+        written = await _within(writing, deadline) or WriteResult(_UNFINISHED)
+        if written.error:
+            self._report(BreakpointUnsaved(step, written.error))
         elif written.bytes:
-            self._tell(_written(step, written, is_last=True))
+            self._report(_written(step, written, is_last=True))
 
     def close(self) -> None:
         """End the saver, whatever it is doing."""
         self._saver.close()
 
 
-def _order(snapshot: NodeShares, *, pages: int = 0, is_last: bool = False) -> Order:
-    entries, place = [share.entry for share in snapshot.shares], snapshot.place
-    shares = tuple(Share(_rank_of(one), one.data_bytes, one.layout_bytes) for one in entries)
-    attempt = snapshot.meeting or f"{entries[0].rank}-{entries[0].generation}"
-    return Order(
-        place.folder,
+def _order(snapshot: NodeShards, *, pages: int = 0, is_last: bool = False) -> WriteOrder:
+    entries, destination = [shard.entry for shard in snapshot.shards], snapshot.destination
+    shards = tuple(Shard(_rank_of(one), one.data_bytes, one.layout_bytes) for one in entries)
+    attempt = snapshot.attempt or f"{entries[0].rank}-{entries[0].generation}"
+    return WriteOrder(
+        destination.folder,
         snapshot.step,
-        place.keep,
+        destination.keep,
         attempt,
-        shares,
+        shards,
         snapshot.ranks,
         unless_newer=is_last,
         pages=pages,
     )
 
 
-def _written(step: int, written: Written, *, is_last: bool = False) -> CheckpointWritten:
+def _written(step: int, written: WriteResult, *, is_last: bool = False) -> CheckpointWritten:
     return CheckpointWritten(step, written.path, written.bytes, written.seconds, is_last)
 
 
 async def _within(action: "asyncio.Future[T]", deadline: float) -> "T | None":
-    """Return the result of something; None: it was given up, or is now, as it took too long."""
+    """Return the result of a task; None: it was cancelled, now at the latest."""
     left_s = deadline - asyncio.get_running_loop().time()
     try:
         await asyncio.wait([action], timeout=max(0.0, left_s))

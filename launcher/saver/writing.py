@@ -1,4 +1,4 @@
-"""Writes one checkpoint from buffers in memory, which are its files already."""
+"""Writes one checkpoint from buffers in memory, which contain its files."""
 
 import mmap
 import time
@@ -12,119 +12,117 @@ from ...training.checkpoints.storage import (
     Storage,
     file_of,
     of_bytes,
+    one_line,
     open_storage,
-    words_of,
 )
-from .containers import mend
-from .meeting import NOT_AGREED, PATIENCE_S, Meeting, MeetingError
-from .order import Order, Share, Written
+from .checksums import fix_checksums
+from .coordination import NOT_AGREED, PEER_TIMEOUT_S, Coordination, IncompleteCheckpointError
+from .order import Shard, WriteOrder, WriteResult
 
 _CHUNK_BYTES = 1 << 23
 
 
 def write(
-    order: Order,
+    order: WriteOrder,
     fds: Sequence[int],
-    patience_s: float = PATIENCE_S,
+    timeout_s: float = PEER_TIMEOUT_S,
     tick: Callable[[], object] = lambda: None,
-) -> Written:
-    """Write a checkpoint, or this node's part of it; it is visible when it is complete.
-
-    Or tell the others that this part does not come.
+) -> WriteResult:
+    """Write a checkpoint, or this node's shards of it, or report ``order.given_up``.
 
     Args:
         order: what to write.
-        fds: the buffers of its shares.
-        patience_s: how long other nodes are waited for at least.
-        tick: is called whenever the storage has done something.
+        fds: the buffers of its shards.
+        timeout_s: minimum time to wait for other nodes.
+        tick: called whenever the storage makes progress.
     """
     begun = time.monotonic()
     try:
         storage = open_storage(order.folder)
         path = storage.path(order.step)
         if order.given_up:
-            Meeting(storage, order, patience_s).has_failed(order.given_up)
-            return Written(order.given_up)
+            Coordination(storage, order, timeout_s).report_failure(order.given_up)
+            return WriteResult(order.given_up)
         if order.unless_newer and max(storage.steps(), default=-1) >= order.step:
-            return Written("", path)
-        meeting = Meeting(storage, order, patience_s, tick)
-        count = _write(order, fds, storage, meeting, tick)
+            return WriteResult("", path)
+        peers = Coordination(storage, order, timeout_s, tick)
+        count = _write(order, fds, storage, peers, tick)
     except Exception as error:  # whatever a file system of fsspec raises
-        return Written(words_of(error) or type(error).__name__)
-    return Written("", path, count, time.monotonic() - begun)
+        return WriteResult(one_line(error) or type(error).__name__)
+    return WriteResult("", path, count, time.monotonic() - begun)
 
 
-def forget(order: Order) -> None:
-    """Forget what the savers of several nodes have said: it is known that they are done."""
-    with suppress(Exception):  # it is cleaned with the next checkpoint
+def forget(order: WriteOrder) -> None:
+    """Remove the markers of a checkpoint of several nodes."""
+    with suppress(Exception):  # the next checkpoint removes them
         storage = open_storage(order.folder)
-        Meeting(storage, order).end()
+        Coordination(storage, order).end()
 
 
 def _write(
-    order: Order,
+    order: WriteOrder,
     fds: Sequence[int],
     storage: Storage,
-    meeting: Meeting,
+    peers: Coordination,
     tick: Callable[[], object],
 ) -> int:
-    """Write a checkpoint; return how many bytes it has, 0 where another node makes it visible."""
+    """Write a checkpoint; return its size in bytes, 0 if another node makes it visible."""
     draft, has_begun = storage.draft(order.step, order.attempt), False
 
     def abandon() -> None:
-        if order.is_first and has_begun:  # else it may be of an earlier one
-            with suppress(Exception):  # it is cleaned when the next one is written
+        if order.is_first and has_begun:  # else it may belong to an earlier attempt
+            with suppress(Exception):  # the next checkpoint removes it
                 storage.abandon(draft)
 
     try:
         files = _opened(order, fds)
-        digests = {file.share.rank: digest(file.items) for file in files}
+        digests = {file.shard.rank: digest(file.items) for file in files}
         metadata, agreed = files[0].description
         if order.is_first:
-            agreed = agreed or tuple(digests.values())  # one file has what all ranks have
+            agreed = agreed or tuple(digests.values())  # a replicated state is one file
             if not metadata or any(
                 agreed[rank : rank + 1] != (of,) for rank, of in digests.items()
             ):
-                raise MeetingError(NOT_AGREED)
-        is_new = meeting.begin(draft)
+                raise IncompleteCheckpointError(NOT_AGREED)
+        is_new = peers.begin(draft)
         has_begun = True
         if is_new:
             for file in files:
                 _put(storage, draft, file, tick)
-        meeting.has_written(digests, sum(file.share.data_bytes for file in files))
+        peers.report_written_files(digests, sum(file.shard.data_bytes for file in files))
         if not order.is_first:
             return 0
-        count = meeting.wait_for_others(agreed)
-        if storage.has(draft):  # else a saver has died that had come so far
+        count = peers.wait_for_others(agreed)
+        if storage.has(draft):  # else a killed saver has published it already
             storage.put(draft, METADATA, of_bytes(metadata))
         storage.publish(order.step, draft, order.keep)
     except Exception as error:
-        words = meeting.has_failed(words_of(error), abandon)
+        words = peers.report_failure(one_line(error), abandon)
         abandon()
-        raise MeetingError(words) from error
+        raise IncompleteCheckpointError(words) from error
     return len(metadata) + count
 
 
 class _File(NamedTuple):
     """A file of a checkpoint, in memory."""
 
-    share: Share
+    shard: Shard
     buffer: mmap.mmap
     items: Sequence[Any]
     description: Description
 
 
-def _opened(order: Order, fds: Sequence[int]) -> list[_File]:
-    """Return the files of a checkpoint that are here.
+def _opened(order: WriteOrder, fds: Sequence[int]) -> list[_File]:
+    """Map the buffers of an order.
 
     Raises:
-        ValueError: they do not belong together.
+        ValueError: a buffer is invalid.
     """
-    # They are not closed: where an error comes out of here, parts of them are still looked at.
+    # They are not closed: the traceback of an error still has views of them.
     files = []
-    for share, fd in zip(order.shares, fds, strict=True):
-        buffer = mmap.mmap(fd, share.data_bytes + share.layout_bytes)
-        files.append(_File(share, buffer, *unpacked(buffer[share.data_bytes :])))
+    for shard, fd in zip(order.shards, fds, strict=True):
+        buffer = mmap.mmap(fd, shard.data_bytes + shard.layout_bytes)
+        files.append(_File(shard, buffer, *unpacked(buffer[shard.data_bytes :])))
     return files
 
 
@@ -132,16 +130,16 @@ def _put(storage: Storage, draft: str, file: _File, tick: Callable[[], object]) 
     """Write one file.
 
     Raises:
-        ValueError: the buffer is not what it should be.
+        ValueError: the buffer is invalid.
     """
-    data = memoryview(file.buffer)[: file.share.data_bytes]
+    data = memoryview(file.buffer)[: file.shard.data_bytes]
     for _, start, length, dtype, *_ in file.items:
         if dtype:
-            mend(data[start : start + length])
+            fix_checksums(data[start : start + length])
 
     def write_all(target: Any) -> None:
         for start in range(0, len(data), _CHUNK_BYTES):
             target.write(data[start : start + _CHUNK_BYTES])
             tick()
 
-    storage.put(draft, file_of(file.share.rank), write_all)
+    storage.put(draft, file_of(file.shard.rank), write_all)

@@ -20,10 +20,10 @@ import torch
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer, checkpointer
-from ft_run.training.checkpoints import late_copy, patience, taker
+from ft_run.training.checkpoints import late_copy, snapshot_manager, storage_timeout
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from ft_run.training.checkpoints.replicas import Replicas
-from ft_run.training.ranks import Question, Ranks
+from ft_run.training.ranks import PendingMaximum, Ranks
 from ft_run.training.worker import preemption
 from ft_run.training.worker import snapshot_page as page
 from ft_run.training.worker.preemption import Notice
@@ -119,7 +119,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Given]:
     ) -> memoryview:
         mine = list(map(os.dup, fds))
         made = Memory(mine[0], tuple(mine[1:]), step, saver, is_first_round)
-        monkeypatch.setattr(taker, "ask", lambda _: made)
+        monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: made)
         return memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
 
     yield given
@@ -247,7 +247,9 @@ def test_what_another_rank_has_not_is_forgotten(
     checkpointer.restore()
 
     whys = iter((0, 0, 0, 0, why, 0))
-    monkeypatch.setattr(Ranks, "ask", lambda _, *own: Question(None, (*own[:-1], next(whys))))
+    monkeypatch.setattr(
+        Ranks, "begin_maximum", lambda _, *own: PendingMaximum(None, (*own[:-1], next(whys)))
+    )
     for step in range(1, 7):
         checkpointer.step(step)
     checkpointer.wait()
@@ -450,15 +452,15 @@ def test_without_memory_there_are_checkpoints(
     monkeypatch.setattr("ft_run.training.checkpoints.snapshots.available", lambda: 100)
     said: list[int] = []
 
-    def ask(_: Ranks, *own: int) -> Question:
+    def begin(_: Ranks, *own: int) -> PendingMaximum:
         said.append(own[-1])
-        return Question(None, own)
+        return PendingMaximum(None, own)
 
-    monkeypatch.setattr(Ranks, "ask", ask)
+    monkeypatch.setattr(Ranks, "begin_maximum", begin)
     before = len(os.listdir("/proc/self/fd"))
     memory(-1)
     script = Script(tmp_path, checkpoint_every=3).train(10, until=4)
-    assert not script.checkpointer._snapshots.is_taking
+    assert not script.checkpointer._snapshots.is_enabled
     assert len(os.listdir("/proc/self/fd")) == before  # it was given back
     assert set(said) == {2}  # the others are told
     lost, written = logged(capfd)
@@ -629,7 +631,7 @@ def test_a_storage_that_hangs_at_the_end_is_not_waited_for_for_ever(
     hanging: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     url, control = hanging
-    monkeypatch.setattr(patience, "_FIRST_LINE_S", 0.2)
+    monkeypatch.setattr(storage_timeout, "_FIRST_LINE_S", 0.2)
     script = Script(url, checkpoint_every=100, save_timeout="1s")
     control.write_text("hang")
     words = f"the checkpoint of step 3 could not be written to {url}: "

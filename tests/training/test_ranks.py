@@ -15,7 +15,7 @@ file, rank, texts = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 if len(texts) > 1:
     dist.init_process_group("gloo", f"file://{file}", world_size=len(texts), rank=rank)
 ranks = Ranks()
-print(repr(ranks.first_text(None if texts[rank] == "none" else texts[rank])), ranks.least(rank))
+print(repr(ranks.first_text(None if texts[rank] == "none" else texts[rank])), ranks.minimum(rank))
 if len(texts) > 1:
     dist.destroy_process_group()
 """

@@ -1,1 +1,1 @@
-"""Snapshots in memory and checkpoints on storage: what ``Checkpointer`` is made of."""
+"""Snapshots in memory and checkpoints on storage: the implementation of ``Checkpointer``."""

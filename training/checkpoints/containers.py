@@ -1,8 +1,8 @@
-"""The values of a rank's file of a checkpoint: one container of ``torch.save`` after the other.
+"""Writes a rank's file of a checkpoint: one ``torch.save`` archive per value.
 
-Both write them: a snapshot into memory, where its tensors are overwritten later, and a worker that
-writes a checkpoint itself. A value that is no tensor has a slot that it need not fill: the
-container's comment does.
+Snapshots write it to memory and later overwrite the values in place; workers without a saver write
+it to storage. A value that is not a tensor has a slot with spare room, filled by the archive's
+comment.
 """
 
 import io
@@ -19,36 +19,36 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from .late_copy import local
 
 ALIGNMENT = 64
-"""Of each container, as torch aligns the data inside."""
+"""Of each archive, as torch aligns the data in it."""
 _COMMENT_MAX = 65535
 _PIECE_BYTES = 1 << 23
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 Path = tuple[str | int, ...]
-"""The keys that lead to a value in a nested state dict."""
+"""Keys of a value in a nested state dict, from the outside."""
 
 
-class MisfitError(Exception):
-    """Raised when a state does not fit a file that was made for another one."""
+class LayoutMismatchError(Exception):
+    """Raised when a state does not match the layout of a file."""
 
 
 class Item(NamedTuple):
-    """One value in the file."""
+    """The position of one value in the file."""
 
     path: Path
     start: int
-    """Of its container, in bytes."""
+    """Offset of its archive, in bytes."""
     length: int
-    """Of its container, in bytes; also the size of the slot, where it is no tensor."""
+    """Size of its archive, in bytes, including spare room."""
     dtype: str
-    """Such as ``float32``; empty: it is no tensor."""
+    """E.g. ``float32``; empty: not a tensor."""
     shape: tuple[int, ...]
     data_start: int
-    """Where the bytes of the tensor are; 0: it was not looked up."""
+    """Offset of the tensor's bytes; 0: not looked up."""
 
     @property
     def key(self) -> str:
-        """The name in a flat state dict."""
+        """The key in a flat state dict."""
         return ".".join(map(str, self.path))
 
 
@@ -58,16 +58,16 @@ def write_values(
     file: Any,
     written: Callable[[], object] = lambda: None,
 ) -> list[Item]:
-    """Write the values of a plan to a file, from its beginning; return what stands where.
+    """Write the values of a plan from the start of a file; return their positions.
 
     Args:
-        planner: has made the plan, and knows the values.
+        planner: that made the plan.
         plan: of one rank.
-        file: takes bytes by ``write``.
-        written: is called whenever the file has taken some.
+        file: with a method ``write``.
+        written: called after each write.
 
     Raises:
-        OSError: it takes no more.
+        OSError: a write failed.
     """
     sink = _Sink(file, written)
     items: list[Item] = []
@@ -76,8 +76,8 @@ def write_values(
         start, path = sink.count, planner.mappings[write.index.fqn]
         value = planner.lookup_object(write.index)
         if write.type is WriteItemType.BYTE_IO:
-            data = saved(value)
-            sink.write(padded(data, len(data) + min(len(data) // 4 + 256, _COMMENT_MAX)))
+            data = serialized(value)
+            sink.write(pad(data, len(data) + min(len(data) // 4 + 256, _COMMENT_MAX)))
             items.append(Item(path, start, sink.count - start, "", (), 0))
             continue
         tensor = local(value).detach().cpu().contiguous()
@@ -86,21 +86,21 @@ def write_values(
         try:
             torch.save(tensor, sink)  # type: ignore[arg-type]  # it only writes
         except Exception as error:
-            raise sink.error or error from error  # torch hides a full disk
+            raise sink.error or error from error  # torch hides the cause, e.g. a full disk
         dtype = str(tensor.dtype).removeprefix("torch.")
         items.append(Item(path, start, sink.count - start, dtype, tuple(tensor.shape), 0))
     return items
 
 
 class _Sink:
-    """A file that only takes bytes, a piece at a time."""
+    """A write-only file that writes in small pieces."""
 
     def __init__(self, file: Any, written: Callable[[], object]) -> None:
         self._file, self._written = file, written
         self.count = 0
-        """How many it has taken."""
+        """Bytes written."""
         self.error: OSError | None = None
-        """Why it takes no more."""
+        """The error of the last write."""
 
     def write(self, data: "bytes | memoryview") -> int:
         view = memoryview(data)
@@ -115,30 +115,30 @@ class _Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Whoever has opened the file makes it durable."""
+        """Do nothing: the owner of the file flushes it."""
 
 
-def saved(value: Any) -> bytes:
-    """Return what DCP writes of a value that is no tensor."""
+def serialized(value: Any) -> bytes:
+    """Return the archive of a value that is not a tensor, as DCP writes it."""
     data = io.BytesIO()
     torch.save(value, data)
     return data.getvalue()
 
 
-def padded(data: bytes, length: int) -> bytes:
-    """Return a container with a comment that fills its slot.
+def pad(data: bytes, length: int) -> bytes:
+    """Return an archive padded to a length by a comment.
 
     Raises:
-        MisfitError: it is too long for its slot, or too short.
+        LayoutMismatchError: it is longer, or too much shorter.
     """
     room = length - len(data)
     if not 0 <= room <= _COMMENT_MAX:
-        raise MisfitError("a value does not fit its slot")
+        raise LayoutMismatchError("a value does not fit its slot")
     return data[:-2] + struct.pack("<H", room) + bytes(room)
 
 
 def with_data_start(item: Item, file: Any) -> Item:
-    """Return a tensor's item with where its bytes are in a file that can be read."""
+    """Return an item with ``data_start``, looked up in a readable file."""
     if not item.dtype or 0 in item.shape:
         return item._replace(data_start=item.start if item.dtype else 0)
     with zipfile.ZipFile(_Slice(file, item.start, item.length)) as container:
@@ -150,7 +150,7 @@ def with_data_start(item: Item, file: Any) -> Item:
 
 
 class _Slice(io.RawIOBase):
-    """A part of a file, to read."""
+    """A readable part of a file."""
 
     def __init__(self, file: Any, start: int, length: int) -> None:
         self._file, self._start, self._length, self._at = file, start, length, 0

@@ -1,4 +1,4 @@
-"""The flat state dict of the objects of a script, at each step: DCP is asked for the names once."""
+"""The flat state dict of a script's objects at each step, with the names of DCP cached."""
 
 import pickle
 from collections.abc import Mapping
@@ -14,33 +14,32 @@ from .state import State, flatten
 
 
 class FlatState:
-    """What ``flatten(state.collect())`` is, and which of it only optimizers change.
+    """A faster ``flatten(state.collect())``; it also knows which tensors only optimizers change.
 
-    DCP looks up each name in the tree of modules, which takes 10 us for each tensor. Here names are
-    looked up once, and as long as objects, parameters and the keys of their state dicts are the
-    same, they are used again. What DCP says is compared with this when the names are looked up; an
-    object for which it differs is always left to DCP.
+    DCP looks up each name in the tree of modules, which takes 10 us per tensor. Here names are
+    cached while objects, parameters and the keys of their state dicts stay the same. Each lookup
+    compares the results with DCP's; an object for which they differ is always collected by DCP.
     """
 
     def __init__(self, state: State) -> None:
-        """Look up nothing yet."""
+        """Begin with an empty cache."""
         self._state = state
         self._shortcuts: dict[str, _Module | _Optimizer | None] = {}
-        """By the names of objects; None: it has none."""
+        """By the names of objects; None: always collected by DCP."""
         self._count = -1
         self.late: frozenset[str] = frozenset()
-        """The keys of parameters of optimizers and of their state."""
+        """Keys of the parameters of optimizers and of their state."""
 
     def collect(self) -> dict[str, Any]:
         """Return the flat state dict, which shares the memory of the objects."""
-        found = self._collect_shortly() if self._shortcuts else None
+        found = self._collect_cached() if self._shortcuts else None
         if found is None:
             found = self._look_up()
         if len(found) != self._count:
             self._count, self.late = len(found), self._changed_by_optimizers(found)
         return found
 
-    def _collect_shortly(self) -> dict[str, Any] | None:
+    def _collect_cached(self) -> dict[str, Any] | None:
         found: dict[str, Any] = {}
         nested: dict[str, Any] = {}
         for name, shortcut in self._shortcuts.items():
@@ -75,19 +74,19 @@ class FlatState:
     def _changed_by_optimizers(self, flat: Mapping[str, Any]) -> frozenset[str]:
         objects = self._state.objects
         optimizers = {name: o for name, o in objects.items() if isinstance(o, Optimizer)}
-        parameters = {_place(p) for o in optimizers.values() for p in _parameters(o)}
+        parameters = {_memory_of(p) for o in optimizers.values() for p in _parameters(o)}
         found = set()
         for key, value in flat.items():
             name = key.partition(".")[0]
             if isinstance(value, torch.Tensor):
                 is_state = name in optimizers and key.startswith(f"{name}.state.")
-                if is_state or _place(value) in parameters:
+                if is_state or _memory_of(value) in parameters:
                     found.add(key)
         return frozenset(found)
 
 
 class _Module:
-    """The short way to the state of a module: its own state dict, with DCP's names."""
+    """The state dict of a module with cached names of DCP."""
 
     def __init__(self, name: str, module: nn.Module, expected: Mapping[str, Any]) -> None:
         self._name, self._module = name, module
@@ -95,7 +94,7 @@ class _Module:
         self._names = [key if key in expected else _without_wrappers(key) for key in self._keys]
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return tensors by their flat keys, and what else there is; None: it has changed."""
+        """Return tensors by flat key, and other values nested; None: the cache is outdated."""
         state = self._module.state_dict()
         if list(state) != self._keys:
             return None
@@ -110,7 +109,7 @@ class _Module:
 
 
 class _Optimizer:
-    """The short way to the state of an optimizer: its own state dict, with DCP's names."""
+    """The state dict of an optimizer with cached names of DCP."""
 
     def __init__(
         self, name: str, optimizer: Optimizer, owner: nn.Module, expected: Mapping[str, Any]
@@ -120,7 +119,7 @@ class _Optimizer:
         self._parameters = _parameters(optimizer)
         mine = {id(parameter) for parameter in self._parameters}
         self._places: list[tuple[dict[str, Any], str, object]] = []
-        """Of its parameters, and of the modules that lead to them."""
+        """Dictionary, key and value of each parameter and of each module on the way to it."""
         for module in owner.modules():
             self._places += [(module._modules, *child) for child in module._modules.items()]
             self._places += [
@@ -130,7 +129,7 @@ class _Optimizer:
             ]
 
     def collect(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return tensors by their flat keys, and what else there is; None: it has changed."""
+        """Return tensors by flat key, and other values nested; None: the cache is outdated."""
         now = _parameters(self._optimizer)
         if len(now) != len(self._names) or any(map(is_not, now, self._parameters)):
             return None
@@ -153,7 +152,7 @@ class _Optimizer:
 
 
 def _without_wrappers(key: str) -> str:
-    """Return a name without what DDP and compiled modules put into it."""
+    """Return a name without the parts that DDP and torch.compile add."""
     return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
 
 
@@ -161,13 +160,13 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _place(tensor: Any) -> tuple[int, torch.device]:
+def _memory_of(tensor: Any) -> tuple[int, torch.device]:
     part = local(tensor)
     return part.data_ptr(), part.device
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two flat state dicts have the same values, tensors in the same memory."""
+    """Return whether two flat state dicts are equal, with tensors in the same memory."""
     if one.keys() != other.keys():
         return False
     for key, value in one.items():
@@ -175,8 +174,8 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         if type(value) is not type(expected):
             return False
         if isinstance(value, torch.Tensor):
-            if (_place(value), value.shape, value.dtype) != (
-                _place(expected),
+            if (_memory_of(value), value.shape, value.dtype) != (
+                _memory_of(expected),
                 expected.shape,
                 expected.dtype,
             ):

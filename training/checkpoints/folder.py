@@ -1,4 +1,4 @@
-"""The folder with the checkpoints of a job: what all ranks do together there."""
+"""Reads and writes the checkpoints of a job, all ranks together."""
 
 import os
 import warnings
@@ -11,51 +11,50 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ..ranks import Ranks
-from .patience import Patience, StorageThread
-from .share import Share, ShareError
+from .collective import on_all_ranks, on_rank_0
+from .shard import Shard, ShardError
 from .state import State, flatten, put
 from .storage import METADATA, file_of, is_url, of_bytes, open_storage
-from .together import on_first, together
+from .storage_timeout import StorageThread, StorageTimeout
 
 
 class CheckpointFolder:
-    """All checkpoints of a job. Its methods are called by all ranks together."""
+    """The checkpoints of a job. All ranks call the methods together."""
 
     def __init__(
         self,
         folder: "str | os.PathLike[str]",
         keep: int,
         ranks: Ranks,
-        patience: Patience | None = None,
+        timeout: StorageTimeout | None = None,
     ) -> None:
         """Use a folder, which need not exist yet.
 
         Args:
-            folder: where; it is the same for all ranks.
-            keep: how many stay.
+            folder: path or URL, the same on all ranks.
+            keep: number of checkpoints to keep.
             ranks: of the job.
-            patience: how long its storage may take for one call when a checkpoint is written; None:
-                as long as it takes.
+            timeout: of the storage, when a checkpoint is written; None: no limit.
         """
         self.folder = os.fspath(folder) if is_url(os.fspath(folder)) else os.path.abspath(folder)
-        """The same for other processes of this host."""
+        """An absolute path, or a URL."""
         self.keep = keep
         self._storage = open_storage(self.folder)
         self._ranks = ranks
-        self._thread = StorageThread(patience or Patience(None))
+        self._thread = StorageThread(timeout or StorageTimeout(None))
 
     def path(self, step: int) -> str:
         """Return where the checkpoint of a step is, or will be."""
         return self._storage.path(step)
 
     def check(self) -> None:
-        """Write a file from each node, and remove it.
+        """Check that each node can write to the folder.
 
         Raises:
-            RuntimeError: that is not possible on some node.
+            RuntimeError: a node cannot.
         """
         is_asked = os.environ.get("LOCAL_RANK", "0") == "0"
-        words = together(self._ranks, self._probe if is_asked else lambda: None)
+        words = on_all_ranks(self._ranks, self._probe if is_asked else lambda: None)
         if words is not None:
             raise RuntimeError(
                 f"checkpoints cannot be written to {self.folder}: {words}; expected a folder that "
@@ -71,10 +70,10 @@ class CheckpointFolder:
         """Return the step of the newest checkpoint, -1 if there is none.
 
         Args:
-            cleans: what a crash left is removed: nothing writes at the moment.
+            cleans: whether to remove leftovers of crashes; nothing may be writing then.
 
         Raises:
-            RuntimeError: the storage does not answer, or must not be read.
+            RuntimeError: the folder cannot be read.
         """
         found = [-1]
 
@@ -83,48 +82,48 @@ class CheckpointFolder:
                 self._storage.clean()
             found.extend(self._storage.steps())
 
-        words = on_first(self._ranks, look)
+        words = on_rank_0(self._ranks, look)
         if words is not None:
             raise RuntimeError(f"the checkpoints in {self.folder} cannot be listed: {words}")
-        return self._ranks.most(max(found))[0]
+        return self._ranks.maximum(max(found))[0]
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the storage has not answered yet what ``save`` gave up."""
+        """Whether an operation that ``save`` has given up still runs."""
         return self._thread.is_stuck
 
     def save(self, step: int, state: Mapping[str, Any]) -> str | None:
-        """Write a checkpoint; return why that failed, on all ranks; None: it is complete."""
-        draft, do = self._storage.draft(step), self._thread.do
+        """Write a checkpoint; return the error, on all ranks; None: it is complete."""
+        draft, do = self._storage.draft(step), self._thread.run
         try:
-            share = Share(self._ranks, state)
-        except ShareError as error:
+            shard = Shard(self._ranks, state)
+        except ShardError as error:
             return str(error)
-        words = on_first(self._ranks, lambda: do(lambda: self._storage.begin(draft)))
+        words = on_rank_0(self._ranks, lambda: do(lambda: self._storage.begin(draft)))
         if words is None:
-            words = together(self._ranks, lambda: do(lambda: self._put(draft, share)))
+            words = on_all_ranks(self._ranks, lambda: do(lambda: self._put(draft, shard)))
         if words is None:
-            places = share.places()
+            offsets = shard.offsets()
 
             def publish() -> None:
-                self._storage.put(draft, METADATA, of_bytes(share.metadata(places)))
+                self._storage.put(draft, METADATA, of_bytes(shard.metadata(offsets)))
                 self._storage.publish(step, draft, self.keep)
 
-            words = on_first(self._ranks, lambda: do(publish))
-        if words is not None and self._ranks.all_say(not self.is_stuck):
-            on_first(self._ranks, lambda: self._storage.abandon(draft))
+            words = on_rank_0(self._ranks, lambda: do(publish))
+        if words is not None and self._ranks.all_true(not self.is_stuck):
+            on_rank_0(self._ranks, lambda: self._storage.abandon(draft))
         return words
 
-    def _put(self, draft: str, share: Share) -> None:
-        if not share.is_empty:
+    def _put(self, draft: str, shard: Shard) -> None:
+        if not shard.is_empty:
             name, tick = file_of(self._ranks.rank), self._thread.tick
-            self._storage.put(draft, name, lambda file: share.write(file, tick))
+            self._storage.put(draft, name, lambda file: shard.write(file, tick))
 
     def load(self, step: int, state: State) -> None:
-        """Give the objects the state of a checkpoint.
+        """Load a checkpoint into the objects.
 
         Raises:
-            RuntimeError: it cannot be read, or is the state of other objects.
+            RuntimeError: it cannot be read, or belongs to other objects.
         """
         path = self._storage.path(step)
 
@@ -133,10 +132,12 @@ class CheckpointFolder:
             metadata = reader.read_metadata()
             keys = metadata.state_dict_metadata
             paths = metadata.planner_data
-            flat = flatten(state.prepare([(paths[key], *_kind(keys[key])) for key in keys]))
+            flat = flatten(
+                state.prepare([(paths[key], *_dtype_and_shape(keys[key])) for key in keys])
+            )
             for key, value in keys.items():
                 if paths[key][0] in state.others:
-                    flat[key] = _room_for(value)
+                    flat[key] = _placeholder(value)
             group, alone = self._ranks.group, self._ranks.group is None
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*assuming the intent is to")  # it is
@@ -146,20 +147,20 @@ class CheckpointFolder:
                 put(nested, paths[key], value)
             state.apply(nested)
 
-        words = together(self._ranks, read)
+        words = on_all_ranks(self._ranks, read)
         if words is not None:
             raise RuntimeError(f"checkpoint {path} cannot be loaded: {words}")
 
 
-def _kind(value: Any) -> tuple[str, Sequence[int]]:
-    """Return the type and the shape of a value in a checkpoint."""
+def _dtype_and_shape(value: Any) -> tuple[str, Sequence[int]]:
+    """Return them for a value in a checkpoint; an empty type if it is not a tensor."""
     if isinstance(value, TensorStorageMetadata):
         return str(value.properties.dtype).removeprefix("torch."), value.size
     return "", ()
 
 
-def _room_for(value: Any) -> Any:
-    """Return what DCP loads a value into; what is no tensor is put in its place."""
+def _placeholder(value: Any) -> Any:
+    """Return a placeholder for a value, for DCP to load into."""
     if isinstance(value, TensorStorageMetadata):
         return torch.empty(value.size, dtype=value.properties.dtype)
     return value

@@ -1,4 +1,4 @@
-"""Copies of tensors that go on while training does, until an optimizer may change them."""
+"""Copies tensors in the background, until the next step of an optimizer."""
 
 import os
 import threading
@@ -13,23 +13,23 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 _CUDA: Any = torch.cuda
-"""Without types: torch's builds differ in them."""
+"""Untyped: the stubs differ between builds of torch."""
 LARGE_BYTES = 1 << 18
-"""What is smaller is copied at once: that takes less than to look whether it stays the same."""
+"""Smaller tensors are copied at once: that is cheaper than detecting changes."""
 _SAMPLE_EVERY_BYTES = 1 << 16
 
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""What is copied to, and the values, which may be sharded: then each rank copies its part."""
+"""Targets and sources; of a sharded source each rank copies its own part."""
 
 
 def local(value: Any) -> Any:
-    """Return this rank's part of a value."""
+    """Return this rank's part of a value that may be sharded."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def kept(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
-    """Return what a tensor may be copied from while training goes on; None: it is copied at once.
+def copy_source(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
+    """Return the source of a background copy; None: copy the tensor at once.
 
     Args:
         value: the tensor, which may be sharded.
@@ -38,36 +38,35 @@ def kept(value: torch.Tensor, *, is_left_alone: bool) -> torch.Tensor | None:
     part = local(value)
     if is_left_alone and not value.is_inference() and (part.nbytes >= LARGE_BYTES or part.is_cuda):
         return value
-    # A GPU would be waited for until it has done all that it was given.
+    # Copying it to the host at once would synchronize with the GPU.
     return part.detach().clone() if part.is_cuda and part.nbytes < LARGE_BYTES else None
 
 
 @torch.no_grad()
 def copy_now(copies: Copies) -> None:
-    """Copy tensors, and return when that is done."""
+    """Copy tensors synchronously."""
     if copies:
         torch._foreach_copy_([to for to, _ in copies], [local(value) for _, value in copies])
 
 
 class LateCopy:
-    """Tensors that are being copied, and may be changed meanwhile.
+    """A copy of tensors that detects changes during the copy.
 
-    Then the copy is of no use, and this is noticed. Torch counts what is written to a tensor, but
-    not what comes through ``.data``, from NumPy or by a collective. So some values of each large
-    tensor are kept from the beginning, and the copy must have the same: one that is changed as a
-    whole before it was copied has not.
+    Torch counts writes to a tensor, but not those through ``.data``, NumPy or a collective.
+    Therefore samples of each large tensor are taken at the start and compared with the copy: this
+    detects changes of a whole tensor.
     """
 
     def __init__(self, copies: Copies) -> None:
-        """Look at the tensors as they are now; the copy is of this moment.
+        """Record the versions and samples of the tensors.
 
         Args:
-            copies: to tensors of the same shapes and types, of none that was made in inference
-                mode, where torch counts nothing.
+            copies: targets have the shapes and types of their sources; no source may be an
+                inference tensor, which has no version.
         """
         self._targets = [to for to, _ in copies]
         self._values = [value for _, value in copies]
-        """What torch counts with: that of a part has a count of its own."""
+        """Their versions are compared: the local part of a DTensor has another version."""
         self._sources = [local(value) for value in self._values]
         self._versions = [value._version for value in self._values]
         self._samples = _sampled(self._sources)
@@ -75,11 +74,11 @@ class LateCopy:
 
     @torch.no_grad()
     def run(self) -> bool:
-        """Copy; return whether no tensor was changed meanwhile."""
+        """Copy; return whether no change was detected."""
         with ExitStack() as stack:
             for stream in self._streams:
-                # A thread's device is 0 at first. Leaving a stream of another one sets it again,
-                # which starts CUDA on a GPU that is another rank's.
+                # A new thread is on device 0. Leaving the stream of another device would restore
+                # that, and so initialize CUDA on another rank's GPU.
                 stack.enter_context(_CUDA.device(stream.device))
                 stack.enter_context(_CUDA.stream(stream))
             torch._foreach_copy_(self._targets, self._sources, non_blocking=True)
@@ -91,9 +90,9 @@ class LateCopy:
 
 
 class Background:
-    """One thread that does one thing at a time, and that optimizers wait for before they step.
+    """A thread that runs one function at a time; optimizers wait for it before they step.
 
-    When something is done, the thread holds nothing of it, nor of this object.
+    It holds no reference to a function that has returned, nor to this object.
     """
 
     def __init__(self) -> None:
@@ -110,25 +109,25 @@ class Background:
 
     @property
     def error(self) -> Exception | None:
-        """What the action raised that was done last."""
+        """The exception of the last function."""
         return self._last.error
 
     def begin(self, function: Callable[[], object]) -> None:
-        """Have something done; what was begun before is done."""
+        """Run a function in the thread; the previous one must have ended."""
         self._last = _Action(function)
         self._actions.put(self._last)
 
     def wait(self) -> None:
-        """Return when all is done; in a process that was forked meanwhile, there is nothing."""
+        """Wait until the function has ended; in a forked child, return at once."""
         if not self._last.is_done.is_set() and os.getpid() == self._pid:
             self._last.is_done.wait()
 
 
 class _Action:
-    """What the thread is to do, and what became of it."""
+    """A function for the thread, and its result."""
 
     def __init__(self, function: Callable[[], object] | None) -> None:
-        """Begin with a function; None: there is nothing to do."""
+        """Begin with a function; None: it is done already."""
         self._function = function
         self.error: Exception | None = None
         self.is_done = threading.Event()
@@ -136,11 +135,11 @@ class _Action:
             self.is_done.set()
 
     def run(self) -> None:
-        """Do it, and let go of it."""
+        """Run the function, and drop the reference to it."""
         try:
             if self._function is not None:
                 self._function()
-        except Exception as error:  # of the caller, when it waits
+        except Exception as error:  # reported by ``Background.error``
             self.error = error
         finally:
             self._function = None
@@ -155,7 +154,7 @@ def _waiter(background: Background) -> Callable[..., None]:
         if awaited is not None:
             awaited.wait()
 
-    # A compiled step breaks its graph here (what torch.compiler.disable sets, without its import).
+    # A graph break in compiled steps (as torch.compiler.disable, without its import).
     before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch reads it
     before_step._torchdynamo_disable_msg = None  # type: ignore[attr-defined]  # likewise
     return before_step
@@ -175,16 +174,16 @@ def _end(actions: "SimpleQueue[_Action | None]", thread: threading.Thread) -> No
 
 @torch.no_grad()
 def _sampled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return some values of each large tensor, where it is."""
-    parts = [tensor[_places(tensor)] for tensor in tensors if tensor.nbytes >= LARGE_BYTES]
+    """Return samples of each large tensor, on its device."""
+    parts = [tensor[_sample_index(tensor)] for tensor in tensors if tensor.nbytes >= LARGE_BYTES]
     samples = [part.new_empty(part.shape) for part in parts]
     if samples:
         torch._foreach_copy_(samples, parts)
     return samples
 
 
-def _places(tensor: torch.Tensor) -> tuple[slice, ...]:
-    """Return a place for every so many bytes, spread over the first dimensions."""
+def _sample_index(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Return the index of one sample per 64 KiB, spread over the first dimensions."""
     left = max(1, tensor.nbytes // _SAMPLE_EVERY_BYTES)
     places = []
     for size in tensor.shape:
@@ -196,12 +195,12 @@ def _places(tensor: torch.Tensor) -> tuple[slice, ...]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether the bits are the same: what is not a number equals nothing."""
+    """Return whether the bits are equal (NaN does not equal itself)."""
     return torch.equal(one.flatten().view(torch.uint8), other.flatten().view(torch.uint8))
 
 
 def _streams_of(sources: list[torch.Tensor]) -> list[Any]:
-    """Return a stream for each GPU, which begins after what the GPU has been given."""
+    """Return a stream for each GPU that waits for the work queued so far."""
     streams = []
     for device in {source.device: None for source in sources if source.is_cuda}:
         streams.append(_CUDA.Stream(device))

@@ -1,7 +1,4 @@
-"""What stands where in a snapshot's file: it is behind the file, as JSON, for worker and saver.
-
-It imports no torch.
-"""
+"""The layout of a snapshot's file, appended to it as JSON for the saver. Does not import torch."""
 
 import base64
 import hashlib
@@ -11,28 +8,28 @@ from typing import Any, NamedTuple
 
 
 class Description(NamedTuple):
-    """What makes files a checkpoint; it is behind the first one."""
+    """What turns files into a checkpoint; it is in the layout of the first file."""
 
     metadata: bytes = b""
-    """Of ``torch.distributed.checkpoint``; empty: there is none yet."""
+    """The metadata file of ``torch.distributed.checkpoint``; empty: not made yet."""
     digests: tuple[str, ...] = ()
-    """Of what stands where in each rank's file, by rank; none: this file is the only one."""
+    """Of the layouts of all files, by rank; empty: this is the only file."""
 
 
 def packed(items: Sequence[Any], description: Description) -> bytes:
-    """Return what follows a file."""
+    """Return a layout as bytes."""
     metadata = base64.b64encode(description.metadata).decode()
     known = {"items": items, "metadata": metadata, "digests": description.digests}
     return json.dumps(known, separators=(",", ":")).encode()
 
 
 def unpacked(data: bytes) -> tuple[list[Any], Description]:
-    """Return what ``packed`` was given, as lists."""
+    """Return the arguments of ``packed``, with lists instead of tuples."""
     known = json.loads(data)
     metadata = base64.b64decode(known["metadata"])
     return known["items"], Description(metadata, tuple(known.get("digests", ())))
 
 
 def digest(items: Sequence[Any]) -> str:
-    """Return what two files have in common if the same stands in the same places."""
+    """Return the digest of a layout."""
     return hashlib.sha256(json.dumps(items, separators=(",", ":")).encode()).hexdigest()

@@ -1,7 +1,6 @@
-"""Maps files in memory, in huge pages where the kernel can, and registers them with the GPU.
+"""Maps memory files, with huge pages if possible, and registers them with the GPU.
 
-Copies to and from registered memory take less time. Where CUDA refuses, the memory stays as it is,
-and nothing of the refusal is left behind.
+Copies to and from registered memory are faster. If CUDA refuses, the memory is used unregistered.
 """
 
 import ctypes
@@ -14,16 +13,16 @@ from typing import Any
 import torch
 
 _CUDA: Any = torch.cuda
-"""Without types: torch's builds differ in them."""
+"""Untyped: the stubs differ between builds of torch."""
 _PIECE_BYTES = 1 << 36
-"""Registered by one call: drivers from R580 on refuse 512 GiB and more."""
+"""Per call of cudaHostRegister: drivers from R580 on refuse 512 GiB and more."""
 
 HUGE_BYTES = 1 << 21
-"""A huge page; where they are of another size, there are none for this."""
+"""Size of a huge page; other sizes are not used."""
 _MADV_POPULATE_WRITE = 23
-"""Of Linux 5.14."""
+"""Since Linux 5.14."""
 _MADV_COLLAPSE = 25
-"""Of Linux 6.1."""
+"""Since Linux 6.1."""
 _PROT_NONE, _PROT_READ_WRITE = 0, 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
 _FAILED = ctypes.c_void_p(-1).value
@@ -36,19 +35,19 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def mapped(fd: int, length: int, *, is_there: bool = False) -> memoryview:
-    """Map a file in memory; it stays mapped as long as the answer or a view of it is used.
+    """Map a memory file; it stays mapped while the result or a view of it is referenced.
 
-    Where the kernel can, its pages are huge, whatever the setting of the machine: with 300 MB a
-    worker's death takes half the time, and new memory a seventh.
+    It uses huge pages if the kernel can, regardless of the system setting: with 300 MB, freeing the
+    memory of a dead worker takes half the time, and allocating it a seventh.
 
     Args:
-        fd: the file, which is that long.
-        length: in bytes, at least one.
-        is_there: it has been written. Then the first look at a page maps those around it too, as
-            no write does: that takes a third of the time.
+        fd: the file, at least as long as ``length``.
+        length: in bytes, >= 1.
+        is_there: the file was written before. Its pages are then mapped on first access, which
+            takes a third of the time.
 
     Raises:
-        OSError: there is no memory for it.
+        OSError: there is not enough memory.
     """
     room = length + HUGE_BYTES
     start = _map(None, room, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1)
@@ -74,28 +73,28 @@ def _map(address: int | None, length: int, protection: int, flags: int, fd: int)
 
 
 def _fill(fd: int, address: int, length: int) -> None:
-    """Give all of a file its memory: a write would end the worker where there is none."""
+    """Allocate all pages of a file: else a write without free memory would kill the worker."""
     huge = length // HUGE_BYTES * HUGE_BYTES
     for offset in range(0, huge, HUGE_BYTES):
-        os.posix_fallocate(fd, offset, 1)  # where nothing is, there is nothing to make huge
+        os.posix_fallocate(fd, offset, 1)  # MADV_COLLAPSE needs a page in each huge page
     if huge:
-        _libc.madvise(address, huge, _MADV_COLLAPSE)  # if it can: it is only faster
+        _libc.madvise(address, huge, _MADV_COLLAPSE)  # best effort
     os.posix_fallocate(fd, 0, length)
-    # An older kernel cannot: each page's first write is slow.
+    # Best effort: on older kernels the first write of each page is slow.
     _libc.madvise(address, length, _MADV_POPULATE_WRITE)
 
 
 def register(memory: torch.Tensor, owner: object) -> Callable[[], object] | None:
     """Register memory with the current device, if this process uses a GPU.
 
-    All of it or nothing: CUDA refuses to copy what is registered in part.
+    Either all of it is registered or nothing: CUDA refuses copies of partly registered memory.
 
     Args:
-        memory: whole pages, but for the end of the last one.
-        owner: when it is gone, the memory is not registered any more.
+        memory: starts at a page boundary.
+        owner: when it is garbage-collected, the memory is unregistered.
 
     Returns:
-        What ends the registration, once; None: there is none.
+        A function that unregisters it; None: it is not registered.
     """
     if not _CUDA.is_initialized() or (read_error := _error_reader()) is None:
         return None
@@ -110,15 +109,15 @@ def register(memory: torch.Tensor, owner: object) -> Callable[[], object] | None
         pieces.append(address)
         address, left = address + size, left - size
     end = weakref.finalize(owner, _unregister, device, pieces)
-    end.atexit = False  # the driver does it when the process ends
+    end.atexit = False  # the driver does it at exit
     return end
 
 
 def _unregister(device: int, pieces: list[int]) -> None:
     read_error = _error_reader()
-    if not _CUDA.is_initialized() or read_error is None:  # a fork: they are its parent's
+    if not _CUDA.is_initialized() or read_error is None:  # in a forked child
         return
-    with _CUDA.device(device):  # of any thread, whose device may be one that is not used here
+    with _CUDA.device(device):  # the finalizer may run in any thread
         for address in pieces:
             if int(_CUDA.cudart().cudaHostUnregister(address)):
                 read_error()
@@ -126,10 +125,10 @@ def _unregister(device: int, pieces: list[int]) -> None:
 
 @cache
 def _error_reader() -> Callable[[], int] | None:
-    """Return ``cudaGetLastError`` of the library that torch calls; None: it is not found.
+    """Return ``cudaGetLastError`` of torch's CUDA runtime; None: not found.
 
-    An error that is not read is reported by torch's next launch, as if that had failed. Each copy
-    of the library has errors of its own, so it is looked up among what torch itself depends on.
+    An error that is not read is raised by torch's next kernel launch. Each copy of the runtime has
+    its own error state, so the function is looked up in torch's library.
     """
     name = "hip" if torch.version.hip else "cuda"
     path = os.path.join(os.path.dirname(torch.__file__), "lib", f"libc10_{name}.so")

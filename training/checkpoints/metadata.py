@@ -1,7 +1,6 @@
-"""The metadata of a checkpoint whose files are there already, as snapshots: made once per layout.
+"""Builds the metadata file of ``torch.distributed.checkpoint`` for files that exist already.
 
-``torch.distributed.checkpoint`` pickles it. Only workers make it, and only what loads a checkpoint
-reads it: for the rest of ft-run it is bytes.
+It is a pickle: only workers build it, and only loading a checkpoint reads it.
 """
 
 import pickle
@@ -15,23 +14,23 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from .storage import file_of
 
-Places = Mapping[MetadataIndex, tuple[int, int]]
-"""Where the container of each item of a plan is in a file: its start and length, in bytes."""
+Offsets = Mapping[MetadataIndex, tuple[int, int]]
+"""Offset and length in bytes of the archive of each item of a plan in its file."""
 
 
-def places_of(plan: SavePlan, items: Sequence[Any]) -> Places:
-    """Return where the items of a plan are.
+def offsets_of(plan: SavePlan, items: Sequence[Any]) -> Offsets:
+    """Return the offsets of the items of a plan.
 
     Args:
         plan: of one rank.
-        items: what stands where in its file, in the same order.
+        items: of its file, in the same order.
     """
     indexes = (write.index for write in plan.items)
     return {index: (item.start, item.length) for index, item in zip(indexes, items, strict=True)}
 
 
 def plan_of(state: Mapping[str, Any]) -> tuple[SavePlan, list[str]]:
-    """Return what a rank's file holds, and the names of these values in a flat state dict.
+    """Return the plan of a rank, and the flat keys of its items.
 
     Args:
         state: the nested state dict of this rank.
@@ -43,20 +42,20 @@ def plan_of(state: Mapping[str, Any]) -> tuple[SavePlan, list[str]]:
     return plan, [".".join(map(str, path)) for path in paths]
 
 
-def metadata_of(plans: Sequence[SavePlan], places: Sequence[Places]) -> bytes:
+def metadata_of(plans: Sequence[SavePlan], offsets: Sequence[Offsets]) -> bytes:
     """Return the metadata of a checkpoint.
 
     Args:
-        plans: what each rank's file holds, by rank.
-        places: where it is there, likewise.
+        plans: of all ranks, by rank.
+        offsets: of their items, by rank.
     """
     planner = DefaultSavePlanner()
     planner.set_up_planner({}, is_coordinator=True)
     _, metadata = planner.create_global_plan(list(plans))
-    # Of what several ranks have, the first one's is read.
+    # An item that several ranks have is read from the first one.
     metadata.storage_data = {
         index: filesystem._StorageInfo(file_of(rank), start, length)
-        for rank, of_rank in reversed([*enumerate(places)])
+        for rank, of_rank in reversed([*enumerate(offsets)])
         for index, (start, length) in of_rank.items()
     }
     metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)

@@ -1,8 +1,7 @@
-"""Shares of other nodes' ranks, held here: the loss of a host then costs no state.
+"""Replicas: each rank holds shards of ranks on other nodes, in case a host is lost.
 
-All ranks exchange the same step, the newest when all have done with the one before: a slow network
-makes replicas rarer, and nothing waits for it. It goes over
-gloo, in the background, beside what the training sends.
+All ranks exchange the same step in the background over gloo: the newest one when all have finished
+the previous exchange. A slow network makes replicas rarer, but never delays training.
 """
 
 import hashlib
@@ -20,22 +19,21 @@ from .snapshot_file import SnapshotFile
 from .snapshots import Snapshots
 
 IDLE, BUSY, FAILED = range(3)
-"""What a rank does; the greatest of all ranks counts."""
+"""States of a rank; the maximum of all ranks counts."""
 
 _CHUNK_BYTES = 1 << 26
 
 
 class Replicas:
-    """This rank's replicas of others, and what it sends to be one elsewhere."""
+    """Sends this rank's shards to others, and receives theirs."""
 
     def __init__(self, ranks: Ranks, mine: Snapshots, of_others: list[Snapshots]) -> None:
-        """All ranks make it together.
+        """Create a gloo group. All ranks call it together.
 
         Args:
-            ranks: of the job, two or more.
-            mine: the snapshots of this rank.
-            of_others: where shares of other ranks are kept, each of another one; as many on all
-                ranks.
+            ranks: of the job, >= 2.
+            mine: snapshots of this rank.
+            of_others: memory for replicas, one for each other rank; equally many on all ranks.
         """
         self._ranks, self._mine, self._of_others = ranks, mine, of_others
         self._group: Any = dist.new_group(backend="gloo")
@@ -44,42 +42,42 @@ class Replicas:
         self._has_failed = False
         self._is_begun = True
         self._is_sharded = True
-        """As far as is known: what all ranks have alike is not sent."""
-        self.sending = self.whole = -1
-        """The step that is being exchanged, and the newest of which all ranks have all."""
+        """False once a snapshot was replicated on all ranks anyway: nothing is sent then."""
+        self.sending = self.complete = -1
+        """The step of the current exchange, and that of the last complete one; -1: none."""
 
     @property
     def state(self) -> int:
-        """What this rank does: ``IDLE``, ``BUSY`` or ``FAILED``."""
+        """``IDLE``, ``BUSY`` or ``FAILED``."""
         is_running = self._thread is not None and self._thread.is_alive()
         if is_running or not self._is_begun:
             return BUSY
         return FAILED if self._has_failed else IDLE
 
     @property
-    def kept(self) -> frozenset[int]:
-        """The steps whose snapshots must stay: a replica is of use only beside them."""
-        return frozenset((self.sending, self.whole))
+    def kept_steps(self) -> frozenset[int]:
+        """Steps whose snapshots must stay: a replica is useless without them."""
+        return frozenset((self.sending, self.complete))
 
-    def give_up(self) -> None:
-        """This rank has no snapshots any more."""
+    def fail(self) -> None:
+        """Stop: this rank takes no more snapshots."""
         self._has_failed = True
 
-    def go_on(self, state: int, step: int) -> None:
-        """Choose a step if all ranks are idle; ``start`` follows. All ranks call it together.
+    def schedule(self, state: int, step: int) -> None:
+        """Schedule a step if all ranks are idle; ``start`` begins it. All ranks call it together.
 
         Args:
-            state: the greatest of all ranks.
+            state: the maximum of all ranks.
             step: the newest one.
         """
-        if state != IDLE or step in (self.sending, self.whole) or not self._is_sharded:
+        if state != IDLE or step in (self.sending, self.complete) or not self._is_sharded:
             return
         if self.sending >= 0:
-            self.whole = self.sending
+            self.complete = self.sending
         self.sending, self._is_begun = step, False
 
     def start(self) -> None:
-        """This rank has taken the snapshot of the step that was chosen, or could not."""
+        """Begin the scheduled exchange; this rank's snapshot is complete, or has failed."""
         if self.sending < 0 or self._is_begun:
             return
         self._is_begun = True
@@ -93,18 +91,18 @@ class Replicas:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when nothing is exchanged by this rank."""
+        """Wait until this rank's exchange has ended."""
         if self._thread is not None:
             self._thread.join()
 
     def exchange_now(self, step: int) -> bool:
-        """Exchange a step and wait; return whether all have it. All ranks call it together."""
+        """Exchange a step and wait; return whether it succeeded. All ranks call it together."""
         while True:
             self.wait()
-            (state,) = self._ranks.most(self.state)
+            (state,) = self._ranks.maximum(self.state)
             if state != IDLE or self.sending == step:
                 return state == IDLE
-            self.go_on(state, step)
+            self.schedule(state, step)
             self.start()
             if self.sending != step:
                 return False
@@ -113,7 +111,7 @@ class Replicas:
         try:
             for distance, held in zip(self._distances, self._of_others, strict=True):
                 self._exchange_with(distance, held, step, file)
-        except (RuntimeError, OSError, ValueError):  # a rank is gone, or there is no memory
+        except (RuntimeError, OSError, ValueError):  # a rank has died, or memory is short
             self._has_failed = True
 
     def _exchange_with(
@@ -123,13 +121,13 @@ class Replicas:
         to, source = (rank + distance) % size, (rank - distance) % size
         mine = theirs = torch.empty(0, dtype=torch.uint8)
         said, lengths = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-        if file is not None:  # else its copy came too late, and none is of use
+        if file is not None:  # else the copy failed, and this step is useless
             mine = file.all_bytes
             said = torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64)
         self._swap(said, to, lengths, source)
         data_bytes, layout_bytes = map(int, lengths)
         if data_bytes:
-            keep = frozenset((self.whole,))
+            keep = frozenset((self.complete,))
             theirs = held.receive(data_bytes, layout_bytes, keep=keep).all_bytes
         for start in range(0, max(mine.numel(), theirs.numel()), _CHUNK_BYTES):
             end = start + _CHUNK_BYTES
@@ -148,11 +146,11 @@ class Replicas:
                 work.wait()
 
     def _find_distances(self, count: int) -> list[int]:
-        """Return how far away, in ranks, the others are: on other hosts if that can be."""
+        """Return the distances in ranks to exchange with, preferring other hosts."""
         size = self._ranks.size
         name = hashlib.sha256(socket.gethostname().encode()).digest()
-        hosts = self._ranks.table(int.from_bytes(name[:8], "little", signed=True))
-        (local,) = self._ranks.most(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        hosts = self._ranks.all_gather(int.from_bytes(name[:8], "little", signed=True))
+        (local,) = self._ranks.maximum(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         steps = [distance for distance in range(local, size, local) if distance % size]
 
         def shared(distance: int) -> int:
@@ -161,64 +159,59 @@ class Replicas:
         return sorted(steps, key=lambda distance: (shared(distance), distance))[:count]
 
 
-def spread(
+def broadcast_replicated(
     ranks: Ranks, mine: Snapshots, step: int, own: SnapshotFile | None
 ) -> SnapshotFile | None:
-    """Have a state that is the same on all ranks sent to those that have none.
-
-    All ranks call it together.
+    """Broadcast a replicated state to the ranks that lack it. All ranks call it together.
 
     Args:
         ranks: of the job.
-        mine: the snapshots of this rank.
-        step: whose state it is.
-        own: what this rank has of it.
+        mine: snapshots of this rank.
+        step: of the state.
+        own: this rank's file of it, if any.
 
     Returns:
-        This rank's share; None, on all ranks: none has a state that is the same on all.
+        This rank's file; None, on all ranks: no rank has a replicated state of this step.
     """
     has_it = own is not None and mine.is_replicated(step)
-    source = ranks.least(ranks.rank if has_it else ranks.size)[0]
+    source = ranks.minimum(ranks.rank if has_it else ranks.size)[0]
     if source == ranks.size:
         return None
     sent = own if source == ranks.rank else None
-    lengths = ranks.most(*((sent.data_bytes, sent.layout_bytes) if sent is not None else (0, 0)))
-    # A rank that has its own share keeps it, and takes part with memory that it gives back.
+    lengths = ranks.maximum(*((sent.data_bytes, sent.layout_bytes) if sent is not None else (0, 0)))
+    # A rank that has the state takes part in the broadcast with temporary memory.
     file = own if own is not None else mine.receive(lengths[0], lengths[1])
     is_used = sent is not None or own is None
     data = file.all_bytes if is_used else torch.empty(sum(lengths), dtype=torch.uint8)
-    ranks.send(data, source)
+    ranks.broadcast(data, source)
     if own is None:
         file.open(lengths[0], lengths[1])
         mine.received(step, rank=ranks.rank, is_replicated=True)
     return file
 
 
-def fetch(
+def fetch_shards(
     ranks: Ranks, mine: Snapshots, of_others: list[Snapshots], step: int
 ) -> SnapshotFile | None:
-    """Have each rank sent its share of a step, if it has none, by one that has it.
-
-    All ranks call it together.
+    """Send each rank that lacks its shard of a step that of a replica. All ranks call it together.
 
     Args:
-        ranks: of the job, two or more.
-        mine: the snapshots of this rank.
-        of_others: the replicas that it has.
-        step: whose state it is.
+        ranks: of the job, >= 2.
+        mine: snapshots of this rank.
+        of_others: replicas on this rank.
+        step: of the shards.
 
     Returns:
-        This rank's share; None, on all ranks: there is one that nothing here has.
+        This rank's file; None, on all ranks: a shard exists nowhere.
     """
-    places = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
-    # Of each buffer, whose share it has.
+    found = {rank: held for held in (*of_others, mine) for rank in held.ranks_of(step)}
     room = BUFFERS * (len(of_others) + 1)
-    there = ranks.table(*sorted(places), *[-1] * (room - len(places)))
+    there = ranks.all_gather(*sorted(found), *[-1] * (room - len(found)))
     holders: dict[int, int] = {}
-    for holder, shares in enumerate(there):
-        for share in shares:
-            if share >= 0 and (share == holder or share not in holders):
-                holders[share] = holder
+    for holder, shards in enumerate(there):
+        for shard in shards:
+            if shard >= 0 and (shard == holder or shard not in holders):
+                holders[shard] = holder
     if holders.keys() != set(range(ranks.size)):
         return None
     own = mine.find(step)
@@ -226,7 +219,7 @@ def fetch(
         if rank == holder or ranks.rank not in (rank, holder):
             continue
         if ranks.rank == holder:
-            file = places[rank].find(step, rank)
+            file = found[rank].find(step, rank)
             assert file is not None
             send = _Sender(ranks.group, rank)
             send(torch.tensor([file.data_bytes, file.layout_bytes], dtype=torch.int64))

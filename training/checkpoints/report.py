@@ -1,30 +1,30 @@
-"""What the ranks ask each other at the end of each step."""
+"""The report that each rank sends to the others at the end of a step."""
 
 from enum import IntEnum
 from typing import NamedTuple
 
 
 class Missing(IntEnum):
-    """Whether a rank lacks its share of the newest snapshot."""
+    """Whether a rank has no shard of the newest snapshot."""
 
     NOTHING = 0
     THIS_ONE = 1
-    """Its copy is of no use."""
+    """The copy of this step failed."""
     ALL = 2
-    """It has no memory for snapshots: it takes none any more."""
+    """This rank has no memory for snapshots: all ranks stop taking them."""
 
 
 class StepReport(NamedTuple):
-    """Numbers of a rank at the end of a step; each rank is answered with the greatest of all."""
+    """Numbers of one rank, or the maximum of each over all ranks."""
 
     snapshot_is_due: int = 0
-    """By time."""
+    """1: the time of ``snapshot_every`` has elapsed."""
     checkpoint_is_due: int = 0
-    """Likewise."""
+    """1: the time of ``checkpoint_every`` has elapsed."""
     saver_is_busy: int = 0
-    """It still writes the checkpoint before."""
+    """1: the previous checkpoint is still being written."""
     notice: int = 0
-    """Of preemption: ``Notice.code``."""
+    """The preemption notice: ``Notice.code``."""
     lacks_plan: int = 0
-    """Shares of the newest snapshot are no checkpoint: no plans were made of what stands where."""
+    """1: the shards of the newest snapshot have no common metadata yet."""
     missing: int = Missing.NOTHING

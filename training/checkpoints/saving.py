@@ -1,172 +1,154 @@
-"""What becomes of the checkpoints that the ranks of a job begin, whoever writes them."""
+"""The result of each checkpoint, whether the workers write it or the saver of ft-run."""
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from enum import Enum, auto
 from typing import Any
 
 from ..ranks import Ranks
 from ..worker.log import log
-from ..worker.snapshot_memory import SaverLink, tell_written
+from ..worker.snapshot_memory import SaverLink, report_written
 from .folder import CheckpointFolder
-from .patience import Patience, StorageHangsError, announced
+from .storage_timeout import StorageTimeout, StorageTimeoutError, log_while_waiting
 
-_TRY_AGAIN_S = (1, 2, 4, 8)
-"""The last checkpoint is tried again after so long, as what fails behind a URL is."""
-_TRIES_S = 900.0
-"""And not after so long in all, where it takes long until it fails."""
-
-
-class Phase(Enum):
-    """Of the checkpoint that was begun last."""
-
-    BEING_WRITTEN = auto()
-    COMPLETE = auto()
-    """Or none was begun."""
-    LOST = auto()
+_RETRIES_S = (1, 2, 4, 8)
+"""Pauses before the last checkpoint is retried: object stores fail temporarily."""
+_RETRY_LIMIT_S = 900.0
+"""No retry begins after this time."""
 
 
 class Checkpoints:
-    """Knows which checkpoint is complete. Its methods are called by all ranks together."""
+    """Tracks the checkpoint that was begun last. All ranks call the methods together."""
 
     def __init__(
-        self, folder: CheckpointFolder, ranks: Ranks, rank: int, patience: Patience
+        self, folder: CheckpointFolder, ranks: Ranks, rank: int, timeout: StorageTimeout
     ) -> None:
-        """Know of none yet.
+        """Begin without a checkpoint.
 
         Args:
-            folder: where they are.
+            folder: where checkpoints are written.
             ranks: of the job.
             rank: of this process, as its agent knows it.
-            patience: how long the storage may take for one call.
+            timeout: of the storage.
         """
-        self._folder, self._ranks, self._rank, self._patience = folder, ranks, rank, patience
+        self._folder, self._ranks, self._rank, self._timeout = folder, ranks, rank, timeout
         self.saver: SaverLink | None = None
-        """Writes checkpoints while training goes on; None: nothing does."""
+        """Writes checkpoints asynchronously; None: the workers write them."""
         self.newest = -1
-        """The step of the newest checkpoint that is complete, as far as is known here."""
-        self._tried = -1
-        """The step of the one that was begun last."""
-        self._phase = Phase.COMPLETE
-        """What became of it."""
-        self._words: str | None = None
-        """Why it was lost."""
-        self._hangs = ""
-        """Why the saver is not waited for any more; empty: it is."""
+        """The step of the newest complete checkpoint that this process knows of; -1: none."""
+        self._step = -1
+        """The step of the checkpoint that was begun last."""
+        self._is_being_written = False
+        self._error: str | None = None
+        """Why it was not written; None: it is complete, or none was begun."""
+        self._timed_out = ""
+        """Why this rank no longer waits for the saver; empty: it does."""
 
     def begin(self, step: int) -> bool:
-        """Begin the checkpoint of a step when what was begun before has ended.
+        """Begin a checkpoint after the previous one has ended.
 
         Args:
-            step: how many steps are done.
+            step: completed steps.
 
         Returns:
-            Whether it may be written now; if not, it is lost, and a line says so.
+            Whether it may be written now; if not, the failure has been logged.
         """
-        self._tried, self._phase, self._words = step, Phase.BEING_WRITTEN, None
-        words = self._ranks.first_text(self._wait_for_saver())
-        if words is not None:
-            self._end(words)
-            self._say_lost(words)
-        return words is None
+        self._step, self._is_being_written, self._error = step, True, None
+        error = self._ranks.first_text(self._wait_for_saver())
+        if error is not None:
+            self._finish(error)
+            self._log_failure(error)
+        return error is None
 
     def write(self, state: Mapping[str, Any]) -> bool:
-        """Write the one that was begun while training waits; return whether it is complete.
+        """Write the checkpoint that was begun, synchronously; return whether it is complete.
 
         Args:
             state: the nested state dict of this rank.
         """
-        since, step = time.monotonic(), self._tried
-        words = self._folder.save(step, state)
-        self._end(words)
-        if words is not None:
-            self._say_lost(words)
+        started, step = time.monotonic(), self._step
+        error = self._folder.save(step, state)
+        self._finish(error)
+        if error is not None:
+            self._log_failure(error)
         elif self._ranks.rank == 0:
-            took_s = time.monotonic() - since
-            log(
-                f"the checkpoint of step {step} is complete: {self._folder.path(step)} "
-                f"({took_s:.1f} s)"
-            )
-            tell_written(self._rank, step)
-        return words is None
+            took_s = time.monotonic() - started
+            path = self._folder.path(step)
+            log(f"the checkpoint of step {step} is complete: {path} ({took_s:.1f} s)")
+            report_written(self._rank, step)
+        return error is None
 
-    def settle(self) -> str | None:
-        """Wait for the saver; return why the checkpoint that was begun last was not written.
+    def wait_for_result(self) -> str | None:
+        """Wait for the saver; return why the last checkpoint was not written.
 
         None: it is complete, or none was begun.
         """
-        hangs = self._wait_for_saver()
-        if self._phase is Phase.BEING_WRITTEN:
-            # The node of rank 0 knows of all parts: it makes the checkpoint visible.
-            known = self.saver.words if self.saver is not None and self._ranks.rank == 0 else ""
-            words = self._ranks.first_text(hangs or known or None)
-            self._end(words)
-        return self._words
+        timed_out = self._wait_for_saver()
+        if self._is_being_written:
+            # The node of rank 0 makes the checkpoint visible, so it knows the result.
+            known = self.saver.error if self.saver is not None and self._ranks.rank == 0 else ""
+            self._finish(self._ranks.first_text(timed_out or known or None))
+        return self._error
 
-    def finish(self, step: int, save: Callable[[int], object]) -> None:
-        """Have the checkpoint written that training ends with, and wait; try again if that fails.
+    def write_last(self, step: int, save: Callable[[int], object]) -> None:
+        """Write the checkpoint at the end of training, wait for it, and retry if it fails.
 
         Args:
-            step: how many steps are done.
-            save: begins to write a checkpoint, or writes it.
+            step: completed steps.
+            save: begins or writes a checkpoint.
         """
-        until = time.monotonic() + _TRIES_S
-        with self._announced(step):
-            if step != self._tried:
+        until = time.monotonic() + _RETRY_LIMIT_S
+        with self._log_wait(step):
+            if step != self._step:
                 save(step)
-            for pause_s in _TRY_AGAIN_S:
-                if self.settle() is None:
+            for pause_s in _RETRIES_S:
+                if self.wait_for_result() is None:
                     return
-                is_stuck = bool(self._hangs) or self._folder.is_stuck
-                if not self._ranks.all_say(not is_stuck and time.monotonic() < until):
+                is_stuck = bool(self._timed_out) or self._folder.is_stuck
+                if not self._ranks.all_true(not is_stuck and time.monotonic() < until):
                     return
                 if self._ranks.rank == 0:
                     log(f"retrying the last checkpoint in {pause_s} s")
                 time.sleep(pause_s)
                 save(step)
 
-    def demand(self) -> None:
+    def wait_or_raise(self) -> None:
         """Wait for the saver.
 
         Raises:
-            RuntimeError: the checkpoint that was begun last was not written.
+            RuntimeError: the last checkpoint was not written.
         """
-        with self._announced(self._tried):
-            words = self.settle()
-        if words is not None:
+        with self._log_wait(self._step):
+            error = self.wait_for_result()
+        if error is not None:
             raise RuntimeError(
-                f"the checkpoint of step {self._tried} could not be written to "
-                f"{self._folder.folder}: {words}"
+                f"the checkpoint of step {self._step} could not be written to "
+                f"{self._folder.folder}: {error}"
             )
 
     def _wait_for_saver(self) -> str | None:
-        """Return when the saver has ended; or why it is not waited for any more."""
+        """Wait until the saver is idle; return why this rank stopped waiting, or None."""
         saver = self.saver
         if saver is None:
             return None
-        if not self._hangs or not saver.is_busy:
-            self._hangs = ""
+        if not self._timed_out or not saver.is_busy:
+            self._timed_out = ""
             try:
-                self._patience.wait(saver.wait, lambda: saver.progress)
-            except StorageHangsError as error:
-                self._hangs = str(error)
-        return self._hangs or None
+                self._timeout.wait(saver.wait, lambda: saver.progress)
+            except StorageTimeoutError as error:
+                self._timed_out = str(error)
+        return self._timed_out or None
 
-    def _announced(self, step: int) -> AbstractContextManager[None]:
+    def _log_wait(self, step: int) -> AbstractContextManager[None]:
         what = f"the checkpoint of step {step} to be written to {self._folder.folder}"
-        return announced(what, self._patience.limit_s, speaks=self._ranks.rank == 0)
+        return log_while_waiting(what, self._timeout.limit_s, is_enabled=self._ranks.rank == 0)
 
-    def _say_lost(self, words: str) -> None:
+    def _log_failure(self, error: str) -> None:
         if self._ranks.rank == 0:
-            known = f"; the newest complete one is of step {self.newest}"
-            log(
-                f"the checkpoint of step {self._tried} was not written: {words}"
-                f"{known if self.newest >= 0 else ''}"
-            )
+            newest = f"; newest complete checkpoint: step {self.newest}" if self.newest >= 0 else ""
+            log(f"the checkpoint of step {self._step} was not written: {error}{newest}")
 
-    def _end(self, words: str | None) -> None:
-        self._words = words
-        self._phase = Phase.COMPLETE if words is None else Phase.LOST
-        if words is None:
-            self.newest = self._tried
+    def _finish(self, error: str | None) -> None:
+        self._error, self._is_being_written = error, False
+        if error is None:
+            self.newest = self._step

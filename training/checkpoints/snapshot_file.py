@@ -1,7 +1,7 @@
-"""A file of ``torch.distributed.checkpoint`` in memory, whose values are overwritten in place.
+"""A rank's checkpoint file (``__<rank>_0.distcp``) in memory.
 
-The file is ``__<rank>_0.distcp`` as DCP writes it (``containers.py``). It is written once; then it
-is known where the bytes of each tensor are, and only these are copied.
+It is written once like a file on storage (``containers.py``). Later snapshots only copy the bytes
+of the tensors to their offsets.
 """
 
 import io
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from .containers import Item, MisfitError, padded, saved, with_data_start, write_values
-from .late_copy import Copies, LateCopy, copy_now, kept, local
+from .containers import Item, LayoutMismatchError, pad, serialized, with_data_start, write_values
+from .late_copy import Copies, LateCopy, copy_now, copy_source, local
 from .layout import Description, packed, unpacked
 from .mapped_memory import mapped, register
-from .metadata import metadata_of, places_of
+from .metadata import metadata_of, offsets_of
 
 _NOTHING = object()
 
@@ -27,35 +27,35 @@ class SnapshotFile:
     """The file in one buffer."""
 
     def __init__(self, fd: int, *, is_pinned: bool = True) -> None:
-        """Begin with nothing.
+        """Begin without content.
 
         Args:
-            fd: a file in memory; it stays the caller's.
-            is_pinned: it is copied to and from the GPU, if there is one.
+            fd: of a memory file; the caller closes it.
+            is_pinned: register its memory with the GPU, if this process uses one.
         """
         self._fd, self._is_pinned = fd, is_pinned
         self._items: tuple[Item, ...] = ()
         self.description = Description()
-        """What makes this file a checkpoint, with those of the other ranks or alone."""
+        """What turns this file, alone or with those of other ranks, into a checkpoint."""
         self._keys: tuple[str, ...] = ()
         self._views: list[torch.Tensor | None] = []
         self._pickles: list[bytes] = []
-        """Of the values that are no tensors, what was written last; empty: not known."""
+        """Pickles of the values that are not tensors, as last written; empty: not known."""
         self._map: memoryview | None = None
         self._end_pinning: Callable[[], object] | None = None
-        """Of memory that is registered with the GPU."""
+        """Unregisters the memory from the GPU."""
         self.data_bytes = 0
         self.layout_bytes = 0
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What stands where."""
+        """Positions of the values."""
         return self._items
 
-    # --- the file as it was left -----------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     def open(self, data_bytes: int, layout_bytes: int) -> None:
-        """Read what stands where in a file that is there."""
+        """Open a file that another process or rank has written."""
         self._map_all(data_bytes, layout_bytes, is_there=True)
         self._pin()
         assert self._map is not None
@@ -71,7 +71,7 @@ class SnapshotFile:
         """Return a value: a tensor that shares the file's memory, or an object.
 
         Raises:
-            pickle.UnpicklingError: it is not trusted, and more than plain data.
+            pickle.UnpicklingError: an untrusted value is more than plain data.
         """
         view, item = self._views[index], self._items[index]
         if item.dtype:
@@ -83,7 +83,7 @@ class SnapshotFile:
     # --- writing ---------------------------------------------------------------------------------
 
     def values_of(self, flat: Mapping[str, Any]) -> list[Any] | None:
-        """Return the values of a state in the order of this file; None: it does not fit."""
+        """Return the values of a flat state in the order of this file; None: it does not match."""
         if len(flat) != len(self._items):
             return None
         found = []
@@ -98,17 +98,17 @@ class SnapshotFile:
         return found
 
     def write(self, values: list[Any], late: AbstractSet[str] = frozenset()) -> "LateCopy | None":
-        """Overwrite all values, or begin to.
+        """Overwrite all values.
 
         Args:
             values: from ``values_of``.
-            late: keys of tensors that may be copied while training goes on.
+            late: keys of tensors that may be copied in the background.
 
         Returns:
-            The copy that is to be done yet; None: none is.
+            The background copy to run; None: all values are written.
 
         Raises:
-            MisfitError: a value that is no tensor does not fit its slot.
+            LayoutMismatchError: a value that is not a tensor does not fit its slot.
         """
         now: Copies = []
         later: Copies = []
@@ -118,7 +118,7 @@ class SnapshotFile:
             if view is None:
                 self._write_object(index, value)
             elif view.numel():
-                source = kept(value, is_left_alone=key in late)
+                source = copy_source(value, is_left_alone=key in late)
                 if source is None:
                     now.append((view, value))
                 else:
@@ -134,18 +134,18 @@ class SnapshotFile:
         self._pickles[index] = b""
         item = self._items[index]
         assert self._map is not None
-        self._map[item.start : item.start + item.length] = padded(saved(value), item.length)
+        self._map[item.start : item.start + item.length] = pad(serialized(value), item.length)
         self._pickles[index] = pickled
 
     def lay_out(self, state: Mapping[str, Any], *, is_whole: bool = True) -> None:
-        """Write the file anew for a state, all values included.
+        """Write a new file for a state, including all values.
 
         Args:
             state: a nested state dict.
-            is_whole: it is the state of all ranks: with metadata this file is a checkpoint.
+            is_whole: the state of all ranks is the same: add the metadata for this file alone.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: there is not enough memory.
         """
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(state), is_coordinator=True)
@@ -155,7 +155,7 @@ class SnapshotFile:
         least = sum(local(value).nbytes for value in _tensors(planner.state_dict.values()))
         if least:
             os.ftruncate(self._fd, least)
-            mapped(self._fd, least)  # memory that is made before it is written may be huge pages
+            mapped(self._fd, least)  # huge pages must be allocated before writing
         os.lseek(self._fd, 0, os.SEEK_SET)
         with open(os.dup(self._fd), "w+b") as file:
             items = write_values(planner, plan, file)
@@ -163,7 +163,7 @@ class SnapshotFile:
             items = [with_data_start(item, file) for item in items]
             file.seek(size)
             if is_whole:
-                self.description = Description(metadata_of([plan], [places_of(plan, items)]))
+                self.description = Description(metadata_of([plan], [offsets_of(plan, items)]))
             layout = packed(items, self.description)
             file.write(layout)
         self._map_all(size, len(layout))
@@ -171,7 +171,7 @@ class SnapshotFile:
         self._use(items)
 
     def copy(self, other: "SnapshotFile") -> None:
-        """Become what another file is."""
+        """Copy another file."""
         self._forget()
         length = other.data_bytes + other.layout_bytes
         os.ftruncate(self._fd, length)
@@ -182,10 +182,10 @@ class SnapshotFile:
         self._use(other._items)
 
     def describe(self, description: Description) -> None:
-        """Say what makes this file a checkpoint; its values stay.
+        """Replace the description; the values stay.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: there is not enough memory.
         """
         items, layout = self._items, packed(self._items, description)
         os.ftruncate(self._fd, self.data_bytes + len(layout))
@@ -196,12 +196,12 @@ class SnapshotFile:
         self._use(items)
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._forget()
         os.ftruncate(self._fd, 0)
 
     def bytes_to_receive(self, data_bytes: int, layout_bytes: int) -> torch.Tensor:
-        """Make room for a file that is sent by another rank; return its bytes."""
+        """Allocate memory for a file that another rank sends; return it as bytes."""
         self._forget()
         os.ftruncate(self._fd, 0)
         os.ftruncate(self._fd, data_bytes + layout_bytes)
@@ -210,33 +210,26 @@ class SnapshotFile:
 
     @property
     def all_bytes(self) -> torch.Tensor:
-        """The memory of the file."""
+        """The whole file as a tensor of bytes."""
         assert self._map is not None
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def _map_all(self, data_bytes: int, layout_bytes: int, *, is_there: bool = False) -> None:
-        """Map the file.
-
-        Args:
-            data_bytes: the length of its first part.
-            layout_bytes: that of the other one.
-            is_there: it has been written.
-        """
         length, there = data_bytes + layout_bytes, os.fstat(self._fd)
         if there.st_size < length:
-            raise MisfitError("the buffer is shorter than its file")
+            raise LayoutMismatchError("the buffer is shorter than its file")
         is_there = is_there and there.st_blocks * 512 >= length
         self.unpin()
         self._map = mapped(self._fd, length, is_there=is_there)
         self.data_bytes, self.layout_bytes = data_bytes, layout_bytes
 
     def _pin(self) -> None:
-        """Have copies go at the full speed of the GPU that this process uses, if any."""
+        """Register the memory with the GPU, for faster copies."""
         if self._is_pinned:
             self._end_pinning = register(self.all_bytes, self)
 
     def unpin(self) -> None:
-        """The GPU is not to use the memory any more: it may be given back."""
+        """Unregister the memory from the GPU, so that it can be freed."""
         if self._end_pinning is not None:
             self._end_pinning()
             self._end_pinning = None
@@ -262,7 +255,7 @@ class SnapshotFile:
                 self._views.append(torch.empty(item.shape, dtype=dtype))
 
     def _forget(self) -> None:
-        """Let go of the memory: views of it keep it mapped."""
+        """Drop all views of the memory: they would keep it mapped."""
         self.unpin()
         self._views, self._items, self._keys, self._map = [], (), (), None
         self.description = Description()

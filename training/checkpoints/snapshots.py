@@ -1,4 +1,4 @@
-"""A rank's snapshots: buffers that outlive the worker, of which one is always complete."""
+"""A rank's snapshots in buffers that survive the worker; one is always complete."""
 
 import errno
 import mmap
@@ -13,17 +13,17 @@ from torch.distributed.tensor import DTensor
 
 from ..worker import snapshot_page as page
 from ..worker.snapshot_memory import Memory
-from .containers import Item, MisfitError
+from .available_memory import available
+from .containers import Item, LayoutMismatchError
 from .late_copy import local
 from .layout import Description, digest
-from .memory_left import available
-from .metadata import Places, metadata_of, places_of, plan_of
+from .metadata import Offsets, metadata_of, offsets_of, plan_of
 from .snapshot_file import SnapshotFile
 
-Plan = tuple[SavePlan, Places, str]
-"""What a rank's file holds, where, and the digest of that."""
+Plan = tuple[SavePlan, Offsets, str]
+"""A rank's plan, the offsets of its items, and the digest of the layout."""
 _MARGIN = 1.1
-"""What the files have beside the tensors, and what training needs meanwhile."""
+"""Allowance for the rest of the files, and for training meanwhile."""
 _CHANGED = "weights or optimizer state were changed before the optimizer's next step"
 
 
@@ -33,33 +33,33 @@ class Snapshots:
     def __init__(
         self, memory: Memory, rank: int, world_size: int, *, are_of_others: bool = False
     ) -> None:
-        """Use the memory that the agent holds.
+        """Use memory of the agent.
 
         Args:
-            memory: from ``snapshot_memory.ask``; its descriptors become this object's.
+            memory: from ``request_memory``; this object closes its descriptors.
             rank: of this process.
-            world_size: of the job, in ranks.
-            are_of_others: it is for replicas of other ranks' shares, which no GPU copies.
+            world_size: number of ranks of the job.
+            are_of_others: it is for replicas of other ranks' shards, which are not GPU memory.
         """
         self._rank, self._world_size = rank, world_size
         self.resume_step = memory.resume_step
-        """The step that all ranks resume from; -1: none."""
+        """The step from which all ranks resume; -1: none."""
         self._fds = (memory.page_fd, *memory.buffer_fds)
         self._page = memoryview(mmap.mmap(memory.page_fd, page.PAGE_BYTES))
         self._files = [SnapshotFile(fd, is_pinned=not are_of_others) for fd in memory.buffer_fds]
         self.saver = memory.saver
-        """What writes checkpoints from the buffers; None: nothing does."""
+        """Writes checkpoints from the buffers; None: nothing does."""
         if self.saver is not None:
             self.saver.page = self._page
         self.beside: list[Snapshots] = []
-        """Replicas of other ranks' shares, which are sent where the state is sharded."""
+        """Replicas of other ranks' shards; they need memory too if the state is sharded."""
         self._receiving = 0
         self._last: SnapshotFile | None = None
-        """What was written last, if it is sharded."""
+        """The file of the last snapshot, if it is sharded."""
         self._planned: tuple[Item, ...] = ()
-        """What stood where when all ranks made their plans."""
+        """The layout for which all ranks made their plans."""
         self._description = Description()
-        """Of all ranks' files, if this is the first of them."""
+        """Of the files of all ranks; only on rank 0."""
         self._generation = max((entry.generation for entry in self._entries if entry), default=0)
 
     @property
@@ -74,21 +74,21 @@ class Snapshots:
         late: AbstractSet[str] = frozenset(),
         keep: AbstractSet[int] = frozenset(),
     ) -> "Callable[[], str] | None":
-        """Take a snapshot; the one before stays, whatever happens.
+        """Take a snapshot; the previous one stays valid in any case.
 
         Args:
-            step: how many steps are done.
-            state: returns the nested state dict of this rank; it is not often needed.
-            flat: the same, flattened as DCP does it.
-            late: keys of tensors that may be copied while training goes on.
-            keep: steps whose snapshots stay too.
+            step: completed steps.
+            state: returns the nested state dict of this rank; called for a new layout only.
+            flat: the flat state dict.
+            late: keys of tensors that may be copied in the background.
+            keep: steps whose snapshots must stay too.
 
         Returns:
-            What is to be called, from any thread, to complete the snapshot: it returns why it is
-            none, or nothing. None: it is complete.
+            A function that completes the snapshot, in any thread, and returns an error or an empty
+            string. None: the snapshot is complete.
 
         Raises:
-            OSError: there is no memory for it.
+            OSError: there is not enough memory.
             RuntimeError: torch cannot copy the state.
             Exception: a value cannot be pickled.
         """
@@ -103,10 +103,10 @@ class Snapshots:
                 file.copy(other)
                 values = file.values_of(flat)
             if values is None:
-                raise MisfitError
+                raise LayoutMismatchError
             self._describe(file)
             copy = file.write(values, late)
-        except MisfitError:
+        except LayoutMismatchError:
             self._check_room(flat)
             file.lay_out(state(), is_whole=is_replicated)
             self._describe(file)
@@ -120,7 +120,7 @@ class Snapshots:
             try:
                 if not begun.run():
                     return _CHANGED
-            except RuntimeError as error:  # of the GPU or its driver
+            except RuntimeError as error:  # from the GPU or its driver
                 return first_line(error)
             self._now_holds(index, step, rank=self._rank, is_replicated=is_replicated)
             return ""
@@ -128,19 +128,19 @@ class Snapshots:
         return complete
 
     def forget(self, step: int) -> None:
-        """Forget the snapshot of a step: not all ranks have theirs."""
+        """Discard the snapshot of a step: some ranks have none."""
         for index, entry in enumerate(self._entries):
             if entry is not None and entry.step == step:
                 page.write(self._page, index, None)
 
     def _next(self, keep: AbstractSet[int] = frozenset()) -> tuple[int, int]:
-        """Return the buffer for the next snapshot, and that of the newest one."""
+        """Return the buffers of the next and of the newest snapshot."""
         entries, buffers = self._entries, range(len(self._files))
         newest = max(buffers, key=lambda i: _generation(entries[i]))
         held = {i for i in buffers if self._is_held(i)}
         held |= {i for i, entry in enumerate(entries) if entry is not None and entry.step in keep}
         free = [i for i in buffers if i != newest and i not in held]
-        # Of two, one with memory before one without, and a void one before an older one.
+        # Prefer a buffer with memory, then an invalid one, then the oldest.
         index = min(free, key=lambda i: (not self._size(i), _generation(entries[i])))
         if not held:
             for spare in free:
@@ -148,11 +148,11 @@ class Snapshots:
                     page.write(self._page, spare, None)
                     self._files[spare].clear()
         elif newest not in held and not self._size(index) and not self._has_room_for(newest):
-            index = newest  # what the saver reads is complete, if this one will not be
+            index = newest  # the saver's buffer stays complete if this copy fails
         return index, newest
 
     def _has_room_for(self, index: int) -> bool:
-        """Return whether there is memory for a copy of a buffer, on each rank of this node."""
+        """Return whether each rank of this node has memory for a copy of a buffer."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return ranks * self._size(index) * _MARGIN <= available()
 
@@ -163,10 +163,10 @@ class Snapshots:
         return os.fstat(self._fds[1 + index]).st_size
 
     def _check_room(self, flat: Mapping[str, Any]) -> None:
-        """Look whether all buffers of all ranks of this node can be made for a state.
+        """Check that there is memory for all buffers of all ranks of this node.
 
         Raises:
-            OSError: there is not enough memory.
+            OSError: there is not enough.
         """
         beside = self.beside if _has_shards(flat) else []
         copies = 2 + (2 + 2 * len(beside) if beside else 0)
@@ -184,19 +184,19 @@ class Snapshots:
             )
 
     def written(self, step: int) -> SnapshotFile | None:
-        """Return what this process has written of a step; None: nothing."""
+        """Return the file of a step that this process has written; None: there is none."""
         for file, entry in zip(self._files, self._entries, strict=True):
             if entry is not None and entry.step == step and file.data_bytes:
                 return file
         return None
 
     def ranks_of(self, step: int) -> list[int]:
-        """Return whose shares of a step are here."""
+        """Return the ranks whose shards of a step are in this memory."""
         entries = (entry for entry in self._entries if entry is not None and entry.step == step)
         return [one.rank for one in entries if one.world_size == self._world_size]
 
     def find(self, step: int, rank: int | None = None) -> SnapshotFile | None:
-        """Return a share of the state of a step, of this rank or another; None: it is not here."""
+        """Return the file of a step, of this rank or another; None: it is not here."""
         wanted = (self._world_size, self._rank if rank is None else rank)
         for index, entry in enumerate(self._entries):
             if entry is None or entry.step != step:
@@ -207,17 +207,17 @@ class Snapshots:
         return None
 
     def has(self, step: int) -> bool:
-        """Return whether this rank has left its share of the state of a step."""
+        """Return whether this rank has a snapshot of a step."""
         return any(entry is not None and entry.step == step for entry in self._entries)
 
     def is_replicated(self, step: int) -> bool:
-        """Return whether this rank's share of a step is the state of all ranks."""
+        """Return whether the snapshot of a step is the state of all ranks."""
         return any(e is not None and e.step == step and e.is_replicated for e in self._entries)
 
     def receive(
         self, data_bytes: int, layout_bytes: int, keep: AbstractSet[int] = frozenset()
     ) -> SnapshotFile:
-        """Return a file to be filled with what another rank sends; ``received`` follows."""
+        """Return a file to receive another rank's data into; call ``received`` afterwards."""
         index, _ = self._next(keep)
         self._receiving = index
         page.write(self._page, index, None)
@@ -225,23 +225,23 @@ class Snapshots:
         return self._files[index]
 
     def received(self, step: int, *, rank: int, is_replicated: bool) -> None:
-        """The file of ``receive`` is complete: the share of a rank, or what all ranks have."""
+        """Mark the file of ``receive`` as complete."""
         self._now_holds(self._receiving, step, rank=rank, is_replicated=is_replicated)
 
     def forget_others(self) -> None:
-        """Forget shares of other ranks: they have them now."""
+        """Discard shards of other ranks: they have them now."""
         for index, entry in enumerate(self._entries):
             if entry is not None and not entry.is_replicated and entry.rank != self._rank:
                 page.write(self._page, index, None)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def save_to(self, place: page.Place) -> bool:
-        """Say where the saver is to write checkpoints; return whether there is one."""
-        return self.saver is not None and page.write_place(self._page, place)
+    def save_to(self, destination: page.Destination) -> bool:
+        """Set where the saver writes checkpoints; return whether there is a saver."""
+        return self.saver is not None and page.write_destination(self._page, destination)
 
     def save(self, step: int) -> bool:
-        """Have the saver write the snapshot of a step; return whether it was asked to."""
+        """Request a checkpoint of a step from the saver; return whether that succeeded."""
         for index, entry in enumerate(self._entries):
             if entry is not None and entry.step == step and self.saver is not None:
                 return self.saver.save(index, step)
@@ -249,15 +249,15 @@ class Snapshots:
 
     @property
     def lacks_plan(self) -> bool:
-        """Whether the last snapshot is sharded, and stands otherwise than when plans were made."""
+        """Whether the last snapshot is sharded and its layout differs from the plans."""
         return self._last is not None and self._last.items != self._planned
 
     def plan(self, state: Mapping[str, Any], flat: Mapping[str, Any]) -> Plan | None:
-        """Return what this rank's file holds, for the first rank; None: it is another state.
+        """Return this rank's plan for rank 0; None: the last snapshot does not match the state.
 
         Args:
             state: the nested state dict of this rank.
-            flat: the same, flattened as DCP does it.
+            flat: the flat state dict.
         """
         if self._last is None:
             return None
@@ -265,14 +265,14 @@ class Snapshots:
         plan, keys = plan_of(state)
         if keys != [item.key for item in self._planned] or self._last.values_of(flat) is None:
             return None
-        return plan, places_of(plan, self._planned), digest(self._planned)
+        return plan, offsets_of(plan, self._planned), digest(self._planned)
 
     def use_plans(self, plans: list[Plan | None], step: int) -> None:
-        """Make the shares of all ranks a checkpoint, from the snapshot of a step on.
+        """Build the metadata of all shards on rank 0, for the newest snapshot and later ones.
 
         Args:
-            plans: of all ranks; none: this is not the first one.
-            step: the newest one, which is complete.
+            plans: of all ranks; empty on other ranks.
+            step: of the newest snapshot, which is complete.
         """
         known = [plan for plan in plans if plan is not None]
         if not known or len(known) < len(plans):
@@ -287,7 +287,7 @@ class Snapshots:
                 self._now_holds(index, step, rank=self._rank, is_replicated=False)
 
     def is_planned(self, step: int) -> bool:
-        """Return whether a sharded snapshot is a checkpoint, with those of the other ranks."""
+        """Return whether the layout of a sharded snapshot matches the plans of all ranks."""
         file = self.written(step)
         if file is None or file.items != self._planned:
             return False
@@ -299,14 +299,14 @@ class Snapshots:
             file.describe(self._description)
 
     def clear(self) -> None:
-        """Forget all snapshots: the ranks go on from another state."""
+        """Discard all snapshots: the ranks resume from another state."""
         for index in range(len(self._files)):
             page.write(self._page, index, None)
 
     def close(self) -> None:
-        """Let go of the memory; what it holds stays."""
+        """Close the descriptors; the agent keeps the content."""
         for file in self._files:
-            file.unpin()  # a replica may be sent from it yet: that keeps it mapped
+            file.unpin()  # a replica may still be sent from it, which keeps it mapped
         for fd in self._fds:
             os.close(fd)
         self._fds, self._files, self._last = (), [], None
@@ -329,7 +329,7 @@ class Snapshots:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, never nothing: torch's have hints below it."""
+    """Return the first line of an error, or its type: torch adds hints below it."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 

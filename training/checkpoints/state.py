@@ -1,4 +1,4 @@
-"""The state of a training script: what is saved of its objects, and how it comes back to them."""
+"""Collects the state of a script's objects, and loads it back into them."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,34 +13,34 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
-from .containers import MisfitError
+from .containers import LayoutMismatchError
 from .late_copy import local
 from .snapshot_file import SnapshotFile
 
 _LENIENT = dcp.StateDictOptions(strict=False)
-"""An optimizer has no state for a parameter that never had a gradient."""
+"""Not strict: an optimizer has no state for a parameter that never had a gradient."""
 KEYS = "ft_run_keys"
-"""Where a state dict has what DCP does not keep of its dictionaries: keys that are no texts, empty
-ones, and their kinds. ``MultiStepLR`` looks up numbers in a ``Counter``: with texts instead it
-would go on, and never change the rate again."""
+"""The key under which a state dict lists what DCP loses: dictionaries with keys that are not
+strings, empty ones, and their types. Without it, ``MultiStepLR``, which looks up numbers in a
+``Counter``, would silently never change the rate again."""
 _KINDS: dict[str, Any] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 _PLAIN = (str, int, float, type(None))
-"""Keys of other types become texts: what comes from other hosts may hold nothing else."""
+"""Keys of other types become strings: data from other hosts may contain plain types only."""
 _Path = tuple[str | int, ...]
 Saved = tuple[_Path, str, Sequence[int]]
-"""Of a value: where it is in a nested state dict, its type (such as ``float32``; empty: it is no
-tensor) and its shape."""
+"""Of a value: its path in the nested state dict, its type (e.g. ``float32``; empty: not a tensor)
+and its shape."""
 
 
 class State:
     """Objects with ``state_dict`` and ``load_state_dict``, by name."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        """Look at the objects.
+        """Check the objects.
 
         Raises:
-            TypeError: one has not these methods, or is of FSDP1, whose state has no DTensors.
-            ValueError: there is none, or a name has a dot.
+            TypeError: one lacks these methods, or uses FSDP1, whose state has no DTensors.
+            ValueError: there are no objects, or a name is invalid.
         """
         if not objects:
             raise ValueError(
@@ -67,13 +67,13 @@ class State:
                 )
         self.objects = dict(objects)
         self._initialised: list[Optimizer] = []
-        """Optimizers that were given state only to load into it."""
+        """Optimizers whose state was created only to load into it."""
         modules = {name: value for name, value in objects.items() if isinstance(value, nn.Module)}
-        candidates = [*modules.values(), _together(modules)]
+        candidates = [*modules.values(), _combined(modules)]
         self.owners: dict[str, nn.Module] = {}
-        """By the name of an optimizer: the module whose parameters it optimizes."""
+        """The module whose parameters an optimizer optimizes, by the optimizer's name."""
         for name, value in objects.items():
-            if isinstance(value, Optimizer) and _steps_alone(value):
+            if isinstance(value, Optimizer) and _needs_no_closure(value):
                 mine = set(map(id, _parameters(value)))
                 for module in candidates:
                     if mine <= set(map(id, module.parameters())):
@@ -86,9 +86,8 @@ class State:
         """Return the nested state dict, which shares the memory of the objects.
 
         Args:
-            only: the name of the one object that is asked for; None: all.
-            initialised: optimizers that get their state first, where they have none yet, so that
-                there is something to load into.
+            initialised: optimizers whose state is created first, to load into it.
+            only: collect only the object with this name; None: all.
         """
         found: dict[str, Any] = {}
         for name, value in self.objects.items():
@@ -102,12 +101,12 @@ class State:
                 with _without_gradients(value):
                     found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
             else:
-                with _as_it_is(value):
+                with _without_step(value):
                     found[name] = dcp.get_optimizer_state_dict(self.owners[name], value)
         return found
 
     def apply(self, state: Mapping[str, Any]) -> None:
-        """Give the objects the state of a nested state dict."""
+        """Load a nested state dict into the objects."""
         self._initialised.clear()
         for name, value in self.objects.items():
             mine = state.get(name, {})
@@ -122,34 +121,30 @@ class State:
                 value.load_state_dict(_without_keys(mine))
 
     def forget_initialised(self) -> None:
-        """Take the state from the optimizers that have it only to be loaded into: it was not."""
+        """Clear the state that was created only to load into it."""
         for optimizer in self._initialised:
             optimizer.state.clear()
         self._initialised.clear()
 
     def prepare(self, saved: Sequence[Saved]) -> dict[str, Any]:
-        """Return a nested state dict to load what was saved into.
-
-        Of objects that are neither modules nor optimizers of one it has nothing.
-        """
+        """Return a nested state dict to load into, of modules and their optimizers only."""
         those = frozenset(path[0] for path, *_ in saved if path[1:2] == ("state",))
         those &= self.owners.keys()
         for name in map(str, those):
             if not self.objects[name].state:
                 self._initialised.append(self.objects[name])
-                self._make_room(name, saved)
+                self._create_state(name, saved)
         state = self.collect(initialised=frozenset(map(str, those)))
         return {name: value for name, value in state.items() if self._is_of_torch(name)}
 
-    def _make_room(self, name: str, saved: Sequence[Saved]) -> None:
-        """Give an optimizer that has no state what was saved, to load into.
+    def _create_state(self, name: str, saved: Sequence[Saved]) -> None:
+        """Create the state of an optimizer that has none, to load into it.
 
-        DCP makes an optimizer step for that, which takes longer than all the rest, and not each can
-        (``SparseAdam``). It is left to DCP where parameters are sharded, and where the optimizer
-        that was saved is another one.
+        DCP would let the optimizer step, which is slow and not always possible (``SparseAdam``). It
+        still does if parameters are sharded, or the saved optimizer is of another kind.
         """
         optimizer = self.objects[name]
-        with _as_it_is(optimizer):
+        with _without_step(optimizer):
             found: Any = dcp.get_optimizer_state_dict(self.owners[name], optimizer)
         groups = found["param_groups"]
         mine = flatten({name: {"param_groups": groups}}).keys()
@@ -175,14 +170,14 @@ class State:
 
     @property
     def others(self) -> frozenset[str]:
-        """The names of objects that are neither modules nor optimizers of one."""
+        """Names of the objects that are neither modules nor their optimizers."""
         return frozenset(name for name in self.objects if not self._is_of_torch(name))
 
     def load(self, file: SnapshotFile, *, is_trusted: bool = True) -> "Loading":
-        """Begin to load a snapshot; nothing is changed before ``Loading.finish``.
+        """Check a snapshot against the objects; ``Loading.finish`` then loads it.
 
         Raises:
-            MisfitError: it is the state of other objects.
+            LayoutMismatchError: it belongs to other objects.
         """
         saved = {item.key: item for item in file.items}
         mine = flatten(self.prepare([(item.path, item.dtype, item.shape) for item in file.items]))
@@ -194,20 +189,22 @@ class State:
                 if found != (str(part.dtype).removeprefix("torch."), tuple(part.shape)):
                     there = f"{found[0]} {list(found[1])}" if found is not None else "missing"
                     now = f"{part.dtype} {list(part.shape)}".removeprefix("torch.")
-                    raise MisfitError(f"{key} is {there} in the snapshot, {now} in the script")
+                    raise LayoutMismatchError(
+                        f"{key} is {there} in the snapshot, {now} in the script"
+                    )
         values: dict[str, Any] = {}
         for index, item in enumerate(file.items):
             if item.path[0] not in self.objects:
-                raise MisfitError(f"{item.key} is in the snapshot, but not in the script")
+                raise LayoutMismatchError(f"{item.key} is in the snapshot, but not in the script")
             if not item.dtype:
                 values[item.key] = file.read(index, is_trusted=is_trusted)
             elif self._is_of_torch(str(item.path[0])) and item.key not in mine:
-                raise MisfitError(f"{item.key} is in the snapshot, but not in the script")
+                raise LayoutMismatchError(f"{item.key} is in the snapshot, but not in the script")
         return Loading(self, file, mine, values)
 
 
 class Loading:
-    """A snapshot that fits the objects."""
+    """A snapshot that matches the objects."""
 
     def __init__(
         self, state: State, file: SnapshotFile, mine: dict[str, Any], values: dict[str, Any]
@@ -216,7 +213,7 @@ class Loading:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Give the objects the state."""
+        """Load the snapshot into the objects."""
         nested: dict[str, Any] = {}
         for index, item in enumerate(self._file.items):
             value = self._values.get(item.key)
@@ -230,18 +227,18 @@ class Loading:
 
 
 def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested state dict as DCP flattens it."""
+    """Return a nested state dict, flattened by DCP."""
     planner = DefaultSavePlanner()
     planner.set_up_planner(dict(state), is_coordinator=True)
     return dict(planner.state_dict)
 
 
 def put(nested: dict[str, Any], path: _Path, value: Any) -> None:
-    """Put a value where its path leads, as DCP unflattens: numbers are positions in lists."""
+    """Set the value at a path, as DCP unflattens: numbers are indexes of lists."""
     place: Any = nested
     for key, following in zip(path, [*path[1:], None], strict=True):
         if isinstance(key, int):
-            place.extend({} for _ in range(len(place), key + 1))  # DCP leaves empty ones out
+            place.extend({} for _ in range(len(place), key + 1))  # DCP omits empty items
         present = place[key] if isinstance(key, int) else place.get(key)
         if following is None:
             place[key] = value
@@ -251,17 +248,17 @@ def put(nested: dict[str, Any], path: _Path, value: Any) -> None:
 
 
 def _with_keys(state: Any) -> Any:
-    """Return a state dict with what DCP does not keep of it, where there is any."""
-    found = [[list(path), *of] for path, *of in _odd_ones(state, ())]
+    """Return a state dict with a list of what DCP would lose, if anything."""
+    found = [[list(path), *of] for path, *of in _lossy_dicts(state, ())]
     return {**state, KEYS: found} if found else state
 
 
 def _without_keys(state: Any) -> Any:
-    """Return what ``_with_keys`` was given, of what DCP has kept of its answer."""
+    """Undo ``_with_keys`` after a state dict went through DCP."""
     if not isinstance(state, Mapping) or KEYS not in state:
         return state
     whole: dict[str, Any] = {"": {key: value for key, value in state.items() if key != KEYS}}
-    for path, kind, keys in reversed(state[KEYS]):  # the inner ones first: their paths are texts
+    for path, kind, keys in reversed(state[KEYS]):  # inner ones first: their paths are strings
         kept: Any = whole
         for key in ("", *path):
             kept = (dict(enumerate(kept)) if isinstance(key, int) else kept).get(key) or {}
@@ -269,21 +266,21 @@ def _without_keys(state: Any) -> Any:
     return whole[""]
 
 
-def _odd_ones(value: Any, path: _Path) -> Iterator[tuple[_Path, str, list[Any]]]:
-    """Yield of each dictionary that DCP does not give back as it is: its path, kind and keys."""
+def _lossy_dicts(value: Any, path: _Path) -> Iterator[tuple[_Path, str, list[Any]]]:
+    """Yield path, type and keys of each dictionary that DCP does not preserve."""
     if isinstance(value, Mapping):
         kind = type(value).__name__ if type(value) in _KINDS.values() else "dict"
         if not value or kind != "dict" or not all(isinstance(key, str) for key in value):
             yield path, kind, [key if isinstance(key, _PLAIN) else str(key) for key in value]
         for key, inner in value.items():
-            yield from _odd_ones(inner, (*path, str(key)))
+            yield from _lossy_dicts(inner, (*path, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _odd_ones(inner, (*path, index))
+            yield from _lossy_dicts(inner, (*path, index))
 
 
-def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Return a module that has all parameters of some: an optimizer may have those of several."""
+def _combined(modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Return one module with the parameters of several, for optimizers of several modules."""
     whole = nn.Module()
     for name, module in modules.items():
         if not hasattr(whole, name):
@@ -291,8 +288,8 @@ def _together(modules: Mapping[str, nn.Module]) -> nn.Module:
     return whole
 
 
-def _steps_alone(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer needs no closure, as LBFGS does: DCP has it step, to load it."""
+def _needs_no_closure(optimizer: Optimizer) -> bool:
+    """Return whether ``step`` works without a closure (LBFGS needs one): DCP calls it to load."""
     closure = signature(optimizer.step).parameters.get("closure")
     return closure is None or closure.default is not closure.empty
 
@@ -302,11 +299,8 @@ def _parameters(optimizer: Optimizer) -> list[Any]:
 
 
 @contextmanager
-def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
-    """Keep DCP from stepping an optimizer that has no state, to give it some.
-
-    A step without gradients is not nothing: Adam counts it.
-    """
+def _without_step(optimizer: Optimizer) -> Iterator[None]:
+    """Keep DCP from calling ``step`` to create the state of an optimizer: Adam counts steps."""
     parameters = _parameters(optimizer)
     if optimizer.state or any(p.grad is not None for p in parameters):
         yield
@@ -323,7 +317,7 @@ def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
-    """Have DCP give an optimizer state: it takes gradients for a sign that there is some."""
+    """Make DCP create the state of an optimizer, which it does only without gradients."""
     parameters = _parameters(optimizer)
     gradients = [p.grad for p in parameters]
     for parameter in parameters:

@@ -1,13 +1,11 @@
-"""Where the checkpoints of a job are, and how each becomes visible: whole, or not at all.
+"""Storage of checkpoints: each becomes visible as a whole or not at all.
 
-Both write them: the worker itself, and the saver that ``ft-run`` has for it. It imports no torch.
+Workers and the saver of ft-run use it. It does not import torch.
 
-A checkpoint in a folder has another name until it is complete, and again before it is removed:
-what has the name of a checkpoint is one. What fsspec reaches by a URL has no renaming; there a
-checkpoint is what has the metadata of one, which is written last and removed first.
-
-Several nodes may write one checkpoint. They meet here: each leaves marks beside it, which the
-others read.
+In a folder, a checkpoint has a temporary name until it is complete and while it is removed.
+Behind a URL (fsspec) there is no atomic rename: there a checkpoint is complete if it has the
+metadata file, which is written last and removed first. Several nodes that write one checkpoint
+coordinate by markers beside it.
 """
 
 import io
@@ -22,7 +20,7 @@ from typing import Any, Protocol
 
 LATEST = "latest"
 METADATA = ".metadata"
-"""The file of ``torch.distributed.checkpoint`` without which the others are of no use."""
+"""The metadata file of ``torch.distributed.checkpoint``."""
 UNFINISHED = ".writing"
 _MARKS = "marks"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -33,90 +31,88 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 _TRIES = 5
 _FIRST_PAUSE_S = 1.0
 _SYNC_BYTES = 1 << 30
-"""So many bytes of a file are made durable at a time: not all of a large one in one call."""
+"""A large file is synced after each of these many bytes."""
 
 
 class Storage(Protocol):
     """The checkpoints of one job."""
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints that are complete."""
+        """Return the steps of all complete checkpoints."""
 
     def clean(self) -> None:
-        """Remove what crashes have left."""
+        """Remove leftovers of crashes."""
 
     def path(self, step: int) -> str:
         """Return where the checkpoint of a step is, or will be."""
 
     def draft(self, step: int, attempt: str = "") -> str:
-        """Return where to write a checkpoint, which nothing reads before ``publish``.
+        """Return where to write a checkpoint before ``publish``.
 
         Args:
             step: of the checkpoint.
-            attempt: of several writers at the same time, which one; letters, digits and dashes.
+            attempt: distinguishes concurrent writers; letters, digits and dashes.
         """
 
     def begin(self, draft: str) -> None:
-        """Make room for a checkpoint; what is there of an earlier attempt is removed."""
+        """Create an empty draft; an earlier one is removed."""
 
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint; it is durable when this returns.
 
         Args:
-            draft: where the checkpoint is written.
+            draft: from ``draft``.
             name: of the file.
-            write: writes it, to what takes bytes by ``write``; it may be called again.
+            write: called with an object that has ``write``; may be called again.
         """
 
     def has(self, draft: str) -> bool:
-        """Return whether there is something at a draft; what was published has left a folder's."""
+        """Return whether a draft exists; in a folder, a published one does not."""
 
     def publish(self, step: int, draft: str, keep: int) -> None:
-        """Make a checkpoint visible and the latest; of the older ones keep some.
-
-        Done again, it changes nothing.
+        """Make a checkpoint visible and the latest, and remove old ones. It is idempotent.
 
         Args:
             step: of the checkpoint.
-            draft: where it was written.
-            keep: how many checkpoints stay.
+            draft: from ``draft``.
+            keep: number of checkpoints to keep.
         """
 
     def abandon(self, draft: str) -> None:
-        """Remove what was written of a checkpoint that will not be complete."""
+        """Remove a draft."""
 
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        """Tell the other writers of a checkpoint something; it is durable when this returns.
+        """Write a marker for the other writers; it is durable when this returns.
 
         Args:
             step: of the checkpoint.
-            attempt: as of its draft.
-            name: of the mark.
-            data: what is told.
+            attempt: of the draft.
+            name: of the marker.
+            data: content of the marker.
         """
 
     def marks(self, step: int, attempt: str) -> list[str]:
-        """Return the names of all marks of an attempt."""
+        """Return the names of all markers of an attempt."""
 
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        """Return what a mark tells; not all of it while it is written."""
+        """Return the content of a marker; it may be truncated while it is written."""
 
     def unmark(self, step: int, attempt: str) -> None:
-        """Remove all marks of an attempt."""
+        """Remove all markers of an attempt."""
 
 
 def file_of(rank: int) -> str:
-    """Return the name of the file with a rank's share, as DCP has it."""
+    """Return DCP's name of the file of a rank."""
     return f"__{rank}_0.distcp"
 
 
 def of_bytes(data: bytes) -> "Callable[[Any], object]":
-    """Return what writes a file that has some bytes."""
+    """Return a function that writes bytes to a file."""
     return lambda file: file.write(data)
 
 
 def is_url(folder: str) -> bool:
-    """Return whether a folder is one of fsspec's."""
+    """Return whether a folder is a URL for fsspec."""
     return _URL.match(folder) is not None
 
 
@@ -124,7 +120,7 @@ def open_storage(folder: str) -> Storage:
     """Return the checkpoints in a folder, or under a URL.
 
     Raises:
-        ValueError: fsspec is not installed, or does not know such a URL.
+        ValueError: fsspec is not installed, or does not support the URL.
     """
     return UrlStorage(folder) if is_url(folder) else LocalStorage(folder)
 
@@ -133,16 +129,16 @@ class LocalStorage:
     """Checkpoints in a folder."""
 
     def __init__(self, folder: "str | os.PathLike[str]") -> None:
-        """Use a folder, which need not exist yet."""
+        """Use a folder; it need not exist yet."""
         self._folder = Path(folder)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints that are complete."""
+        """Return the steps of all complete checkpoints."""
         matches = (_NAME.fullmatch(name) for name in self._names())
         return [int(match[1]) for match in matches if match]
 
     def clean(self) -> None:
-        """Remove what crashes have left."""
+        """Remove leftovers of crashes."""
         self._clean(None)
 
     def path(self, step: int) -> str:
@@ -150,11 +146,11 @@ class LocalStorage:
         return str(self._folder / _name(step))
 
     def draft(self, step: int, attempt: str = "") -> str:
-        """Return the folder to write a checkpoint to."""
+        """Return the temporary folder of a checkpoint."""
         return str(self._hidden(step, attempt, "writing"))
 
     def begin(self, draft: str) -> None:
-        """Make the folder to write to, empty."""
+        """Create the temporary folder, empty."""
         self._folder.mkdir(parents=True, exist_ok=True)
         _remove(Path(draft))
         os.mkdir(draft)
@@ -164,18 +160,18 @@ class LocalStorage:
         _write_file(Path(draft), name, write)
 
     def has(self, draft: str) -> bool:
-        """Return whether there is a folder to write to."""
+        """Return whether the temporary folder exists."""
         return os.path.isdir(draft)
 
     def publish(self, step: int, draft: str, keep: int) -> None:
-        """Make a checkpoint visible and the latest; remove older ones than the newest ``keep``."""
+        """Make a checkpoint visible and the latest; remove all but the newest ``keep``."""
         path = Path(self.path(step))
-        if self.has(draft) or not path.exists():  # else a saver has died that had come so far
+        if self.has(draft) or not path.exists():  # else a killed saver has renamed it already
             for name in os.listdir(draft):
-                if name.endswith(UNFINISHED):  # of a saver that has died, and was begun again
+                if name.endswith(UNFINISHED):  # left by a killed saver
                     os.unlink(os.path.join(draft, name))
             _sync(draft)
-            if path.exists():  # of before the steps were done once more
+            if path.exists():  # an older checkpoint of the same step
                 self._retire(step)
             os.rename(draft, path)
         _sync(self._folder)
@@ -187,51 +183,51 @@ class LocalStorage:
         self._clean(step)
 
     def abandon(self, draft: str) -> None:
-        """Remove what was written of a checkpoint that will not be complete."""
+        """Remove a draft."""
         _remove(Path(draft))
 
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        """Tell the other writers of a checkpoint something."""
+        """Write a marker for the other writers."""
         folder = self._hidden(step, attempt, _MARKS)
         folder.mkdir(parents=True, exist_ok=True)
         _write_file(folder, name, of_bytes(data))
 
     def marks(self, step: int, attempt: str) -> list[str]:
-        """Return the names of all marks of an attempt."""
+        """Return the names of all markers of an attempt."""
         folder = self._hidden(step, attempt, _MARKS)
         try:
-            # A network file system keeps the names for a while, but not after a change.
+            # A change makes network file systems refresh their cached names.
             os.utime(folder)
             return [name for name in os.listdir(folder) if not name.startswith(".")]
         except FileNotFoundError:
             return []
 
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        """Return what a mark tells."""
+        """Return the content of a marker."""
         return (self._hidden(step, attempt, _MARKS) / name).read_bytes()
 
     def unmark(self, step: int, attempt: str) -> None:
-        """Remove all marks of an attempt."""
+        """Remove all markers of an attempt."""
         _remove(self._hidden(step, attempt, _MARKS))
 
     def _clean(self, until: int | None) -> None:
-        """Remove what is left of checkpoints up to a step; None: of all, as there is no writer."""
+        """Remove leftovers of steps up to one; None: all, when nothing is writing."""
         for name in self._names():
             if _is_left(name, until):
-                with suppress(OSError):  # a folder to read from only: it harms none
+                with suppress(OSError):  # a read-only folder
                     _remove(self._folder / name)
 
     def _retire(self, step: int) -> None:
         hidden = self._hidden(step, "", "removing")
         _remove(hidden)
-        with suppress(FileNotFoundError):  # another writer of the job has done it
+        with suppress(FileNotFoundError):  # another writer has removed it
             os.rename(self.path(step), hidden)
         _remove(hidden)
 
     def _names(self) -> list[str]:
         try:
             return os.listdir(self._folder)
-        except (FileNotFoundError, NotADirectoryError):  # what is saved there will say so
+        except (FileNotFoundError, NotADirectoryError):  # saving there fails with a clear error
             return []
 
     def _hidden(self, step: int, attempt: str, what: str) -> Path:
@@ -239,13 +235,13 @@ class LocalStorage:
 
 
 class UrlStorage:
-    """Checkpoints at a place that fsspec reaches. What fails is tried again, some times."""
+    """Checkpoints behind a URL of fsspec; failed operations are retried."""
 
     def __init__(self, url: str) -> None:
         """Find the file system.
 
         Raises:
-            ValueError: fsspec is not installed, or does not know such a URL.
+            ValueError: fsspec is not installed, or does not support the URL.
         """
         install = "pip install 'ft-run[storage]'"
         try:
@@ -257,19 +253,19 @@ class UrlStorage:
             self._fs, self._root = url_to_fs(self._url)
         except (ImportError, ValueError) as error:
             raise ValueError(
-                f"fsspec cannot open {url}: {words_of(error).rstrip('.')}; expected a folder path, "
+                f"fsspec cannot open {url}: {one_line(error).rstrip('.')}; expected a folder path, "
                 f"or a URL whose file system is installed ({install} and its package)"
             ) from None
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints that are complete."""
+        """Return the steps of all complete checkpoints."""
         return [step for step in self._begun() if self._is_complete(step)]
 
     def clean(self) -> None:
-        """Remove what crashes have left."""
+        """Remove leftovers of crashes."""
         for step in self._begun():
             if not self._is_complete(step):
-                with suppress(Exception):  # to read from only: it harms none
+                with suppress(Exception):  # read-only storage
                     self._fs.rm(self._at(step), recursive=True)
         self._clean(None)
 
@@ -282,9 +278,9 @@ class UrlStorage:
         return self.path(step)
 
     def begin(self, draft: str) -> None:
-        """Remove what is there."""
+        """Remove an earlier draft."""
         self._remove(self._fs._strip_protocol(draft))
-        _again(lambda: self._fs.makedirs(self._fs._strip_protocol(draft), exist_ok=True))
+        _retry(lambda: self._fs.makedirs(self._fs._strip_protocol(draft), exist_ok=True))
 
     def put(self, draft: str, name: str, write: "Callable[[Any], object]") -> None:
         """Write a file of a checkpoint."""
@@ -294,56 +290,56 @@ class UrlStorage:
             with self._fs.open(at, "wb") as file:
                 write(file)
 
-        _again(write_all)
+        _retry(write_all)
 
     def has(self, draft: str) -> bool:
-        """Return whether there is something; also when it is visible."""
+        """Return whether there is a draft or a checkpoint."""
         self._fs.invalidate_cache()
-        return bool(_again(lambda: self._fs.exists(self._fs._strip_protocol(draft))))
+        return bool(_retry(lambda: self._fs.exists(self._fs._strip_protocol(draft))))
 
     def publish(self, step: int, draft: str, keep: int) -> None:
-        """Make a checkpoint the latest; it is visible since its metadata was written."""
+        """Make a checkpoint the latest; it became visible with its metadata."""
         del draft
         self._fs.invalidate_cache()
         name = f"{_name(step)}\n".encode()
-        _again(lambda: self._fs.pipe_file(f"{self._root}/{LATEST}", name))
+        _retry(lambda: self._fs.pipe_file(f"{self._root}/{LATEST}", name))
         others = sorted(other for other in self.steps() if other < step)
         for old in others[: len(others) + 1 - keep]:
             self._remove(self._at(old))
         self._clean(step)
 
     def abandon(self, draft: str) -> None:
-        """Remove what was written of a checkpoint that will not be complete."""
+        """Remove a draft."""
         self._remove(self._fs._strip_protocol(draft))
 
     def mark(self, step: int, attempt: str, name: str, data: bytes) -> None:
-        """Tell the other writers of a checkpoint something."""
+        """Write a marker for the other writers."""
         folder = self._marks(step, attempt)
-        _again(lambda: self._fs.makedirs(folder, exist_ok=True))
+        _retry(lambda: self._fs.makedirs(folder, exist_ok=True))
         self.put(folder, name, of_bytes(data))
 
     def marks(self, step: int, attempt: str) -> list[str]:
-        """Return the names of all marks of an attempt."""
+        """Return the names of all markers of an attempt."""
         return self._names(self._marks(step, attempt))
 
     def read_mark(self, step: int, attempt: str, name: str) -> bytes:
-        """Return what a mark tells."""
+        """Return the content of a marker."""
         at = f"{self._marks(step, attempt)}/{name}"
-        return bytes(_again(lambda: self._fs.cat_file(at)))
+        return bytes(_retry(lambda: self._fs.cat_file(at)))
 
     def unmark(self, step: int, attempt: str) -> None:
-        """Remove all marks of an attempt."""
+        """Remove all markers of an attempt."""
         self._remove(self._marks(step, attempt))
 
     def _clean(self, until: int | None) -> None:
-        """Remove what is left of marks up to a step; None: of all, as there is no writer."""
+        """Remove markers of steps up to one; None: all, when nothing is writing."""
         for name in self._names(self._root):
             if _is_left(name, until):
-                with suppress(Exception):  # to read from only: it harms none
+                with suppress(Exception):  # read-only storage
                     self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def _remove(self, at: str) -> None:
-        """Remove a checkpoint, or a part of one; first of all it is none any more."""
+        """Remove a checkpoint or a part of one, the metadata first."""
 
         def remove() -> None:
             self._fs.invalidate_cache()
@@ -351,7 +347,7 @@ class UrlStorage:
                 with suppress(FileNotFoundError):
                     self._fs.rm(path, recursive=True)
 
-        _again(remove)
+        _retry(remove)
 
     def _begun(self) -> list[int]:
         matches = (_NAME.fullmatch(name) for name in self._names(self._root))
@@ -360,13 +356,13 @@ class UrlStorage:
     def _names(self, at: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            paths = _again(lambda: self._fs.ls(at, detail=False))
+            paths = _retry(lambda: self._fs.ls(at, detail=False))
         except FileNotFoundError:
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
 
     def _is_complete(self, step: int) -> bool:
-        return bool(_again(lambda: self._fs.exists(f"{self._at(step)}/{METADATA}")))
+        return bool(_retry(lambda: self._fs.exists(f"{self._at(step)}/{METADATA}")))
 
     def _at(self, step: int) -> str:
         return f"{self._root}/{_name(step)}"
@@ -375,34 +371,34 @@ class UrlStorage:
         return f"{self._root}/.{_name(step)}.{attempt}.{_MARKS}"
 
 
-def words_of(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error in one line."""
     lines = filter(None, map(str.strip, str(error).splitlines()))
     return next(lines, type(error).__name__)
 
 
 def _is_left(name: str, until: int | None) -> bool:
-    """Return whether something is left of a checkpoint up to a step; None: of any."""
+    """Return whether a name is a leftover of a step up to one; None: of any step."""
     match = _LEFTOVER.fullmatch(name)
     if match is None or until is None:
         return match is not None
     step = int(match[1] or 0)
-    return step < until or (step == until and match[3] != _MARKS)  # those are still read
+    return step < until or (step == until and match[3] != _MARKS)  # its markers are still read
 
 
 def _name(step: int) -> str:
     return f"step-{step:08}"
 
 
-def _again(action: Callable[[], Any]) -> Any:
-    """Do something that may fail for a moment; some failures would only come again."""
+def _retry(action: Callable[[], Any]) -> Any:
+    """Retry an operation, except after permanent errors."""
     pause_s = _FIRST_PAUSE_S
     for left in reversed(range(_TRIES)):
         try:
             return action()
         except Exception as error:
-            lasts = (ImportError, ValueError, FileNotFoundError, PermissionError)
-            if not left or isinstance(error, lasts):
+            permanent = (ImportError, ValueError, FileNotFoundError, PermissionError)
+            if not left or isinstance(error, permanent):
                 raise
         time.sleep(pause_s)
         pause_s *= 2
@@ -410,8 +406,8 @@ def _again(action: Callable[[], Any]) -> Any:
 
 
 def _write_file(folder: Path, name: str, write: "Callable[[Any], object]") -> None:
-    """Write a file under another name, and give it its own when it is durable."""
-    # Of several processes each has its own, since the last one is as good as the first.
+    """Write a file under a temporary name, and rename it when it is durable."""
+    # Each process has its own; it does not matter whose file wins.
     hidden = folder / f".{name.removeprefix('.')}.{os.getpid()}{UNFINISHED}"
     try:
         with open(hidden, "wb") as file:
@@ -426,7 +422,7 @@ def _write_file(folder: Path, name: str, write: "Callable[[Any], object]") -> No
 
 
 class _DurableFile:
-    """A file that is made durable while it is written."""
+    """A file that is synced while it is written."""
 
     def __init__(self, file: "io.BufferedWriter") -> None:
         self._file, self._unsynced = file, 0
@@ -439,7 +435,7 @@ class _DurableFile:
         return len(data)
 
     def sync(self) -> None:
-        """Return when all that was written is durable."""
+        """Make everything written so far durable."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._unsynced = 0

@@ -1,4 +1,4 @@
-"""What a worker and the agent of its node share: hooks, pages of memory, sockets.
+"""The interface between a worker and the agent of its node: hooks, memory pages, sockets.
 
-It imports no torch. The agent uses it too.
+Workers and the agent import it. It does not import torch.
 """

@@ -1,4 +1,4 @@
-"""How a worker finds the ft-run that started it: by sockets whose names are in no folder."""
+"""Connects a worker to its agent over abstract Unix sockets."""
 
 import os
 import socket
@@ -10,21 +10,21 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def address_of(what: str, pid: int) -> bytes:
-    """Return the address at which an agent answers its workers.
+    """Return the address of one of an agent's sockets.
 
     Args:
-        what: is asked for there.
-        pid: the agent's process id, in the namespace of this process.
+        what: the purpose of the socket.
+        pid: of the agent, in the PID namespace of this process.
     """
     namespace = os.stat("/proc/self/ns/pid").st_ino
     return f"\0ft-run-{what}-{namespace}-{pid}".encode()
 
 
 def connect(address: bytes) -> socket.socket:
-    """Return a connection to an agent, which may be waited for some seconds at most.
+    """Return a connection to an agent, with a time-out of 10 s per operation.
 
     Raises:
-        OSError: there is none.
+        OSError: no agent of this user or of root listens there.
     """
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -39,7 +39,7 @@ def connect(address: bytes) -> socket.socket:
 
 
 def is_trusted(channel: socket.socket) -> bool:
-    """Return whether the other end is this user's, or root's: any user may take a free name."""
+    """Return whether the peer is this user or root: any user can bind a free name."""
     data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(data)[1] in (0, os.geteuid())
 
@@ -51,7 +51,7 @@ def ancestors() -> Iterator[int]:
         yield pid
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # The name in brackets may hold anything, also brackets.
+                # The command name in parentheses may itself contain parentheses.
                 pid = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, ValueError):
             return

@@ -1,12 +1,12 @@
-"""Runs in a worker that is watched: says how far it is, and writes its stacks when it is asked.
+"""Runs in a watched worker: reports its progress, and writes its stacks on a signal.
 
-The worker shares a page of memory with the agent, which holds it as a file without a name. Each
-number there is written by one aligned store of 8 bytes, so that the agent reads no half of one.
-Only the worker's own process writes, none that it forks or starts.
+The worker and the agent share a page of memory (a memfd). Each number there is written by one
+aligned store of 8 bytes, so the agent never reads half of one. Only the worker's own process
+writes, not processes that it forks or starts.
 
-It also has torch wait for its store (``await_store``), as in workers that are forked with torch.
+It also makes torch wait until its store listens (``await_store``).
 
-This file is also run by path, in interpreters that have no ft-run: it imports nothing of it.
+This file is also run by path, in interpreters without ft-run: it must not import ft-run.
 """
 
 import os
@@ -17,99 +17,100 @@ from collections.abc import Callable
 from typing import Any
 
 NAME = "_ft_run_hook"
-"""The module by which ``ft_run.training`` finds it."""
+"""The name in ``sys.modules`` under which ``ft_run.training`` finds it."""
 
 PAGE_BYTES = 4096
 STACKS_SIGNAL = 62
-"""A real-time signal (``SIGRTMAX - 2``): all stacks are written on it."""
+"""A real-time signal (``SIGRTMAX - 2``) on which all stacks are written."""
 
 PID, STEPS, LAST_NS, LONGEST_NS, TICKS, STACKS_FD = range(6)
-"""Where in the page, in words of 8 bytes: the process that is watched, 0 while there is none; the
-steps that are done; the time of the last sign of progress (CLOCK_MONOTONIC, 0: none yet); the
-longest time between two of them; how many there were; the descriptor that stacks are written to."""
+"""Indexes of 8-byte words in the page: the process id (0: none yet); completed steps; the time of
+the last progress (CLOCK_MONOTONIC, 0: none yet); the longest time between two of them; their
+number; the descriptor to which stacks are written."""
 
 FURTHEST, MARK_NS, MARK_STEPS, BEFORE_NS, BEFORE_STEPS = range(6, 11)
-"""The highest step that the script has said, and 1, 0: it says none; when the last stretch of time
-of ``STRETCH_NS`` or more began, and with how many steps, and the same for the one before it: how
-many steps a second are done follows from that."""
+"""The highest step that the script has reported plus 1 (0: it reports none); start time and steps
+of the last interval of at least ``STRETCH_NS``, and of the one before it: the steps per second
+follow from these."""
 STRETCH_NS = 10_000_000_000
 
 PAGE_FILE, STACKS_FILE = "/memfd:ft-run-page", "/memfd:ft-run-stacks"
-"""What links to them in /proc say."""
+"""Their names in /proc/PID/fd."""
 _OPTIMIZERS = "torch.optim.optimizer"
 _LOADERS = "torch.utils.data.dataloader"
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _STORE_WAIT_S = 60.0
-"""The longest wait for torch's store; then torch does what it does without it."""
+"""The longest wait for torch's store; then torch connects as usual."""
 _FD_MIN = 100
-"""Far from what programs take for the next free descriptor."""
+"""Above the descriptors that programs usually get."""
 
 
 class Hook:
     """The worker's side of the page."""
 
     def __init__(self, page: Any) -> None:
-        """Watch this process.
+        """Initialize the page for this process.
 
         Args:
-            page: a ``memoryview`` of words of 8 bytes.
+            page: a ``memoryview`` of 8-byte words.
         """
         self._page = page
         self._pid = os.getpid()
-        self._says_steps = False
+        self._reports_steps = False
         self._outermost: tuple[object, Any] | None = None
-        """The optimizer that is stepping, and the frame in which it does."""
+        """The optimizer that is stepping, and its frame."""
         self._stepped: dict[int, Any] = {}
-        """By their id, the optimizers that have stepped since a step began."""
+        """Optimizers that have stepped since the current step began, by id."""
         for word in range(FURTHEST, BEFORE_STEPS + 1):
             page[word] = 0
         page[STEPS] = page[LAST_NS] = page[LONGEST_NS] = page[TICKS] = 0
         page[PID] = self._pid
 
     def progress(self, step: int) -> None:
-        """Take note that the script gets on; of its own number of steps unless that is -1."""
+        """Record progress, and the script's number of steps unless it is -1."""
         if os.getpid() != self._pid:
             return
         if step >= 0:
-            if not self._says_steps:
-                self._says_steps = True
-                self._page[MARK_NS] = 0  # until now others were counted
+            if not self._reports_steps:
+                self._reports_steps = True
+                self._page[MARK_NS] = 0  # so far optimizer steps were counted
             self._page[STEPS] = step
             if step >= self._page[FURTHEST]:
                 self._page[FURTHEST] = step + 1
         self._tick()
 
     def before_step(self, optimizer: object, *_: object) -> None:
-        """An optimizer begins a step; it may be inside the step of another, which wraps it."""
+        """Record that an optimizer begins a step, maybe inside that of its wrapper."""
         frame = sys._getframe(1)
         outermost = self._outermost
-        # One that raised an exception in its step has never ended it.
+        # An optimizer whose step raised an exception never ends it.
         if outermost is None or outermost[0] is optimizer or not _is_running(outermost[1], frame):
             self._outermost = optimizer, frame
 
     def after_step(self, optimizer: object, *_: object) -> None:
-        """An optimizer has done a step."""
+        """Record that an optimizer has ended a step."""
         if self._outermost is None or self._outermost[0] is not optimizer:
             return
         self._outermost = None
         if os.getpid() != self._pid:
             return
-        if self._is_new_step(optimizer) and not self._says_steps:
+        if self._is_new_step(optimizer) and not self._reports_steps:
             self._page[STEPS] += 1
         self._tick()
 
     def batch(self) -> None:
-        """A data loader has given a batch: evaluation and accumulation get on without a step.
+        """Record a batch of a data loader: progress in evaluation and gradient accumulation.
 
-        Before the first step it says nothing: that step may be compiled for minutes.
+        It is ignored before the first step, which may be compiled for minutes.
         """
         if self._page[TICKS] and os.getpid() == self._pid:
             self._tick()
 
     def _is_new_step(self, optimizer: object) -> bool:
-        """Return whether a step begins: optimizers that take turns are as the one that steps most.
+        """Return whether an optimizer step counts as a step of the script.
 
-        One that is made for each batch, and is gone after it, takes no turns with the next one.
+        Of several optimizers that alternate, the one that steps most counts. Optimizers that are
+        created for each batch each count.
         """
         number, stepped = id(optimizer), self._stepped
         known = stepped.get(number)
@@ -146,13 +147,13 @@ for _function in (Hook.before_step, Hook.after_step):
 
 
 class _Finder:
-    """Waits on ``sys.meta_path`` for the import of parts of torch, and is gone after the last."""
+    """A finder on ``sys.meta_path`` that patches modules on import, and then removes itself."""
 
     def __init__(self, awaited: dict[str, Callable[[Any], None]]) -> None:
         self._awaited = awaited
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as it would be found, and have it changed when it is loaded."""
+        """Find a module with the other finders, and patch it after loading."""
         if name not in self._awaited:
             return None
         change = self._awaited.pop(name)
@@ -178,7 +179,7 @@ def _after_loading(loader: Any, change: Callable[[Any], None]) -> None:
 
 
 def _when_loaded(changes: dict[str, Callable[[Any], None]]) -> None:
-    """Change modules, by their names: now, or when they are imported."""
+    """Patch modules by name, now or when they are imported."""
     awaited = {}
     for name, change in changes.items():
         if (loaded := sys.modules.get(name)) is not None:
@@ -219,7 +220,7 @@ def _is_running(frame: Any, inner: Any) -> bool:
 
 
 def install_or_say(page_fd: int, stacks_fd: int) -> None:
-    """Begin to watch, or say why not: a worker that is not watched is better than none."""
+    """Install the hooks, or log why not: the worker runs in any case."""
     try:
         install(page_fd, stacks_fd)
     except Exception as error:
@@ -228,23 +229,23 @@ def install_or_say(page_fd: int, stacks_fd: int) -> None:
 
 
 def install(page_fd: int, stacks_fd: int) -> None:
-    """Begin to watch this process, unless another one that lives is watched on the same page.
+    """Install the hooks in this process, unless another live process uses the same page.
 
     Args:
-        page_fd: the page; the caller may close it.
-        stacks_fd: the file for stacks; the same, as it is kept under another number.
+        page_fd: of the page; the caller may close it.
+        stacks_fd: of the file for stacks; the caller may close it.
 
     Raises:
-        OSError: the descriptors are not what they should be, or the kernel refuses.
+        OSError: a descriptor is invalid, or the kernel refuses.
     """
     import faulthandler
     import fcntl
     import mmap
 
-    # The variable may have come to a process that has not inherited the descriptors.
+    # A process may have inherited the variable without the descriptors.
     if not os.readlink(f"/proc/self/fd/{page_fd}").startswith(PAGE_FILE):
         raise OSError(f"descriptor {page_fd} is not the page that is shared with ft-run")
-    # A map keeps a duplicate of its descriptor, with the lowest number that is free.
+    # mmap keeps a duplicate of the descriptor, with the lowest free number.
     fillers = [os.dup(page_fd)]
     while fillers[-1] < _FD_MIN:
         fillers.append(os.dup(page_fd))
@@ -273,11 +274,11 @@ def install(page_fd: int, stacks_fd: int) -> None:
 
 
 def await_store() -> None:
-    """Where torch is loaded, have ranks connect to its store when that listens, and not before.
+    """If torch is loaded, make ranks wait until its store listens before they connect.
 
-    All ranks begin at the same moment, and one of them hosts the store (or a process of its own
-    does). A connection that comes too early is refused, and torch tries again after 0.25 to 0.75 s,
-    then ever later. That is more than all else that a restart takes with a fork server.
+    All ranks start at the same moment, and one of them hosts the store. A connection that is too
+    early is refused, and torch retries after 0.25 to 0.75 s: longer than the rest of a restart with
+    a fork server.
     """
     if (rendezvous := sys.modules.get(_RENDEZVOUS)) is not None:
         _await_before_connecting(rendezvous)
@@ -293,7 +294,7 @@ def _await_before_connecting(rendezvous: Any) -> None:
             host, port, rank, ranks, timeout = arguments[:5]
             if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                 _await(host, port, ranks, min(_STORE_WAIT_S, timeout.total_seconds() / 4))
-        except Exception:  # noqa: S110 - torch says what is wrong with its arguments and the address
+        except Exception:  # noqa: S110 - torch reports errors in its arguments and the address
             pass
         return create(*arguments, **named)
 
@@ -303,18 +304,18 @@ def _await_before_connecting(rendezvous: Any) -> None:
 
 
 def _await(host: str, port: int, ranks: int, limit_s: float) -> None:
-    """Return when an address accepts connections, or after a time.
+    """Wait until an address accepts connections, up to a limit.
 
-    The store takes a connection without a word for one of a client that is gone, which it may be.
+    The store ignores a connection that is closed without data.
 
     Args:
-        host: where.
-        port: likewise.
-        ranks: of the job; all of them together ask 10,000 times a second at most.
-        limit_s: how long it may take.
+        host: of the store.
+        port: of the store.
+        ranks: of the job; together they try at most 10,000 times a second.
+        limit_s: maximum time to wait.
 
     Raises:
-        OSError: there is something other than nothing that listens yet.
+        OSError: the connection failed, other than by being refused.
     """
     deadline = time.monotonic() + limit_s
     shortest_s = pause_s = 0.002 + ranks / 10_000

@@ -1,7 +1,7 @@
-"""Asks the ft-run that started this worker whether nodes of the job will be gone soon.
+"""The worker's side of preemption notices.
 
-The agent says so in a page of memory, which it holds as a file without a name. Each number there is
-written by one aligned store of 8 bytes, so that no half of one is read.
+The agent publishes a notice in a page of memory (a memfd). Each number there is written by one
+aligned store of 8 bytes, so readers never see half of one.
 """
 
 import mmap
@@ -16,87 +16,91 @@ from .agent_socket import ancestors, connect
 PAGE_BYTES = 4096
 
 UNTIL_NS, IS_WHOLE, SAVES = range(3)
-"""Where in the page, in words of 8 bytes: until when the ranks may take their time to leave one
-state (CLOCK_MONOTONIC; 0: no node will be gone); 1 where all nodes of the job will be gone, so that
-nothing in memory stays; 1 where that is to be written to storage then."""
+"""Indexes of 8-byte words in the page: the deadline until which ranks may save a consistent
+snapshot (CLOCK_MONOTONIC; 0: no notice); 1 if all nodes of the job are being preempted, so that
+nothing in memory survives; 1 if the state must then be written to storage."""
 MAGIC = b"ftrnotc1"
 REQUEST = struct.Struct("<8sIIq")
-"""What a worker says: ``MAGIC``, its rank, what it wants, and after ``LEFT`` how many steps. It is
-answered with ``MAGIC`` and the page as a descriptor, after ``LEFT`` with ``MAGIC`` alone."""
+"""A worker's request: ``MAGIC``, its rank, the kind, and after ``LEFT`` the completed steps. The
+answer is ``MAGIC`` with the page as a descriptor; after ``LEFT``, ``MAGIC`` alone."""
 ASK, KEEP, LEFT = range(3)
-"""It asks for the page; it asks, and will leave the state of a step; it has left it."""
+"""Kinds of requests: get the page; get it, and save a snapshot on notice; report it saved."""
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 def address_of(pid: int) -> bytes:
-    """Return the address at which the agent of a process id hands out the page."""
+    """Return the socket address at which the agent with a process id hands out the page."""
     return agent_socket.address_of("notices", pid)
 
 
 class Notice:
-    """What the agent of this node says of nodes that will be gone."""
+    """The preemption notice of this node's agent."""
 
     def __init__(self, pid: int, page_fd: int, rank: int) -> None:
-        """Read a page.
+        """Map the page.
 
         Args:
-            pid: the agent.
-            page_fd: from it; the caller closes it.
+            pid: of the agent.
+            page_fd: of the page; the caller closes it.
             rank: of this process.
         """
         self._pid, self._rank = pid, rank
         self._page = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
-        self._over_ns = 0
-        """The order that this process has obeyed."""
+        self._obeyed_ns = 0
+        """The deadline of the notice that this process has obeyed."""
 
     @property
     def is_given(self) -> bool:
-        """Whether nodes will be gone."""
+        """Whether nodes of this job are being preempted."""
         return bool(self._page[UNTIL_NS])
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all nodes of the job will be gone."""
+    def is_whole_job(self) -> bool:
+        """Whether all nodes of this job are being preempted."""
         return bool(self._page[IS_WHOLE])
 
     @property
     def saves(self) -> bool:
-        """Whether what would be lost is to be written to storage."""
+        """Whether state that would be lost is to be written to storage."""
         return bool(self._page[SAVES])
 
     @property
     def code(self) -> int:
-        """Return what is to be done: 0 nothing, 1 leave a state, 2 leave one that lasts."""
+        """0: nothing to do; 1: save a consistent snapshot; 2: save it to storage."""
         until = self._page[UNTIL_NS]
-        return 0 if until in (0, self._over_ns) else 1 + int(self.is_whole)
+        return 0 if until in (0, self._obeyed_ns) else 1 + int(self.is_whole_job)
 
-    def left(self, step: int) -> None:
-        """Say that this rank has left its share of the state of a step."""
-        self._over_ns = self._page[UNTIL_NS]
-        _say(self._pid, self._rank, LEFT, step)
+    def report_saved(self, step: int) -> None:
+        """Report to the agent that this rank has saved its shard of a step."""
+        self._obeyed_ns = self._page[UNTIL_NS]
+        _request(self._pid, self._rank, LEFT, step)
 
-    def wait(self, *, is_whole: bool) -> bool:
-        """Wait to be stopped; return whether all nodes will be gone, where not all were before.
+    def wait(self, *, is_whole_job: bool) -> bool:
+        """Wait to be stopped, until the deadline of the notice.
 
-        It ends when the time of the order is over: then training goes on.
+        Args:
+            is_whole_job: whether the notice covers all nodes already.
+
+        Returns:
+            True as soon as it covers all nodes; False at the deadline: training continues.
         """
         while time.monotonic_ns() < self._page[UNTIL_NS]:
-            if self.is_whole and not is_whole:
+            if self.is_whole_job and not is_whole_job:
                 return True
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return False
 
 
-def find_notice(rank: int, *, keeps: bool) -> Notice | None:
-    """Return what the agent of this process says; None: no ft-run started it.
+def find_notice(rank: int, *, will_save: bool) -> Notice | None:
+    """Return the notice of this process's agent; None: not started by ft-run.
 
     Args:
         rank: of this process.
-        keeps: it will leave the state of a step when it is told to.
+        will_save: whether it saves a snapshot on notice.
     """
     for pid in ancestors():
-        fds = _say(pid, rank, KEEP if keeps else ASK, 0)
+        fds = _request(pid, rank, KEEP if will_save else ASK, 0)
         if fds:
             notice = Notice(pid, fds[0], rank)
             for fd in fds:
@@ -105,8 +109,8 @@ def find_notice(rank: int, *, keeps: bool) -> Notice | None:
     return None
 
 
-def _say(pid: int, rank: int, kind: int, step: int) -> list[int]:
-    """Say something to an agent; return the descriptors that it answers with."""
+def _request(pid: int, rank: int, kind: int, step: int) -> list[int]:
+    """Send a request to an agent; return the descriptors of its answer, if any."""
     try:
         with connect(address_of(pid)) as channel:
             channel.send(REQUEST.pack(MAGIC, rank, kind, step))
@@ -120,17 +124,17 @@ def _say(pid: int, rank: int, kind: int, step: int) -> list[int]:
     return list(fds)
 
 
-class _Asked:
-    """The answer to ``preempted``, for this process."""
+class _Cached:
+    """The result of ``find_notice`` for ``preempted``."""
 
     notice: Notice | None = None
     pid = 0
-    """The process that has asked."""
+    """The process that has called it; a fork calls it again."""
 
 
 def preempted() -> bool:
-    """Return whether nodes of this job will be gone; it is described in the package."""
-    if _Asked.pid != os.getpid():
-        _Asked.pid = os.getpid()
-        _Asked.notice = find_notice(int(os.environ.get("RANK", "0")), keeps=False)
-    return _Asked.notice is not None and _Asked.notice.is_given
+    """Return whether nodes of this job are being preempted; see ``ft_run.training.preempted``."""
+    if _Cached.pid != os.getpid():
+        _Cached.pid = os.getpid()
+        _Cached.notice = find_notice(int(os.environ.get("RANK", "0")), will_save=False)
+    return _Cached.notice is not None and _Cached.notice.is_given

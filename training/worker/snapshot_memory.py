@@ -1,4 +1,4 @@
-"""Asks the ft-run that started this worker for memory that outlives it."""
+"""The worker's connection to its agent for snapshot memory and checkpoints."""
 
 import os
 import socket
@@ -10,41 +10,41 @@ from .agent_socket import ancestors, connect
 
 
 class Memory(NamedTuple):
-    """What the agent of this node holds for this worker."""
+    """Memory of the agent for this worker; it survives the worker."""
 
     page_fd: int
     buffer_fds: tuple[int, ...]
     resume_step: int
-    """The step that all ranks resume from, as far as snapshots are concerned; -1: none."""
+    """The step from which all ranks can resume, as far as snapshots are concerned; -1: none."""
     saver: "SaverLink | None" = None
-    """None: nothing but the worker writes checkpoints."""
+    """None: only the worker writes checkpoints."""
     is_first_round: bool = True
-    """Nothing has been written by this job yet."""
+    """Whether this job cannot have written a checkpoint yet."""
 
 
 class SaverLink:
     """The saver of this node, which writes checkpoints from this rank's buffers."""
 
     def __init__(self, channel: socket.socket, held: int = 0) -> None:
-        """Use the connection to the agent.
+        """Take over the connection to the agent.
 
         Args:
-            channel: it becomes this object's.
-            held: the buffers that the saver reads already, a bit for each.
+            channel: the connection.
+            held: buffers that the saver is reading, one bit each.
         """
         self._channel = channel
         self._held = held
         self.page: memoryview | None = None
-        """That of the buffers, where the saver notes that it gets on."""
-        self.words = ""
+        """The page of the buffers, in which the saver counts progress."""
+        self.error = ""
         """Why the last checkpoint of this rank was not written; empty: it is complete."""
 
     def save(self, buffer: int, step: int) -> bool:
-        """Ask for a checkpoint; return False if no agent is there.
+        """Request a checkpoint; return False if the agent is gone.
 
         Args:
-            buffer: what to write; it is to be left alone while ``is_held``.
-            step: how many steps were done.
+            buffer: to write; it must not change while ``is_held``.
+            step: completed steps.
         """
         try:
             self._channel.setblocking(True)
@@ -55,58 +55,57 @@ class SaverLink:
         return True
 
     def is_held(self, buffer: int) -> bool:
-        """Return whether the saver reads a buffer."""
-        self._hear()
+        """Return whether the saver is reading a buffer."""
+        self._receive()
         return bool(self._held & 1 << buffer)
 
     @property
     def is_busy(self) -> bool:
-        """Whether the saver reads any buffer."""
-        self._hear()
+        """Whether the saver is reading any buffer."""
+        self._receive()
         return bool(self._held)
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Wait until it reads none, for some time at most; return whether that is so."""
+        """Wait until the saver is idle, up to a limit; return whether it is."""
         if self._held:
-            self._hear(limit_s)
+            self._receive(limit_s)
         return not self._held
 
     @property
     def progress(self) -> int:
-        """A number that changes when the storage has done something for the saver."""
+        """A number that changes whenever the storage of the saver makes progress."""
         return page.progress(self.page) if self.page is not None else 0
 
     def close(self) -> None:
-        """Ask for nothing more; what was asked for is done."""
+        """Close the connection; checkpoints that were requested are still written."""
         self._channel.close()
 
-    def _hear(self, limit_s: float | None = 0.0) -> None:
+    def _receive(self, limit_s: float | None = 0.0) -> None:
         try:
             self._channel.settimeout(limit_s)
             while self._held:
-                data = self._channel.recv(page.SAVED.size + page.WORDS_BYTES)
+                data = self._channel.recv(page.SAVED.size + page.REASON_BYTES)
                 if len(data) < page.SAVED.size:
-                    self._lose()
+                    self._disconnect()
                     return
                 _, buffer, _ = page.SAVED.unpack_from(data)
                 self._held &= ~(1 << buffer)
-                self.words = data[page.SAVED.size :].decode(errors="ignore")
+                self.error = data[page.SAVED.size :].decode(errors="ignore")
         except (BlockingIOError, TimeoutError):
             return
         except OSError:
-            self._lose()
+            self._disconnect()
 
-    def _lose(self) -> None:
-        """The agent is gone, and the saver with it."""
-        self._held, self.words = 0, "the ft-run agent of this node has exited"
+    def _disconnect(self) -> None:
+        self._held, self.error = 0, "the ft-run agent of this node has exited"
 
 
-def ask(rank: int, *, replica: int = 0) -> Memory | None:
-    """Return the memory for a rank; None: no ft-run started this process, or it has none.
+def request_memory(rank: int, *, replica: int = 0) -> Memory | None:
+    """Return memory of the agent for a rank; None: not started by ft-run, or there is no memory.
 
     Args:
         rank: of this process.
-        replica: from 1: memory for the shares of another rank, as many as there are.
+        replica: from 1: memory for the shards of another rank; 0: for its own.
     """
     request = page.REQUEST.pack(page.MAGIC, rank)
     if replica:
@@ -114,19 +113,19 @@ def ask(rank: int, *, replica: int = 0) -> Memory | None:
     for pid in ancestors():
         with suppress(OSError):
             channel = connect(page.address_of(pid))
-            memory = _ask(channel, request)
+            memory = _receive_memory(channel, request)
             if memory is not None:
                 return memory
             channel.close()
     return None
 
 
-def tell_written(rank: int, step: int) -> None:
-    """Tell the agent of this node, if there is one, that this worker has written a checkpoint.
+def report_written(rank: int, step: int) -> None:
+    """Report to the agent, if there is one, that this worker has written a checkpoint.
 
     Args:
         rank: of this process.
-        step: how many steps were done.
+        step: completed steps.
     """
     for pid in ancestors():
         with suppress(OSError), connect(page.address_of(pid)) as channel:
@@ -134,7 +133,7 @@ def tell_written(rank: int, step: int) -> None:
             return
 
 
-def _ask(channel: socket.socket, request: bytes) -> Memory | None:
+def _receive_memory(channel: socket.socket, request: bytes) -> Memory | None:
     try:
         channel.send(request)
         data, fds, _, _ = socket.recv_fds(channel, page.REPLY.size, 1 + page.BUFFERS)

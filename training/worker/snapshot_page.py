@@ -1,11 +1,11 @@
-"""The page in which a worker says what its buffers hold, and how it speaks to the agent about them.
+"""The page that describes a worker's snapshot buffers, and its messages to the agent.
 
-A worker writes the page, the agent of its node reads it, also when the worker is dead: each buffer
-has an entry, which is made void before the buffer is touched and written after it is complete. An
-entry with a wrong checksum is void. Below the entries is where checkpoints are to be written. The
-last word is the saver's: it changes when the storage has done something for it.
+The worker writes the page; the agent of its node reads it, also after the worker has died. Each
+buffer has an entry, which is invalidated before the buffer changes and written after it is
+complete; an entry with a wrong checksum is invalid. After the entries comes the destination of
+checkpoints. The saver increments the last word whenever its storage makes progress.
 
-What stands where in a buffer's file is behind the file (``checkpoints/layout.py``).
+The layout of a buffer is appended to its file (``checkpoints/layout.py``).
 """
 
 import json
@@ -17,58 +17,57 @@ from . import agent_socket
 
 PAGE_BYTES = 4096
 BUFFERS = 5
-"""Two are used, a third while the saver writes a checkpoint from one of the others, and two more
-for steps that replicas belong to, where these are not the newest."""
-REQUEST = struct.Struct("<8sI")
-"""What a worker asks with: ``MAGIC`` and its rank."""
-REPLY = struct.Struct("<8sqB?")
-"""What it is answered, with the page and the buffers as descriptors: ``MAGIC``, the step that all
-ranks resume from (-1: none), the buffers that the saver reads (a bit for each), and whether this is
-the first round of the job, so that nothing writes checkpoints yet."""
-REPLICA = struct.Struct("<8sIH")
-"""What it asks with for memory for other ranks' shares: ``MAGIC``, its rank and a number from 1."""
+"""Two alternate; a third is used while the saver reads one of them, and two more hold steps that
+replicas belong to, if these are not the newest."""
 MAGIC = b"ftrsnap3"
+REQUEST = struct.Struct("<8sI")
+"""A request for memory: ``MAGIC`` and the worker's rank."""
+REPLY = struct.Struct("<8sqB?")
+"""The answer, with the page and the buffers as descriptors: ``MAGIC``, the step from which all
+ranks resume (-1: none), the buffers that the saver is reading (one bit each), and whether this is
+the first round of the job, so that nothing is writing checkpoints."""
+REPLICA = struct.Struct("<8sIH")
+"""A request for memory for other ranks' shards: ``MAGIC``, the rank and a number from 1."""
 SAVE = struct.Struct("<8sBq")
-"""What a worker says next, as often as it likes: ``MAGIC``, the buffer to be written to storage,
-which it leaves alone until it is answered, and the step."""
+"""A request for a checkpoint, on the same connection: ``MAGIC``, the buffer to write, which must
+not change until the answer, and the step."""
 SAVED = struct.Struct("<8sBq")
-"""The answer: the same, and behind it why the checkpoint was not written; nothing: it is
-complete."""
-WORDS_BYTES = 1000
-"""What such a reason may have."""
+"""The answer: the same, followed by the reason why it was not written, if it was not."""
+REASON_BYTES = 1000
+"""The maximum length of that reason."""
 WRITTEN = struct.Struct("<8sIq")
-"""What a worker says of a checkpoint that it has written itself: ``MAGIC``, its rank, the step."""
+"""A report of a checkpoint that the worker has written itself: ``MAGIC``, its rank, the step."""
 
 _ENTRY = struct.Struct("<8sQQIIQQ?")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = 128
-_VOID = bytes(_ENTRY.size + _CHECKSUM.size)
-_PLACE_START = BUFFERS * _ENTRY_BYTES
+_INVALID = bytes(_ENTRY.size + _CHECKSUM.size)
+_DESTINATION_START = BUFFERS * _ENTRY_BYTES
 _LENGTH = struct.Struct("<II")
 _PROGRESS_START = PAGE_BYTES - 8
 
 
 class Entry(NamedTuple):
-    """What one buffer holds: a rank's share of the state of one step."""
+    """The content of one buffer: a rank's shard of the state of one step."""
 
     generation: int
-    """Grows with each snapshot of a worker."""
+    """Increases with each snapshot of a worker."""
     step: int
-    """How many steps were done."""
+    """Completed steps."""
     world_size: int
     rank: int
     data_bytes: int
-    """The length of the file of ``torch.distributed.checkpoint`` at the head of the buffer."""
+    """Length of the ``torch.distributed.checkpoint`` file at the start of the buffer."""
     layout_bytes: int
-    """The length of the list of what stands where in it, which follows."""
+    """Length of the layout that follows it."""
     is_replicated: bool
-    """Any rank's share is the state of all ranks."""
+    """Whether all ranks have the same state, so that any rank's shard is all of it."""
 
 
 def read(page: memoryview, index: int) -> Entry | None:
-    """Return what a buffer holds; None: nothing that is complete."""
+    """Return the entry of a buffer; None: it is invalid."""
     start = index * _ENTRY_BYTES
-    data = bytes(page[start : start + len(_VOID)])
+    data = bytes(page[start : start + len(_INVALID)])
     magic, *fields = _ENTRY.unpack_from(data)
     (checksum,) = _CHECKSUM.unpack_from(data, _ENTRY.size)
     if magic != MAGIC or checksum != zlib.crc32(data[: _ENTRY.size]):
@@ -77,8 +76,8 @@ def read(page: memoryview, index: int) -> Entry | None:
 
 
 def write(page: memoryview, index: int, entry: Entry | None) -> None:
-    """Say what a buffer holds; None: nothing."""
-    data = _VOID
+    """Write the entry of a buffer; None: invalidate it."""
+    data = _INVALID
     if entry is not None:
         packed = _ENTRY.pack(MAGIC, *entry)
         data = packed + _CHECKSUM.pack(zlib.crc32(packed))
@@ -86,47 +85,47 @@ def write(page: memoryview, index: int, entry: Entry | None) -> None:
     page[start : start + len(data)] = data
 
 
-class Place(NamedTuple):
-    """Where checkpoints are to be written."""
+class Destination(NamedTuple):
+    """Where and when the saver writes checkpoints."""
 
     folder: str
-    """Absolute, or a URL."""
+    """An absolute path, or a URL."""
     keep: int
-    """How many stay."""
+    """Number of checkpoints to keep."""
     at_breakpoint: bool
-    """Also when the job ends or this node leaves."""
+    """Whether to write one when the job ends or this node leaves."""
 
 
-def read_place(page: memoryview) -> Place | None:
-    """Return where checkpoints are to be written; None: the saver writes none."""
-    length, checksum = _LENGTH.unpack_from(page, _PLACE_START)
-    data = bytes(page[_PLACE_START + _LENGTH.size :][:length])
+def read_destination(page: memoryview) -> Destination | None:
+    """Return the destination of checkpoints; None: the saver writes none."""
+    length, checksum = _LENGTH.unpack_from(page, _DESTINATION_START)
+    data = bytes(page[_DESTINATION_START + _LENGTH.size :][:length])
     if not length or zlib.crc32(data) != checksum:
         return None
-    return Place(*json.loads(data))
+    return Destination(*json.loads(data))
 
 
-def write_place(page: memoryview, place: Place) -> bool:
-    """Say where checkpoints are to be written; return whether there is room for so long a path."""
-    data = json.dumps(place).encode()
-    if _PLACE_START + _LENGTH.size + len(data) > _PROGRESS_START:
+def write_destination(page: memoryview, destination: Destination) -> bool:
+    """Write the destination of checkpoints; return False if its path is too long."""
+    data = json.dumps(destination).encode()
+    if _DESTINATION_START + _LENGTH.size + len(data) > _PROGRESS_START:
         data = b""
     whole = _LENGTH.pack(len(data), zlib.crc32(data)) + data
-    page[_PLACE_START : _PLACE_START + len(whole)] = whole
+    page[_DESTINATION_START : _DESTINATION_START + len(whole)] = whole
     return bool(data)
 
 
 def tick(page: memoryview) -> None:
-    """Note that the storage has done something for the saver, which writes from the buffers."""
+    """Count progress of the saver's storage."""
     words = page.cast("Q")
     words[_PROGRESS_START // 8] = (words[_PROGRESS_START // 8] + 1) % (1 << 64)
 
 
 def progress(page: memoryview) -> int:
-    """Return a number that changes when the storage has done something for the saver."""
+    """Return a number that changes whenever the saver's storage makes progress."""
     return int(page.cast("Q")[_PROGRESS_START // 8])
 
 
 def address_of(pid: int) -> bytes:
-    """Return the address at which the agent of a process id hands out buffers."""
+    """Return the socket address at which the agent with a process id hands out buffers."""
     return agent_socket.address_of("snapshots", pid)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ft_run.launcher.saver.meeting import PATIENCE_S
+from ft_run.launcher.saver.coordination import PEER_TIMEOUT_S
 from ft_run.tests.e2e.restarts.test_sharded_snapshots import PRELOAD, SCRIPT
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def test_savers_that_are_killed_on_both_nodes(ft: "Launcher", free_port: int) ->
                 os.kill(pid, signal.SIGKILL)
         threading.Event().wait(random.random() * 0.4)
     # Where three savers of a node were killed in a row the other one knows nothing, and waits.
-    host.expect(pattern, len(host.expect(pattern)) + 2, 60 + PATIENCE_S)
+    host.expect(pattern, len(host.expect(pattern)) + 2, 60 + PEER_TIMEOUT_S)
     for node in (guest, host):  # all will be gone: what is in memory is on storage before
         node.send(signal.SIGTERM)
     assert [host.wait(), guest.wait()] == [128 + signal.SIGTERM] * 2

@@ -28,9 +28,9 @@ from ft_run.values import replace
 ROUND = Assignment(3, "m", 0, 1, 2, 2, 4, 0, 4, "n", "127.0.0.1", 1, "", None)
 ASK = """
 import os, struct, sys
-from ft_run.training.worker.snapshot_memory import ask
+from ft_run.training.worker.snapshot_memory import request_memory
 rank, step, replica = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-memory = ask(rank, replica=replica)
+memory = request_memory(rank, replica=replica)
 if memory is None:
     sys.exit(3)
 if step >= 0:
@@ -174,7 +174,7 @@ class Worker:
 
     def __init__(self, rank: int) -> None:
         channel = connect(page.address_of(os.getpid()))
-        memory = snapshot_memory._ask(channel, page.REQUEST.pack(page.MAGIC, rank))
+        memory = snapshot_memory._receive_memory(channel, page.REQUEST.pack(page.MAGIC, rank))
         assert memory is not None
         assert memory.saver is not None
         self.rank, self.memory, self.saver = rank, memory, memory.saver
@@ -182,10 +182,10 @@ class Worker:
         self.page = memoryview(self._map)
 
     def leave(self, step: int, folder: Path, size: int = 2) -> None:
-        """Leave a share, in the buffer 1."""
+        """Leave a shard, in the buffer 1."""
         layout = packed([], Description(b"meta", (digest([]),) * size))
         os.pwrite(self.memory.buffer_fds[1], b"data" + layout, 0)
-        page.write_place(self.page, page.Place(str(folder), 3, True))
+        page.write_destination(self.page, page.Destination(str(folder), 3, True))
         entry = page.Entry(step, step, size, self.rank, 4, len(layout), False)
         page.write(self.page, 1, entry)
 
@@ -225,7 +225,7 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
             workers[1].leave(8, tmp_path)
             whole = held.newest_whole()
             assert whole is not None
-            assert [share.entry.rank for share in whole.shares] == [0, 1]
+            assert [shard.entry.rank for shard in whole.shards] == [0, 1]
             for worker in workers:
                 worker.leave(9, tmp_path, size=3)
             # The rest is another node's, which counts alike how often its workers have asked.
@@ -267,7 +267,7 @@ def test_what_a_lost_node_had_to_write_is_not_waited_for(
 
 
 def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
-    """Also the share of another node's rank; each node of a round knows where they meet."""
+    """Also the shard of another node's rank; each node of a round knows where they meet."""
 
     async def test() -> None:
         async with holding(replicas=1) as held:
@@ -279,10 +279,10 @@ def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
             for ranks in ((2, 3), (2,), (0, 2, 3), (0,)):
                 found = held.part(Saving(7, ranks))
                 assert found is not None
-                assert [share.entry.rank for share in found.shares] == [*ranks]
+                assert [shard.entry.rank for shard in found.shards] == [*ranks]
                 assert found.ranks == 4
                 assert found.is_first == (0 in ranks)
-                assert found.place.folder == str(tmp_path)
+                assert found.destination.folder == str(tmp_path)
                 assert found.meeting == held._meeting("end")
             for saving in (Saving(7, (1, 2)), Saving(8, (2, 3)), Saving(7, ())):
                 assert held.part(saving) is None

@@ -15,7 +15,7 @@ WORKER = """
 import sys
 from ft_run.training.worker.preemption import find_notice
 rank = int(sys.argv[1])
-notice = find_notice(rank, keeps=sys.argv[2] == "keep")
+notice = find_notice(rank, will_save=sys.argv[2] == "keep")
 print(notice.code if notice is not None else "none", flush=True)
 for line in sys.stdin:
     word, _, number = line.strip().partition(" ")
@@ -26,10 +26,10 @@ for line in sys.stdin:
     elif word == "saves":
         print(notice.saves, flush=True)
     elif word == "left":
-        notice.left(int(number))
+        notice.report_saved(int(number))
         print(notice.code, flush=True)
     elif word == "wait":
-        print(notice.wait(is_whole=False), flush=True)
+        print(notice.wait(is_whole_job=False), flush=True)
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from ft_run.events.checkpoints import BreakpointUnsaved, CheckpointFailed, CheckpointWritten
 from ft_run.events.event import Event
 from ft_run.launcher.processes.tree import descendants, is_zombie
-from ft_run.launcher.saver.saves import HeldShare, NodeShares, Saves
+from ft_run.launcher.saver.saves import HeldShard, NodeShards, Saves
 from ft_run.tests.harness.descriptors import own_descriptors
 from ft_run.training.checkpoints.layout import Description, digest, packed
 from ft_run.training.checkpoints.storage import LocalStorage
@@ -48,19 +48,19 @@ class Node:
         self.saves = Saves(self.told.append)
         self._fd = os.memfd_create("test")
 
-    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShares:
+    def snapshot(self, step: int, folder: str = "", *, at_breakpoint: bool = True) -> NodeShards:
         os.pwrite(self._fd, b"data" + LAYOUT, 0)
         entry = page.Entry(step, step, 1, 0, 4, len(LAYOUT), True)
-        place = page.Place(folder or str(self.root / "kept"), 3, at_breakpoint)
-        return NodeShares((HeldShare(0, 0, self._fd, entry),), place)
+        destination = page.Destination(folder or str(self.root / "kept"), 3, at_breakpoint)
+        return NodeShards((HeldShard(0, 0, self._fd, entry),), destination)
 
-    def part(self, step: int, rank: int) -> NodeShares:
-        """Return what this node has of a step: the share of one of two ranks."""
+    def part(self, step: int, rank: int) -> NodeShards:
+        """Return what this node has of a step: the shard of one of two ranks."""
         layout = packed([], Description(b"meta", (digest([]),) * 2))
         os.pwrite(self._fd, b"data" + layout, 0)
         entry = page.Entry(step, step, 2, rank, 4, len(layout), False)
-        place = page.Place(str(self.root / "kept"), 3, True)
-        return NodeShares((HeldShare(0, 0, self._fd, entry),), place, "a")
+        destination = page.Destination(str(self.root / "kept"), 3, True)
+        return NodeShards((HeldShard(0, 0, self._fd, entry),), destination, "a")
 
     def begin(self, step: int, folder: str = "") -> bool:
         return self.saves.begin(self.snapshot(step, folder), self.note)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.launcher.saver.order import Order, Share, Written
+from ft_run.launcher.saver.order import Shard, WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import write
 from ft_run.training.checkpoints.containers import _Slice
 from ft_run.training.checkpoints.layout import Description, digest
-from ft_run.training.checkpoints.metadata import metadata_of, places_of, plan_of
+from ft_run.training.checkpoints.metadata import metadata_of, offsets_of, plan_of
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.checkpoints.state import flatten
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 # changes the folder, for each n; says what is to be seen after each death.
 DEATHS = """
 import json, os, shutil, sys
-from ft_run.launcher.saver.order import Order, Share
+from ft_run.launcher.saver.order import WriteOrder, Shard
 from ft_run.launcher.saver.writing import write
 
 fd, data_bytes, layout_bytes = map(int, sys.argv[1:4])
@@ -58,21 +58,21 @@ def dying(before):
             setattr(module, name, watched(getattr(module, name)))
 
 def order(step):
-    share = Share(0, data_bytes, layout_bytes)
-    return Order(folder, step, 2, f"0-{step}", (share,), 1)
+    shard = Shard(0, data_bytes, layout_bytes)
+    return WriteOrder(folder, step, 2, f"0-{step}", (shard,), 1)
 
-assert not write(order(1), [fd]).words and not write(order(2), [fd]).words
+assert not write(order(1), [fd]).error and not write(order(2), [fd]).error
 for number in range(1000):
     step = 3 + number
     pid = os.fork()
     if not pid:
         dying(number)
-        os._exit(bool(write(order(step), [fd]).words))
+        os._exit(bool(write(order(step), [fd]).error))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with open(os.path.join(folder, "latest")) as file:
         print(json.dumps([status, step, file.read().strip(), visible()]), flush=True)
     # The next saver goes on, and leaves nothing of this one.
-    assert not write(order(step), [fd]).words
+    assert not write(order(step), [fd]).error
     assert sorted(os.listdir(folder)) == ["latest", f"step-{step - 1:08}", f"step-{step:08}"]
     if not status:
         break
@@ -87,11 +87,11 @@ class Snapshot:
         self.file = SnapshotFile(self.fd)
         self.file.lay_out(state)
 
-    def order(self, folder: Path, step: int, keep: int = 2, **more: Any) -> Order:
-        share = Share(0, self.file.data_bytes, self.file.layout_bytes)
-        return Order(str(folder), step, keep, f"0-{step}", (share,), 1, **more)
+    def order(self, folder: Path, step: int, keep: int = 2, **more: Any) -> WriteOrder:
+        shard = Shard(0, self.file.data_bytes, self.file.layout_bytes)
+        return WriteOrder(str(folder), step, keep, f"0-{step}", (shard,), 1, **more)
 
-    def save(self, folder: Path, step: int, **more: Any) -> Written:
+    def save(self, folder: Path, step: int, **more: Any) -> WriteResult:
         return write(self.order(folder, step, **more), [self.fd])
 
 
@@ -125,7 +125,7 @@ def test_a_snapshot_becomes_a_checkpoint(tmp_path: Path, snapshot: Snapshot) -> 
     for number in (1, 2, 3):  # overwritten in place: the metadata is that of the first
         overwrite(snapshot, number)
         written = snapshot.save(tmp_path / "new", number)
-        assert (written.words, written.path) == ("", str(tmp_path / f"new/step-{number:08}"))
+        assert (written.error, written.path) == ("", str(tmp_path / f"new/step-{number:08}"))
         files = (tmp_path / "new" / f"step-{number:08}").iterdir()
         assert written.bytes == sum(file.stat().st_size for file in files)
         assert loaded(tmp_path / f"new/step-{number:08}") == str(state_of(number))
@@ -139,14 +139,16 @@ def test_shares_that_do_not_fit_together_are_no_checkpoint(
     other = Snapshot(state_of(1))
     both = (snapshot, other)
     plans = [plan_of(state_of(1))[0] for _ in both]
-    places = [places_of(plan, one.file.items) for plan, one in zip(plans, both, strict=True)]
+    places = [offsets_of(plan, one.file.items) for plan, one in zip(plans, both, strict=True)]
     digests = tuple(digest(one.file.items) for one in both)
     snapshot.file.describe(Description(metadata_of(plans, places), digests))
 
     def save(step: int) -> str:
         sizes = [(one.file.data_bytes, one.file.layout_bytes) for one in both]
-        shares = tuple(Share(rank, *size) for rank, size in enumerate(sizes))
-        return write(Order(str(tmp_path), step, 2, "0", shares, 2), [one.fd for one in both]).words
+        shards = tuple(Shard(rank, *size) for rank, size in enumerate(sizes))
+        return write(
+            WriteOrder(str(tmp_path), step, 2, "0", shards, 2), [one.fd for one in both]
+        ).error
 
     assert save(1) == ""
     assert sorted(os.listdir(tmp_path / "step-00000001")) == [
@@ -180,7 +182,7 @@ def test_the_checksums_are_right(tmp_path: Path, snapshot: Snapshot) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_tensor_of_8_gib(tmp_path: Path) -> None:
-    """Its size, and the place of what follows, need more than 32 bits. Takes 17 GB of memory."""
+    """Its size and the offset of what follows need more than 32 bits. Takes 17 GB of memory."""
     rows = 2**13
     large = torch.zeros(rows, 2**20, dtype=torch.uint8)
     snapshot = Snapshot({"model": {"before": torch.zeros(3), "large": large, "later": large[0]}})
@@ -189,7 +191,7 @@ def test_a_tensor_of_8_gib(tmp_path: Path) -> None:
     values = snapshot.file.values_of(flatten(state))
     assert values is not None
     assert snapshot.file.write(values) is None
-    assert not snapshot.save(tmp_path, 1).words
+    assert not snapshot.save(tmp_path, 1).error
     items = snapshot.file.items
     snapshot.file.clear()
     os.close(snapshot.fd)
@@ -229,7 +231,7 @@ def test_nothing_gets_its_name_before_it_is_durable(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
     monkeypatch.setattr(os, "replace", rename)
-    assert snapshot.save(tmp_path, 1).words == ""
+    assert snapshot.save(tmp_path, 1).error == ""
     draft = tmp_path / ".step-00000001.0-1.writing"
     assert named == [
         str(draft / "__0_0.distcp"),
@@ -265,7 +267,7 @@ def test_files_have_the_mode_that_the_umask_says(tmp_path: Path, snapshot: Snaps
 def test_a_buffer_that_is_too_short_is_no_checkpoint(tmp_path: Path, snapshot: Snapshot) -> None:
     order = snapshot.order(tmp_path, 1)
     os.ftruncate(snapshot.fd, 10)
-    assert "mmap length is greater than file size" in write(order, [snapshot.fd]).words
+    assert "mmap length is greater than file size" in write(order, [snapshot.fd]).error
     assert os.listdir(tmp_path) == []
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ft_run.training.checkpoints import late_copy
-from ft_run.training.checkpoints.late_copy import Background, LateCopy, kept
+from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 
 Change = Callable[[torch.Tensor], object]
@@ -98,11 +98,11 @@ def test_what_was_swapped_and_put_back_in_the_middle_is_noticed() -> None:
 
 def test_what_may_be_copied_late() -> None:
     large, small = torch.ones(100_000), torch.ones(100)
-    assert kept(large, is_left_alone=True) is large
-    assert kept(large, is_left_alone=False) is None
-    assert kept(small, is_left_alone=True) is None
+    assert late_copy.copy_source(large, is_left_alone=True) is large
+    assert late_copy.copy_source(large, is_left_alone=False) is None
+    assert late_copy.copy_source(small, is_left_alone=True) is None
     with torch.inference_mode():
-        assert kept(torch.ones(100_000), is_left_alone=True) is None
+        assert late_copy.copy_source(torch.ones(100_000), is_left_alone=True) is None
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

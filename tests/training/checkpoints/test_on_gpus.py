@@ -13,7 +13,7 @@ import torch
 from ft_run.tests.harness.cuda.runtime import NO_MEMORY, NOT_REGISTERED, REGISTERED, CudaRuntime
 from ft_run.tests.harness.log_lines import logged
 from ft_run.training import Checkpointer
-from ft_run.training.checkpoints import late_copy, mapped_memory, taker
+from ft_run.training.checkpoints import late_copy, mapped_memory, snapshot_manager
 from ft_run.training.checkpoints.late_copy import Background, LateCopy
 from ft_run.training.checkpoints.snapshots import Snapshots
 from ft_run.training.checkpoints.state import flatten
@@ -219,7 +219,8 @@ def test_training_goes_on_when_copies_fail(
     fds = [os.memfd_create("test") for _ in range(1 + page.BUFFERS)]
     os.ftruncate(fds[0], page.PAGE_BYTES)
     entries = memoryview(mmap.mmap(fds[0], page.PAGE_BYTES))
-    monkeypatch.setattr(taker, "ask", lambda _: Memory(fds[0], tuple(fds[1:]), -1))
+    memory = Memory(fds[0], tuple(fds[1:]), -1)
+    monkeypatch.setattr(snapshot_manager, "request_memory", lambda _: memory)
     model = torch.nn.Linear(400, 400)
     for name, parameter in list(model.named_parameters()):
         setattr(model, name, torch.nn.Parameter(cuda.on(parameter.detach(), 0)))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ft_run.training.checkpoints.containers import MisfitError
+from ft_run.training.checkpoints.containers import LayoutMismatchError
 from ft_run.training.checkpoints.snapshot_file import SnapshotFile
 from ft_run.training.checkpoints.state import flatten
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -160,7 +160,7 @@ def test_a_value_that_has_grown_beyond_its_slot_does_not_fit(new: New) -> None:
     file = new()
     file.lay_out({"a": "x"})
     overwrite(file, {"a": "x" * 100})
-    with pytest.raises(MisfitError):
+    with pytest.raises(LayoutMismatchError):
         overwrite(file, {"a": "x" * 10_000})
 
 

@@ -229,7 +229,7 @@ def test_what_the_saver_reads_is_left_alone(
         take(snapshots, number)
         assert held_steps(snapshots) == {n: float(n) for n in (number - 1, number)}
     assert sum(os.fstat(fd).st_size > 0 for fd in fds[1:]) == 2
-    assert agent.link.words == ""
+    assert agent.link.error == ""
     snapshots.close()
     agent.close()
 
@@ -273,15 +273,15 @@ def test_a_path_that_is_too_long_is_not_for_the_saver(fds: tuple[int, ...]) -> N
     snapshots = Snapshots(Memory(mine[0], tuple(mine[1:]), -1, agent.link), rank=0, world_size=1)
     with open(f"/proc/self/fd/{fds[0]}", "rb") as file:
         for folder, fits in (("/kept", True), ("/" + "x" * 3000, True), ("/" + "x" * 4000, False)):
-            place = page.Place(folder, 3, at_breakpoint=True)
+            place = page.Destination(folder, 3, at_breakpoint=True)
             assert snapshots.save_to(place) is fits
             file.seek(0)
             whole = bytearray(file.read())
-            assert page.read_place(memoryview(whole)) == (place if fits else None)
+            assert page.read_destination(memoryview(whole)) == (place if fits else None)
             at = whole.find(folder[:50].encode())
             if at >= 0:  # a worker died while it wrote this
                 whole[at + 1] ^= 1
-                assert page.read_place(memoryview(whole)) is None
+                assert page.read_destination(memoryview(whole)) is None
     snapshots.close()
     agent.close()
 
@@ -294,7 +294,7 @@ def test_replicas_are_counted_where_they_are_sent(
     is_sharded: bool,
     copies: int,
 ) -> None:
-    """Two for the share of another rank, and two more of the own."""
+    """Two for the shard of another rank, and two more of the own."""
     value = torch.ones(1 << 20)
     state = {"a": distribute_tensor(value, mesh, [Shard(0)]) if is_sharded else value}
     snapshots = opened(fds)

@@ -1,4 +1,4 @@
-"""What a rank writes of a checkpoint of which there is no snapshot."""
+"""A rank's part of a checkpoint that is written without a snapshot."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,46 +8,46 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from ..ranks import Ranks
+from .collective import on_all_ranks, on_rank_0
 from .containers import Item, write_values
-from .metadata import Places, metadata_of, places_of
-from .together import on_first, together
+from .metadata import Offsets, metadata_of, offsets_of
 
 _CUDA: Any = torch.cuda
-"""Without types: torch's builds differ in them."""
+"""Untyped: the stubs differ between builds of torch."""
 
 
-class ShareError(Exception):
-    """Raised when ranks cannot agree on what each writes; the text says why."""
+class ShardError(Exception):
+    """Raised when the ranks cannot agree on their parts; the message is the reason."""
 
 
-class Share:
-    """What this rank writes, as all ranks have agreed: what several have, one of them writes."""
+class Shard:
+    """The values that this rank writes; of values that several ranks have, one rank writes them."""
 
     def __init__(self, ranks: Ranks, state: Mapping[str, Any]) -> None:
-        """Agree, as all ranks do.
+        """Divide the state among the ranks. All ranks call it together.
 
         Args:
             ranks: of the job.
             state: the nested state dict of this rank.
 
         Raises:
-            ShareError: what the ranks have does not belong together; on all of them.
+            ShardError: the states of the ranks do not match; raised on all of them.
         """
         self._ranks = ranks
         self._planner = DefaultSavePlanner()
         self._state = dict(state)
         self._plan = SavePlan([])
         self._plans: list[SavePlan] = []
-        """Of all ranks; only the first one has them."""
+        """Of all ranks; only on rank 0."""
         self._items: list[Item] = []
         self._device = _CUDA.current_device() if _CUDA.is_initialized() else None
         if self._device is not None:
-            _CUDA.synchronize()  # another thread's copies do not wait for this one's streams
-        words = together(ranks, self._make_plan)
+            _CUDA.synchronize()  # copies of another thread do not wait for this one's streams
+        words = on_all_ranks(ranks, self._make_plan)
         plans = ranks.gather(self._plan)
-        words = words or on_first(ranks, lambda: self._agree(plans))
+        words = words or on_rank_0(ranks, lambda: self._agree(plans))
         if words is not None:
-            raise ShareError(words)
+            raise ShardError(words)
         self._plan = ranks.scatter(self._plans)
 
     def _make_plan(self) -> None:
@@ -59,15 +59,15 @@ class Share:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing for this rank to write."""
+        """Whether this rank writes nothing."""
         return not self._plan.items
 
     def write(self, file: Any, written: Callable[[], object]) -> None:
         """Write this rank's file, from any thread.
 
         Args:
-            file: takes bytes by ``write``.
-            written: is called whenever it has taken some.
+            file: with a method ``write``.
+            written: called after each write.
         """
         if self._device is None:
             self._items = write_values(self._planner, self._plan, file, written)
@@ -75,14 +75,14 @@ class Share:
         with _CUDA.device(self._device):
             self._items = write_values(self._planner, self._plan, file, written)
 
-    def places(self) -> list[Places]:
-        """Return, on the first rank, what stands where in all files; all ranks call it together."""
-        return self._ranks.gather(places_of(self._plan, self._items))
+    def offsets(self) -> list[Offsets]:
+        """Return the offsets in all files on rank 0. All ranks call it together."""
+        return self._ranks.gather(offsets_of(self._plan, self._items))
 
-    def metadata(self, places: list[Places]) -> bytes:
-        """Return the metadata of the checkpoint, on the first rank.
+    def metadata(self, offsets: list[Offsets]) -> bytes:
+        """Return the metadata of the checkpoint, on rank 0.
 
         Args:
-            places: from ``places``.
+            offsets: from ``offsets``.
         """
-        return metadata_of(self._plans, places)
+        return metadata_of(self._plans, offsets)

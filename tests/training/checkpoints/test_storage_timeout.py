@@ -5,13 +5,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from ft_run.training.checkpoints import patience
-from ft_run.training.checkpoints.patience import (
-    Patience,
-    StorageHangsError,
+from ft_run.training.checkpoints import storage_timeout
+from ft_run.training.checkpoints.storage_timeout import (
     StorageThread,
-    announced,
-    span,
+    StorageTimeout,
+    StorageTimeoutError,
+    format_duration,
+    log_while_waiting,
 )
 
 
@@ -38,13 +38,13 @@ def over_at(clock: list[float], end: float) -> Callable[[float], bool]:
 def test_a_storage_may_take_as_long_as_it_gets_on(
     clock: list[float], limit_s: float | None, every_s: int, end: float
 ) -> None:
-    Patience(limit_s).wait(over_at(clock, end), lambda: int(clock[0]) // every_s)
+    StorageTimeout(limit_s).wait(over_at(clock, end), lambda: int(clock[0]) // every_s)
     assert clock[0] >= end
 
 
 def test_one_that_does_not_get_on_is_given_up(clock: list[float]) -> None:
-    with pytest.raises(StorageHangsError, match=r"^no response from the storage for 10 min$"):
-        Patience(600).wait(over_at(clock, 10_000), lambda: min(int(clock[0]), 1000))
+    with pytest.raises(StorageTimeoutError, match=r"^no response from the storage for 10 min$"):
+        StorageTimeout(600).wait(over_at(clock, 10_000), lambda: min(int(clock[0]), 1000))
     assert 1600 <= clock[0] <= 1601
 
 
@@ -55,20 +55,20 @@ def test_what_was_left_behind_is_done_before_the_next() -> None:
         may_end.wait()
         done.append("what hung")
 
-    thread = StorageThread(Patience(0.1))
+    thread = StorageThread(StorageTimeout(0.1))
     for action in (hang, lambda: done.append("what was not begun")):
-        with pytest.raises(StorageHangsError):
-            thread.do(action)
+        with pytest.raises(StorageTimeoutError):
+            thread.run(action)
         assert thread.is_stuck
     may_end.set()
-    thread.do(lambda: done.append("the next"))
+    thread.run(lambda: done.append("the next"))
     assert (done, thread.is_stuck) == (["what hung", "the next"], False)
 
 
 def test_an_error_is_the_caller_s() -> None:
-    thread = StorageThread(Patience(None))
+    thread = StorageThread(StorageTimeout(None))
     with pytest.raises(ZeroDivisionError):
-        thread.do(lambda: 1 / 0)
+        thread.run(lambda: 1 / 0)
     assert not thread.is_stuck
 
 
@@ -89,15 +89,15 @@ def test_what_is_waited_for_is_said_now_and_then(
                 return super().wait()
             return False
 
-    monkeypatch.setattr(patience, "log", said.append)
+    monkeypatch.setattr(storage_timeout, "log", said.append)
     given = SimpleNamespace(Event=Clock, Thread=threading.Thread)
-    monkeypatch.setattr(patience, "threading", given)
-    with announced("the checkpoint of step 3", limit_s, speaks=True):
+    monkeypatch.setattr(storage_timeout, "threading", given)
+    with log_while_waiting("the checkpoint of step 3", limit_s, is_enabled=True):
         is_said.wait()
     assert asked == [30, 60, 60, 60]
     until = ", gives up after 10 min without progress" if limit_s else ""
     assert said == [f"waiting for the checkpoint of step 3 (0 s so far{until})"] * 3
-    with announced("the checkpoint of step 3", limit_s, speaks=False):
+    with log_while_waiting("the checkpoint of step 3", limit_s, is_enabled=False):
         assert len(said) == 3
 
 
@@ -106,4 +106,4 @@ def test_what_is_waited_for_is_said_now_and_then(
     [(0.2, "0.2 s"), (30.4, "30 s"), (90, "1 min 30 s"), (600, "10 min"), (0, "0 s")],
 )
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert format_duration(seconds) == words

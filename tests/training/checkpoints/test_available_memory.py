@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ft_run.training.checkpoints import memory_left
+from ft_run.training.checkpoints import available_memory
 
 GB = 1 << 30
 
@@ -43,9 +43,9 @@ def test_the_least_of_machine_and_cgroups(
         text = value if isinstance(value, str) else str(value * GB)
         stat = f"anon 1\ninactive_file {text}\n"
         files[f"sys/fs/cgroup/{name}"] = stat if name.endswith("stat") else text
-    assert memory_left.available(machine(tmp_path, cgroup, files)) == expected * GB
+    assert available_memory.available(machine(tmp_path, cgroup, files)) == expected * GB
 
 
 def test_what_is_not_shown_limits_nothing(tmp_path: Path) -> None:
-    assert memory_left.available(tmp_path) == 1 << 62
-    assert 0 < memory_left.available() < 1 << 50
+    assert available_memory.available(tmp_path) == 1 << 62
+    assert 0 < available_memory.available() < 1 << 50

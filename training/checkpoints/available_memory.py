@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what is beyond it would be killed, not refused."""
+"""How much memory this process can still use before the OOM killer ends it."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def available(root: Path = Path("/")) -> int:
-    """Return how many bytes are available, on the machine and within the limits of its cgroups.
+    """Return the bytes available on the machine and within the limits of its cgroups.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: that contains ``proc`` and ``sys``.
     """
     found = [_number_after("MemAvailable:", root / "proc/meminfo", unit=1024)]
     for folder in _cgroups(root):
@@ -17,7 +17,7 @@ def available(root: Path = Path("/")) -> int:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            with suppress(OSError, ValueError):  # there is none, or "max"
+            with suppress(OSError, ValueError):  # no limit, or "max"
                 most = int((folder / limit).read_text())
                 used = int((folder / usage).read_text())
                 kept = _number_after(cache, folder / "memory.stat", unit=1) or 0
@@ -26,7 +26,7 @@ def available(root: Path = Path("/")) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it, as far as they show."""
+    """Yield the visible folders of this process's cgroup and its parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Mends the checksums in a snapshot's file: its tensors are overwritten in place, they are not.
+"""Corrects the checksums in a snapshot's file, whose tensors were overwritten in place.
 
-Each value is a container of ``torch.save``, which is a zip archive without compression. torch does
-not look at the checksums; ``unzip -t`` does.
+Each value is a ``torch.save`` archive: a zip file without compression. torch ignores the checksums;
+``unzip -t`` does not.
 """
 
 import struct
@@ -18,26 +18,26 @@ _LOCAL_BYTES = 30
 _LOCAL_LENGTHS = struct.Struct("<HH")
 _HAS_DESCRIPTOR = 0x8
 _ABSENT = 0xFFFFFFFF
-"""A number that is in the extra field instead, as it is 4 GiB or more."""
+"""Marks a number of 4 GiB or more, which is in the extra field instead."""
 _CRC = struct.Struct("<I")
 
 
-def mend(container: memoryview) -> None:
-    """Correct the checksums of all files in a container.
+def fix_checksums(container: memoryview) -> None:
+    """Correct the checksums of all files in an archive.
 
     Raises:
-        ValueError: it is no container.
+        ValueError: it is not an archive.
     """
     for at, flags, size, local in _entries(container):
         start = local + _LOCAL_BYTES + sum(_LOCAL_LENGTHS.unpack_from(container, local + 26))
         crc = zlib.crc32(container[start : start + size])
         _CRC.pack_into(container, at + _FLAGS_CRC_BYTES, crc)
-        # With a descriptor, which follows the data, the local header has none.
+        # With a descriptor after the data, the local header has no checksum.
         _CRC.pack_into(container, start + size + 4 if flags & _HAS_DESCRIPTOR else local + 14, crc)
 
 
 def _entries(container: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield of each file where its entry is, its flags, its size, and where its header is."""
+    """Yield for each file the offset of its entry, flags, size and the offset of its header."""
     tail = bytes(container[max(0, len(container) - _END_BYTES - _COMMENT_MAX) :])
     found = tail.rfind(_END)
     if found < 0:
@@ -45,7 +45,7 @@ def _entries(container: memoryview) -> Iterator[tuple[int, int, int, int]]:
     end = len(container) - len(tail) + found
     count, _, at = struct.unpack_from("<HII", container, end + 10)
     if at == _ABSENT or count == 0xFFFF:
-        # The last number but one of the record before says where there is a larger one.
+        # The zip64 locator just before has the offset of the zip64 record.
         (large,) = struct.unpack_from("<Q", container, end - 12)
         count, _, at = struct.unpack_from("<QQQ", container, large + 32)
     for _ in range(count):
@@ -62,7 +62,7 @@ def _entries(container: memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _large(extra: memoryview, size: int, whole: int, local: int) -> tuple[int, int]:
-    """Return the size and the place of a file's header, where they need more than 32 bits."""
+    """Return the size and header offset of a file from its zip64 extra field."""
     at = 0
     while at < len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)

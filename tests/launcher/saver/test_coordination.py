@@ -11,8 +11,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from ft_run.launcher.saver.meeting import NOT_AGREED
-from ft_run.launcher.saver.order import Order, Share, Written
+from ft_run.launcher.saver.coordination import NOT_AGREED
+from ft_run.launcher.saver.order import Shard, WriteOrder, WriteResult
 from ft_run.launcher.saver.writing import forget, write
 from ft_run.training.checkpoints.layout import Description, digest, packed
 from ft_run.training.checkpoints.storage import open_storage
@@ -26,7 +26,7 @@ WHOLE = [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
 # be seen after each death.
 DEATHS = """
 import builtins, collections, contextlib, json, os, re, shutil, sys
-from ft_run.launcher.saver.order import Order, Share
+from ft_run.launcher.saver.order import WriteOrder, Shard
 from ft_run.launcher.saver.writing import forget, write
 from ft_run.training.checkpoints.storage import open_storage
 from ft_run.training.checkpoints.layout import Description, digest, packed
@@ -58,21 +58,21 @@ def dying(known):
             setattr(module, name, watched(getattr(module, name)))
 
 def order(ranks, of, attempt, word):
-    fds, shares = [], []
+    fds, shards = [], []
     for rank in ranks:
         data = f"{word} {rank}".encode()
         layout = packed([], Description(b"meta", (digest([]),) * of))
         fds.append(os.memfd_create("test"))
         os.write(fds[-1], data + layout)
-        shares.append(Share(rank, len(data), len(layout)))
-    return Order(folder, 5, 2, attempt, tuple(shares), of), fds
+        shards.append(Shard(rank, len(data), len(layout)))
+    return WriteOrder(folder, 5, 2, attempt, tuple(shards), of), fds
 
 def begin(rank, attempt, known=None):
     pid = os.fork()
     if not pid:
         if known is not None:
             dying(known)
-        words = write(*order((rank,), 2, attempt, "new"), 20.0).words
+        words = write(*order((rank,), 2, attempt, "new"), 20.0).error
         if words:
             print(words, file=sys.stderr)
         os._exit(bool(words))
@@ -95,7 +95,7 @@ def visible():
 
 known = set()
 for number in range(1000):
-    assert not write(*order(range(3), 3, f"old-{number}", "old")).words
+    assert not write(*order(range(3), 3, f"old-{number}", "old")).error
     other = begin(1 - victim, f"new-{number}")
     status = end(begin(victim, f"new-{number}", known))
     moment = os.pread(said, 10000, 0).decode()
@@ -114,38 +114,38 @@ for number in range(1000):
 
 
 class Node:
-    """A node with the shares of some of three ranks, without values."""
+    """A node with the shards of some of three ranks, without values."""
 
     def __init__(self, folder: str, *ranks: int, items: Sequence[object] = ()) -> None:
-        self.folder, self.fds, self.shares = folder, [], []
+        self.folder, self.fds, self.shards = folder, [], []
         for rank in ranks:
             layout = packed(items, Description(b"meta", (digest([]),) * 3))
             self.fds.append(os.memfd_create("test"))
             os.write(self.fds[-1], f"data {rank}".encode() + layout)
-            self.shares.append(Share(rank, len("data 0"), len(layout)))
-        self.written = Written("not yet")
+            self.shards.append(Shard(rank, len("data 0"), len(layout)))
+        self.written = WriteResult("not yet")
 
-    def order(self, attempt: str = "a", *, is_last: bool = False) -> Order:
-        return Order(self.folder, 7, 2, attempt, tuple(self.shares), 3, unless_newer=is_last)
+    def order(self, attempt: str = "a", *, is_last: bool = False) -> WriteOrder:
+        return WriteOrder(self.folder, 7, 2, attempt, tuple(self.shards), 3, unless_newer=is_last)
 
-    def write(self, attempt: str = "a", patience_s: float = 20.0, *, is_last: bool = False) -> str:
+    def write(self, attempt: str = "a", timeout_s: float = 20.0, *, is_last: bool = False) -> str:
         """Write what is here; return why that has failed."""
-        self.written = write(self.order(attempt, is_last=is_last), self.fds, patience_s)
-        return self.written.words
+        self.written = write(self.order(attempt, is_last=is_last), self.fds, timeout_s)
+        return self.written.error
 
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
 
 
-def together(*nodes: Node) -> list[str]:
+def on_all_ranks(*nodes: Node) -> list[str]:
     """Have all nodes write; return why each has failed."""
     threads = [threading.Thread(target=node.write) for node in nodes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [node.written.words for node in nodes]
+    return [node.written.error for node in nodes]
 
 
 def names(folder: str, under: str = "") -> list[str]:
@@ -176,7 +176,7 @@ def nodes(folder: str) -> Iterator[list[Node]]:
 
 
 def test_nodes_write_one_checkpoint(folder: str, nodes: list[Node]) -> None:
-    assert together(*nodes) == ["", ""]
+    assert on_all_ranks(*nodes) == ["", ""]
     assert open_storage(folder).steps() == [7]
     assert names(folder, "step-00000007") == WHOLE
     assert [node.written.bytes for node in nodes] == [len(b"meta") + 3 * len(b"data 0"), 0]
@@ -193,7 +193,7 @@ def test_nodes_write_one_checkpoint(folder: str, nodes: list[Node]) -> None:
 def test_the_reason_of_a_node_that_fails_is_told_by_all(folder: str, nodes: list[Node]) -> None:
     os.ftruncate(nodes[1].fds[1], 1)
     words = "mmap length is greater than file size"
-    assert together(*nodes) == [words, words]
+    assert on_all_ranks(*nodes) == [words, words]
     assert names(folder) == [".step-00000007.a.marks"]
     assert nodes[1].write() == words  # no saver that is begun again brings it back
     open_storage(folder).clean()
@@ -201,7 +201,7 @@ def test_the_reason_of_a_node_that_fails_is_told_by_all(folder: str, nodes: list
 
 
 def test_what_cannot_be_begun_leaves_an_older_one_alone(folder: str, nodes: list[Node]) -> None:
-    assert together(*nodes) == ["", ""]
+    assert on_all_ranks(*nodes) == ["", ""]
     os.ftruncate(nodes[0].fds[0], 1)
     assert nodes[0].write("b")
     assert open_storage(folder).steps() == [7]
@@ -210,30 +210,30 @@ def test_what_cannot_be_begun_leaves_an_older_one_alone(folder: str, nodes: list
 def test_a_node_whose_first_one_fails_does_not_wait(folder: str, nodes: list[Node]) -> None:
     os.ftruncate(nodes[0].fds[0], 1)
     words = "mmap length is greater than file size"
-    assert together(*nodes) == [words, words]
+    assert on_all_ranks(*nodes) == [words, words]
     assert open_storage(folder).steps() == []
 
 
 def test_a_node_that_does_not_come_is_named(folder: str, nodes: list[Node]) -> None:
     words = f"no response from rank 1 within 0 s; check that all nodes can reach {folder}"
-    assert nodes[0].write(patience_s=0.1) == words
+    assert nodes[0].write(timeout_s=0.1) == words
     assert open_storage(folder).steps() == []
     assert names(folder, "step-00000007") == []
     words = f"no response from rank 0 within 0 s; check that all nodes can reach {folder}"
-    assert nodes[1].write("b", patience_s=0.1) == words
+    assert nodes[1].write("b", timeout_s=0.1) == words
 
 
 def test_marks_of_another_attempt_do_not_count(folder: str, nodes: list[Node]) -> None:
-    assert together(*nodes) == ["", ""]
+    assert on_all_ranks(*nodes) == ["", ""]
     words = f"no response from rank 1 within 0 s; check that all nodes can reach {folder}"
-    assert nodes[0].write("b", patience_s=0.1) == words
+    assert nodes[0].write("b", timeout_s=0.1) == words
 
 
 def test_files_that_do_not_belong_together_are_no_checkpoint(
     folder: str, nodes: list[Node]
 ) -> None:
     other = Node(folder, 1, 2, items=[["another", 0, 4, ""]])
-    assert together(nodes[0], other) == [NOT_AGREED, ""]
+    assert on_all_ranks(nodes[0], other) == [NOT_AGREED, ""]
     assert open_storage(folder).steps() == []
     assert names(folder, "step-00000007") == []
     other.close()
@@ -260,6 +260,6 @@ def test_a_saver_that_dies_at_any_moment_is_begun_again(
         assert after == whole("new", 2), moment
         assert status == (-9 if moment else 0)
         moments += f"{moment}\n"
-    for place in (rf"/\.?__{victim}_0\.distcp", rf"\.marks/\.?{victim}\b"):
-        assert re.search(f"open of .*{place}", moments)
+    for destination in (rf"/\.?__{victim}_0\.distcp", rf"\.marks/\.?{victim}\b"):
+        assert re.search(f"open of .*{destination}", moments)
     assert all(left == ["latest", "step-00000005"] for left in lines[1::2])

@@ -1,0 +1,183 @@
+"""Coordinates the savers of several nodes that write one checkpoint, by markers on the storage.
+
+The saver with rank 0's shard prepares the folder and then writes a marker; the others write only
+after that, so that no saver removes another's files or changes a visible checkpoint. Each saver
+then writes a marker with the digests of its durable files, or with its error. When the files of all
+ranks are durable, the first saver makes the checkpoint visible. Markers stay until it knows that,
+so that a restarted saver continues where the killed one stopped.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Any
+
+from ...training.checkpoints.storage import Storage
+from .order import WriteOrder
+
+NOT_AGREED = "its ranks had not yet agreed on the layout of their files"
+_BEGUN = "begun"
+PEER_TIMEOUT_S = 120.0
+"""The minimum time to wait for other nodes."""
+_PEER_TIMEOUT_RATIO = 4
+"""They are also waited for at least this many times as long as this node took itself."""
+_TELL_AGAIN_S = (0.5, 2.0)
+"""Pauses before writing the marker of a failure again, if that fails."""
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+class IncompleteCheckpointError(Exception):
+    """Raised when the checkpoint cannot become complete; the message is the reason."""
+
+
+class Coordination:
+    """One saver's view of the checkpoint; without effect if this saver has all shards."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        order: WriteOrder,
+        timeout_s: float = PEER_TIMEOUT_S,
+        tick: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Write no marker yet.
+
+        Args:
+            storage: of the checkpoint.
+            order: what this saver writes.
+            timeout_s: minimum time to wait for other nodes.
+            tick: called whenever the storage has answered.
+        """
+        self._storage, self._order, self._timeout_s = storage, order, timeout_s
+        self._tick = tick
+        self._name = str(order.shards[0].rank)
+        self._begun_at = time.monotonic()
+        self._marks: dict[str, dict[str, Any]] = {}
+        """Contents of the markers that were read or written, by name."""
+
+    def begin(self, draft: str) -> bool:
+        """Prepare the folder, or wait until rank 0's saver has; return whether to write the files.
+
+        They exist already if a saver was killed after it had written them.
+
+        Raises:
+            IncompleteCheckpointError: another node failed or does not respond.
+        """
+        if self._order.is_whole:
+            self._storage.begin(draft)
+            return True
+        self._read_marks()
+        if self._order.is_first and _BEGUN not in self._marks:
+            self._storage.begin(draft)
+            self._write_mark(_BEGUN, {})
+        self._wait({0}, lambda: {0} if _BEGUN in self._marks else set())
+        return self._name not in self._marks
+
+    def report_written_files(self, digests: Mapping[int, str], count: int) -> None:
+        """Report that the files of this node are durable.
+
+        Args:
+            digests: of their layouts, by rank.
+            count: their size in bytes.
+        """
+        if self._name not in self._marks:
+            known = {str(rank): digest for rank, digest in digests.items()}
+            self._write_mark(self._name, {"digests": known, "bytes": count})
+
+    def report_failure(self, words: str, make_room: Callable[[], object] = lambda: None) -> str:
+        """Report that this node failed; return the reason to show.
+
+        An earlier failure of another node takes precedence: it may have caused this one.
+
+        Args:
+            words: the reason.
+            make_room: called if the marker cannot be written: the disk may be full.
+        """
+        if self._order.is_whole:
+            return words
+        is_again = False
+        for pause_s in (*_TELL_AGAIN_S, None):
+            try:
+                self._read_marks()
+                self._write_mark(self._name, {"words": words})
+                break
+            except IncompleteCheckpointError as error:
+                # The other node may have failed because of ``make_room`` here.
+                return words if is_again else str(error)
+            except Exception:  # whatever a file system raises
+                if pause_s is None:
+                    break  # the others run into their time-out
+                make_room()
+                is_again = True
+                time.sleep(pause_s)  # other nodes fail too, and free space
+        return words
+
+    def wait_for_others(self, digests: Sequence[str]) -> int:
+        """Wait until the files of all ranks are durable; return their size in bytes.
+
+        Args:
+            digests: of the agreed layouts, by rank.
+
+        Raises:
+            IncompleteCheckpointError: a node failed, does not respond, or has other layouts.
+        """
+        self._wait(set(range(self._order.ranks)), lambda: self._written().keys())
+        if [digest for _, digest in sorted(self._written().items())] != [*digests]:
+            raise IncompleteCheckpointError(NOT_AGREED)
+        return sum(mark.get("bytes", 0) for mark in self._marks.values())
+
+    def end(self) -> None:
+        """Remove the markers of a visible checkpoint."""
+        if not self._order.is_whole and self._order.is_first:
+            with suppress(Exception):  # the next checkpoint removes them
+                self._storage.unmark(self._order.step, self._order.attempt)
+
+    def _written(self) -> dict[int, str]:
+        """Return the layout digests of the durable files, by rank."""
+        return {
+            int(rank): digest
+            for mark in self._marks.values()
+            for rank, digest in mark.get("digests", {}).items()
+        }
+
+    def _wait(self, ranks: AbstractSet[int], there: Callable[[], AbstractSet[int]]) -> None:
+        """Wait until ``there`` returns all of the ranks."""
+        now = time.monotonic()
+        timeout_s = max(self._timeout_s, _PEER_TIMEOUT_RATIO * (now - self._begun_at))
+        pause_s = _FIRST_PAUSE_S
+        while missing := ranks - there():
+            if time.monotonic() > now + timeout_s:
+                raise IncompleteCheckpointError(
+                    f"no response from rank {min(missing)} within {timeout_s:.0f} s; check that "
+                    f"all nodes can reach {self._order.folder}"
+                )
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
+            self._read_marks()
+
+    def _read_marks(self) -> None:
+        """Read new markers.
+
+        Raises:
+            IncompleteCheckpointError: another node failed.
+        """
+        order = self._order
+        names = self._storage.marks(order.step, order.attempt)
+        self._tick()
+        for name in names:
+            if name in self._marks:
+                continue
+            with suppress(ValueError, FileNotFoundError):  # it is being written
+                mark = json.loads(self._storage.read_mark(order.step, order.attempt, name))
+                if "words" in mark:
+                    raise IncompleteCheckpointError(mark["words"])
+                self._marks[name] = mark
+
+    def _write_mark(self, name: str, words: dict[str, Any]) -> None:
+        if not self._order.is_whole:
+            data = json.dumps(words).encode()
+            self._storage.mark(self._order.step, self._order.attempt, name, data)
+        self._marks[name] = words

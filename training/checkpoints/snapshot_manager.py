@@ -1,0 +1,304 @@
+"""Takes, replicates and restores the snapshots of all ranks, step by step."""
+
+import pickle
+from collections.abc import Callable
+
+from ..ranks import PendingMaximum, Ranks
+from ..worker.log import log
+from ..worker.snapshot_memory import SaverLink, request_memory
+from ..worker.snapshot_page import Destination
+from .containers import LayoutMismatchError
+from .flat_state import FlatState
+from .late_copy import Background
+from .replicas import FAILED, Replicas, broadcast_replicated, fetch_shards
+from .report import Missing, StepReport
+from .snapshots import Snapshots, first_line
+from .state import State
+
+
+class SnapshotManager:
+    """The snapshots of this rank, taken together with those of all other ranks.
+
+    A step is ``receive_reports`` (of the previous step), ``apply_reports``, ``take`` and
+    ``send_report``. Without memory from an agent it takes no snapshots, but still exchanges
+    reports: ranks agree on checkpoints and preemption with them.
+    """
+
+    def __init__(self, state: State, ranks: Ranks, rank: int, *, overlap: bool) -> None:
+        """Begin without memory.
+
+        Args:
+            state: of the script.
+            ranks: of the job.
+            rank: of this process, as its agent knows it.
+            overlap: whether to copy in the background.
+        """
+        self._state, self._flat_state = state, FlatState(state)
+        self._ranks, self._rank, self._overlaps = ranks, rank, overlap
+        self._own: Snapshots | None = None
+        """None: snapshots are disabled."""
+        self._of_others: list[Snapshots] = []
+        self._replicas: Replicas | None = None
+        self._background: Background | None = None
+        self._pending: PendingMaximum | None = None
+        """The exchange of the reports of the last step."""
+        self._taken = -1
+        """The step of the newest snapshot."""
+        self._error = ""
+        """Why this rank's copy of it failed."""
+        self._missing = Missing.NOTHING
+        """``ALL`` when snapshots of this rank are disabled."""
+        self.is_first_round = True
+        """Whether this job cannot have written a checkpoint yet."""
+        self.saver: SaverLink | None = None
+        """Writes checkpoints from snapshots; None: some rank has no saver."""
+
+    def request_memory(self, destination: Destination) -> None:
+        """Request memory from the agent of this node. All ranks call it together.
+
+        Args:
+            destination: where the saver writes checkpoints.
+        """
+        memory = request_memory(self._rank)
+        if memory is not None:
+            self._own = Snapshots(memory, self._rank, self._ranks.size)
+            self.is_first_round = memory.is_first_round
+        if not self._ranks.all_true(self._own is not None):
+            self._close()
+        if self._own is None:
+            return
+        if self._ranks.all_true(self._own.save_to(destination)):
+            self.saver = self._own.saver
+        if self._ranks.size > 1:
+            self._request_replica_memory()
+        if self._of_others:
+            self._own.beside = self._of_others
+            self._replicas = Replicas(self._ranks, self._own, self._of_others)
+
+    def _request_replica_memory(self) -> None:
+        """Request memory for shards of other ranks until some rank gets no more."""
+        while True:
+            memory = request_memory(self._rank, replica=len(self._of_others) + 1)
+            found = None
+            if memory is not None:
+                found = Snapshots(memory, self._rank, self._ranks.size, are_of_others=True)
+            if not self._ranks.all_true(found is not None):
+                if found is not None:
+                    found.close()
+                return
+            if found is not None:
+                self._of_others.append(found)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this rank takes snapshots."""
+        return self._own is not None
+
+    # --- resuming --------------------------------------------------------------------------------
+
+    @property
+    def resume_step(self) -> int:
+        """The step from which all ranks can resume; -1: none."""
+        return self._own.resume_step if self._own is not None else -1
+
+    def restore(self, step: int) -> bool:
+        """Load the snapshot of a step; return whether all ranks could."""
+        if self._own is None:
+            return False
+        file, is_trusted = self._own.find(step), True
+        if not self._ranks.all_true(file is not None):
+            is_trusted = file is not None
+            file = broadcast_replicated(self._ranks, self._own, step, file)
+            if self._ranks.size > 1 and not self._ranks.all_true(file is not None):
+                file = fetch_shards(self._ranks, self._own, self._of_others, step)
+                self._ranks.all_true(True)
+                self._own.forget_others()
+        loading, why = None, ""
+        try:
+            if file is not None:
+                loading = self._state.load(file, is_trusted=is_trusted)
+        except (LayoutMismatchError, pickle.UnpicklingError) as error:
+            why = first_line(error)
+        if self._ranks.all_true(loading is not None) and loading is not None:
+            loading.finish()
+            return True
+        self._state.forget_initialised()
+        first = self._ranks.minimum(self._ranks.rank if why else self._ranks.size)[0]
+        if first == self._ranks.rank:
+            log(f"the snapshot of step {step} does not match the script: {why}")
+        return False
+
+    def clear(self) -> None:
+        """Discard all snapshots: the ranks resume from another state."""
+        if self._own is not None:
+            self._own.clear()
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def receive_reports(self) -> StepReport:
+        """Return the maximum of all ranks' reports; their copies have then ended."""
+        self.wait_for_copy()
+        pending, self._pending = self._pending, None
+        return StepReport(*pending.wait()) if pending is not None else StepReport()
+
+    def apply_reports(self, merged: StepReport) -> None:
+        """Discard the newest snapshot if a rank lacks its shard; make plans if one lacks them.
+
+        Args:
+            merged: from ``receive_reports``.
+        """
+        if merged.missing and self._own is not None:
+            self._own.forget(self._taken)
+        if merged.missing == Missing.ALL:
+            self._close()
+        if merged.lacks_plan:
+            self._make_plans()
+
+    def take(self, number: int) -> Callable[[], str] | None:
+        """Begin the snapshot of a step; return what completes it, for ``send_report``."""
+        complete = self._take(number)
+        self._schedule_replica(number)
+        return complete
+
+    def send_report(self, complete: Callable[[], str] | None, own: StepReport) -> None:
+        """Complete a snapshot, in the background if that is enabled, and send this rank's report.
+
+        Args:
+            complete: from ``take``; None: there is nothing to complete.
+            own: the report, without the fields that depend on the completed snapshot.
+        """
+
+        def act() -> None:
+            if complete is not None:
+                self._error = complete()
+            if self._replicas is not None:
+                self._replicas.start()
+            lacks_plan = self._own is not None and self.saver is not None and self._own.lacks_plan
+            missing = self._missing or (Missing.THIS_ONE if self._error else Missing.NOTHING)
+            report = own._replace(lacks_plan=int(lacks_plan), missing=missing)
+            self._pending = self._ranks.begin_maximum(*map(int, report))
+
+        if complete is None or not self._overlaps:
+            act()
+            return
+        if self._background is None:
+            self._background = Background()
+        self._background.begin(act)
+
+    def wait_for_copy(self) -> None:
+        """Wait until the copy of the newest snapshot has ended.
+
+        After a first failure it is copied in the foreground, after a second one not at all.
+        """
+        if self._background is not None:
+            self._background.wait()
+            if self._background.error is not None:
+                raise self._background.error
+        why, self._error = self._error, ""
+        if why and self._overlaps:
+            self._log_failure(why, "training waits for each copy from now on")
+            self._overlaps = False
+        elif why:
+            self._disable(why)
+
+    # --- snapshots for checkpoints and preemption ------------------------------------------------
+
+    def has(self, number: int) -> bool:
+        """Return whether this rank has its shard of the snapshot of a step."""
+        return self._own is not None and self._own.has(number)
+
+    def take_now(self, number: int) -> None:
+        """Take the snapshot of a step in the foreground, unless it exists."""
+        if not self.has(number) and (complete := self._take(number)) is not None:
+            complete()
+
+    def replicate_now(self, number: int) -> bool:
+        """Return whether other nodes hold this rank's state of a step, after sending it to them."""
+        is_held = self._is_replicated(number)
+        if self._replicas is not None:
+            is_held = self._replicas.exchange_now(number) or is_held
+        return is_held
+
+    def _is_replicated(self, number: int) -> bool:
+        return self._own is not None and self._own.is_replicated(number)
+
+    def save(self, number: int) -> bool:
+        """Have the saver write the snapshot of a step, taking it if needed; return whether it does.
+
+        Of a replicated state, the saver of rank 0 writes one shard; of a sharded one, the saver of
+        each node writes the shards of its ranks.
+        """
+        self.take_now(number)
+        is_there, is_replicated = map(
+            bool, self._ranks.minimum(int(self.has(number)), int(self._is_replicated(number)))
+        )
+        if not is_there or not (is_replicated or self._is_planned(number)):
+            return False
+        has_begun = True
+        if (self._ranks.rank == 0 or not is_replicated) and self._own is not None:
+            has_begun = self._own.save(number)
+        return self._ranks.all_true(has_begun)
+
+    def _is_planned(self, number: int) -> bool:
+        """Return whether the shards of a step have common metadata, after trying to make it."""
+        if self._own is None:
+            return False
+        if not self._ranks.all_true(self._own.is_planned(number)):
+            self._make_plans()
+        return self._ranks.all_true(self._own is not None and self._own.is_planned(number))
+
+    def _make_plans(self) -> None:
+        """Have rank 0 build the metadata of all shards, for the newest snapshot and later ones."""
+        if self._own is None:
+            return
+        if self._replicas is not None:
+            self._replicas.wait()  # they are sent from the file that the metadata is appended to
+        plan = self._own.plan(self._state.collect(), self._flat_state.collect())
+        plans = self._ranks.gather(plan)
+        try:
+            self._own.use_plans(plans, self._taken)
+        except OSError as error:
+            self._disable(error.strerror)
+
+    def _take(self, number: int) -> Callable[[], str] | None:
+        if self._own is None:
+            return None
+        self._taken = number
+        state = self._flat_state.collect()
+        late = self._flat_state.late if self._overlaps else frozenset()
+        keep = self._replicas.kept_steps if self._replicas is not None else frozenset()
+        try:
+            return self._own.write(number, self._state.collect, state, late, keep)
+        except OSError as error:
+            self._disable(error.strerror)
+        except RuntimeError as error:  # from the GPU or its driver
+            self._error = first_line(error)
+        return None
+
+    def _schedule_replica(self, number: int) -> None:
+        """Send this snapshot to other nodes if all ranks have sent the previous one."""
+        if self._replicas is None:
+            return
+        (state,) = self._ranks.maximum(self._replicas.state)
+        self._replicas.schedule(state, number)
+        if state == FAILED:
+            if self._ranks.rank == 0:
+                log("a rank could not send its shard or store another's: replicas are disabled")
+            self._replicas = None
+
+    def _log_failure(self, why: str | None, then: str) -> None:
+        log(f"no snapshot of step {self._taken}: {why}; {then}")
+
+    def _disable(self, why: str | None) -> None:
+        self._log_failure(why, "snapshots are disabled, checkpoints only")
+        self._missing = Missing.ALL
+        self._close()
+
+    def _close(self) -> None:
+        if self._own is not None:
+            if self.saver is not None:
+                self._own.saver = None  # it has yet to report the result of its checkpoint
+            self._own.close()
+            self._own = None
+        if self._replicas is not None:
+            self._replicas.fail()
