@@ -1,11 +1,10 @@
-"""The floor of ``scale.py``: a server that moves the messages of a round and decides nothing.
+"""The no-op gRPC server of ``scale.py``: sends the messages of a round without any logic.
 
     bare_master.py AGENTS
 
-It speaks to ``swarm.py`` as the master does: it answers a node that attends, stops all when one
-fails, starts all when all have stopped. It keeps no roster and looks at nothing but the kind of a
-message. What it needs for a round is what gRPC, protobuf and asyncio need on this machine; the rest
-is the master's own.
+Towards ``swarm.py`` it behaves like the master: it answers nodes that attend, stops all nodes when
+one fails, and starts all when all have stopped. It only looks at the kind of a message. Its time
+for a round is that of gRPC, protobuf and asyncio on this machine.
 """
 
 import asyncio

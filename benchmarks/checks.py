@@ -1,8 +1,8 @@
-"""Checks of several nodes on this machine, over and over: their cost, and what they condemn.
+"""Duration and verdicts of repeated checks of several nodes on this machine.
 
     python benchmarks/checks.py [--nodes 1,2,8] [--runs N] [--busy K] [--json FILE]
 
-All nodes are healthy, so every one that is condemned is a mistake. See README.md.
+All nodes are healthy: each rejected node is a false positive. See README.md.
 """
 
 import argparse
@@ -22,26 +22,26 @@ from jobs import Launcher, environment, free_port
 
 LIMIT_S = 120.0
 HARMLESS = ("passed", "slow")
-"""Verdicts with which a node stays; ``slow`` is a remark."""
+"""Verdicts that accept a node; ``slow`` is a warning."""
 TARGETS_S = {2: 3.0, 8: 6.0}
-"""What a light check may cost beyond the import of torch, by the number of nodes."""
+"""Targets for a light check in addition to the import of torch, by number of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One check and, just before it, as many processes that only import torch."""
+    """One check and, just before it, the same number of processes that only import torch."""
 
     check_s: float
     """From the first command to the exit of the last node."""
     import_s: float | None
-    """As many processes as nodes, at once, that import torch and end; None if not measured."""
+    """One process per node, all at once, that only imports torch; None: not measured."""
     verdicts: dict[str, str] = field(default_factory=dict)
     """By node."""
     problems: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 1 when a node was condemned or a check went wrong."""
+    """Measure and print; return 1 if a node was rejected or a check failed."""
     args = _arguments(argv)
     facts = machine_facts()
     print(facts_line(facts), flush=True)
@@ -71,15 +71,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--nodes", type=_counts, default=[1, 2, 8], metavar="N,...", help="default 1,2,8"
     )
-    parser.add_argument("--runs", type=int, default=5, help="of each size (default 5)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each size (default 5)")
     parser.add_argument("--level", choices=("light", "full"), default="light")
     parser.add_argument(
-        "--busy", type=int, default=0, metavar="K", help="processes that keep a core busy meanwhile"
+        "--busy",
+        type=int,
+        default=0,
+        metavar="K",
+        help="number of busy processes beside the checks (default 0)",
     )
     parser.add_argument(
         "--no-import",
         action="store_true",
-        help="do not measure the import, only which nodes are condemned",
+        help="do not measure the import of torch",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     return parser.parse_args(argv)
@@ -106,7 +110,7 @@ def _busy(processes: int) -> Iterator[None]:
 
 
 def measure(nodes: int, level: str, *, with_import: bool = True) -> Sample:
-    """Return what one check of so many nodes took and said."""
+    """Return the duration and verdicts of one check."""
     import_s: float | None = None
     imported: list[tuple[int, str]] = []
     if with_import:
@@ -118,8 +122,8 @@ def measure(nodes: int, level: str, *, with_import: bool = True) -> Sample:
     check_s, checked = _together([command] * nodes)
     problems = [f"importing torch ended with {status}" for status, _ in imported if status]
     problems += [f"a node exited with {status}" for status, _ in checked if status]
-    # One of the nodes prints the report of all.
-    reports = [json.loads(said) for _, said in checked if said]
+    # One node prints the report of all nodes.
+    reports = [json.loads(output) for _, output in checked if output]
     if len(reports) != 1:
         return Sample(check_s, import_s, {}, (*problems, f"{len(reports)} reports"))
     verdicts = {entry["node"]: entry["verdict"] for entry in reports[0]["nodes"]}
@@ -136,32 +140,32 @@ def measure(nodes: int, level: str, *, with_import: bool = True) -> Sample:
 def _together(commands: Sequence[Sequence[str]]) -> tuple[float, list[tuple[int, str]]]:
     """Run commands at once; return the seconds to the last exit, and each status and stdout.
 
-    What takes longer than the limit is killed; its status says so.
+    Commands are killed after ``LIMIT_S``.
     """
     with contextlib.ExitStack() as files:
         started = time.monotonic()
         running = []
         for command in commands:
-            said = files.enter_context(tempfile.TemporaryFile("w+"))
+            output = files.enter_context(tempfile.TemporaryFile("w+"))
             running.append(
                 (
                     subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,
-                        stdout=said,
+                        stdout=output,
                         stderr=subprocess.DEVNULL,
                         env=environment(),
                     ),
-                    said,
+                    output,
                 )
             )
         for process, _ in running:
             _end(process, started + LIMIT_S)
         took_s = time.monotonic() - started
         ended = []
-        for process, said in running:
-            said.seek(0)
-            ended.append((process.returncode, said.read()))
+        for process, output in running:
+            output.seek(0)
+            ended.append((process.returncode, output.read()))
     return took_s, ended
 
 
@@ -175,14 +179,14 @@ def _end(process: "subprocess.Popen[bytes]", deadline: float) -> None:
 
 def report(samples: dict[int, list[Sample]]) -> str:
     """Return the table, one line per number of nodes."""
-    lines = [["nodes", "checks", "check s", "import torch s", "beyond s", "target", "met"]]
-    lines[0] += ["passed", "slow", "condemned", "went wrong"]
+    lines = [["nodes", "checks", "check s", "import torch s", "extra s", "target", "met"]]
+    lines[0] += ["passed", "slow", "rejected", "failed"]
     for nodes, found in samples.items():
         checked = summarize([sample.check_s for sample in found])
         compared = [(s.check_s, s.import_s) for s in found if s.import_s is not None]
         imported = summarize([import_s for _, import_s in compared])
-        beyond = summarize([check_s - import_s for check_s, import_s in compared])
-        target = TARGETS_S.get(nodes) if beyond else None
+        extra = summarize([check_s - import_s for check_s, import_s in compared])
+        target = TARGETS_S.get(nodes) if extra else None
         verdicts = Counter(v for sample in found for v in sample.verdicts.values())
         lines.append(
             [
@@ -190,10 +194,10 @@ def report(samples: dict[int, list[Sample]]) -> str:
                 str(len(found)),
                 *(
                     number(values.median if values else None)
-                    for values in (checked, imported, beyond)
+                    for values in (checked, imported, extra)
                 ),
                 f"<= {target:g}" if target else "",
-                ("yes" if beyond.median <= target else "NO") if beyond and target else "",
+                ("yes" if extra.median <= target else "NO") if extra and target else "",
                 str(verdicts["passed"]),
                 str(verdicts["slow"]),
                 str(verdicts.total() - sum(verdicts[v] for v in HARMLESS)),

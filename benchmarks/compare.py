@@ -1,8 +1,8 @@
-"""ft-run and torchrun side by side, in alternation, in one run.
+"""Compares ft-run and torchrun, in alternation in one run.
 
     python benchmarks/compare.py [--runs N] [--rows start-1,restart-4] [--json FILE] [--quick]
 
-Both must be installed beside the Python that runs this. See README.md for how to read it.
+Both must be installed beside the Python that runs it. See README.md.
 """
 
 import argparse
@@ -27,12 +27,12 @@ class Measured:
     )
 
     def summary(self, launcher: Launcher, metric: Metric) -> Summary | None:
-        """Return the summary of one metric over the good runs."""
+        """Return the summary of one metric over the successful runs."""
         samples = self.samples[launcher]
         return summarize([s.values[metric.key] for s in samples if metric.key in s.values])
 
     def failures(self) -> list[str]:
-        """Return one sentence for each run that went wrong."""
+        """Return one line for each failed run."""
         return [
             f"{self.row.key}, run {index} of {launcher.value}: {'; '.join(sample.problems)}"
             for launcher, samples in self.samples.items()
@@ -42,7 +42,7 @@ class Measured:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 1 when a run of ft-run went wrong, 2 for wrong usage."""
+    """Measure and print; return 1 if a run of ft-run failed, 2 for a usage error."""
     args = _arguments(argv)
     settings = Settings(idle_s=2.0, settle_s=1.0) if args.quick else Settings(idle_s=args.idle_s)
     last_call_s = 1.0 if args.quick else args.last_call
@@ -51,20 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(facts_line(facts), flush=True)
     if not args.quick:
         _warm_up(settings)
-    floor = {n: summarize([bare_start_s(n) for _ in range(args.runs)]) for n in (2, 4)}
+    baseline = {n: summarize([bare_start_s(n) for _ in range(args.runs)]) for n in (2, 4)}
     results = []
     for row in rows:
         runs = 1 if args.quick else min(args.runs, row.runs or args.runs)
         results.append(_measure(row, runs, settings))
     print(f"\n{report(results)}\n")
-    for workers, bare in floor.items():
+    for workers, bare in baseline.items():
         seconds = number(bare.median if bare else None)
-        print(f"floor: {workers} workers without a launcher need {seconds} s to their first line")
+        print(f"baseline: {workers} workers without a launcher: {seconds} s to their first line")
     failures = [sentence for measured in results for sentence in measured.failures()]
     for sentence in failures:
         print(f"FAILED: {sentence}")
     if args.json is not None:
-        bare_s = {workers: bare.median for workers, bare in floor.items() if bare}
+        bare_s = {workers: bare.median for workers, bare in baseline.items() if bare}
         content = as_json(results, facts) | {"floor_s": bare_s}
         args.json.write_text(json.dumps(content, indent=1) + "\n")
     ours = [s for measured in results for s in measured.samples[Launcher.FT_RUN]]
@@ -74,23 +74,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     keys = ",".join(row.key for row in all_rows(None))
-    parser.add_argument("--runs", type=_positive, default=7, help="runs of each (default 7)")
+    parser.add_argument("--runs", type=_positive, default=7, help="runs of each row (default 7)")
     parser.add_argument("--rows", metavar="ROW,...", help=f"default: {keys}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
     parser.add_argument(
-        "--idle-s", type=float, default=20.0, metavar="S", help="seconds of watching (default 20)"
+        "--idle-s",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="seconds to observe an idle launcher (default 20)",
     )
     parser.add_argument(
         "--last-call",
         type=float,
         metavar="S",
-        help="last_call_timeout of the elastic row, for both (default: their own, 30 s)",
+        help="last_call_timeout of the elastic row in seconds (default: 30)",
     )
-    parser.add_argument("--quick", action="store_true", help="one short run of each: does it work?")
+    parser.add_argument(
+        "--quick", action="store_true", help="smoke test: one short run of each row"
+    )
     args = parser.parse_args(argv)
     unknown = set(args.rows.split(",")) - set(keys.split(",")) if args.rows else set()
     if unknown:
-        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {keys}")
+        parser.error(
+            f"invalid value {','.join(sorted(unknown))!r} for --rows: expected some of {keys}"
+        )
     for launcher in Launcher:
         if not launcher.path.exists():
             parser.error(f"{launcher.value} is not installed beside {sys.executable}")
@@ -109,7 +117,7 @@ def _chosen(rows: list[Row], wanted: str | None) -> list[Row]:
 
 
 def _warm_up(settings: Settings) -> None:
-    """Run each once, so that what is read from disk is in memory for both."""
+    """Run each launcher once, so that its files are in the page cache."""
     for launcher in Launcher:
         all_rows(None)[0].measure(launcher, settings)
 
@@ -122,8 +130,8 @@ def _measure(row: Row, runs: int, settings: Settings) -> Measured:
             measured.samples[launcher].append(sample)
             first = row.metrics[0]
             value = number(sample.values.get(first.key))
-            said = f"{value} {first.unit}" if sample.values else f"FAILED {sample.problems}"
-            print(f"  {row.key} {index + 1}/{runs} {launcher.value}: {said}", flush=True)
+            result = f"{value} {first.unit}" if sample.values else f"FAILED {sample.problems}"
+            print(f"  {row.key} {index + 1}/{runs} {launcher.value}: {result}", flush=True)
             if sample.log:
                 print(sample.log, file=sys.stderr)
     return measured
@@ -132,7 +140,17 @@ def _measure(row: Row, runs: int, settings: Settings) -> Measured:
 def report(results: Sequence[Measured]) -> str:
     """Return the table: per metric the medians, the minima, their ratio and the target."""
     lines = [
-        ["what", "torchrun median", "min", "ft-run median", "min", "ratio", "target", "met", "runs"]
+        [
+            "metric",
+            "torchrun median",
+            "min",
+            "ft-run median",
+            "min",
+            "ratio",
+            "target",
+            "met",
+            "runs",
+        ]
     ]
     for measured in results:
         for metric in measured.row.metrics:
@@ -157,7 +175,7 @@ def report(results: Sequence[Measured]) -> str:
 
 
 def as_json(results: Sequence[Measured], facts: dict[str, object]) -> dict[str, object]:
-    """Return everything that was measured, for programs."""
+    """Return all measurements as JSON."""
     rows = {}
     for measured in results:
         metrics = {}

@@ -1,4 +1,4 @@
-"""From samples to a verdict: medians, ratios, growth, tables, and the facts of the machine."""
+"""Medians, ratios, growth rates, tables and system information for benchmarks."""
 
 import importlib.metadata
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is said of one launcher's samples of one metric, in the metric's unit."""
+    """Statistics of one launcher's samples of one metric, in the metric's unit."""
 
     count: int
     median: float
@@ -20,23 +20,23 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a metric has to reach: a share of the reference's median, or a value of its own."""
+    """The upper limit of a metric: a fraction of the reference's median, or an absolute value."""
 
     limit: float
     is_ratio: bool
 
     def text(self) -> str:
-        """Return it as the tables show it."""
+        """Return it as shown in tables."""
         return f"<= {self.limit:g} x" if self.is_ratio else f"<= {self.limit:g}"
 
     def is_met(self, ours: Summary | None, reference: Summary | None) -> bool | None:
-        """Return whether it is met; None where a sample is missing to tell."""
+        """Return whether it is met; None: a sample is missing."""
         if ours is None:
             return None
         if not self.is_ratio:
             return ours.median <= self.limit
-        share = ratio(ours, reference)
-        return None if share is None else share <= self.limit
+        fraction = ratio(ours, reference)
+        return None if fraction is None else fraction <= self.limit
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -47,7 +47,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def ratio(ours: Summary | None, reference: Summary | None) -> float | None:
-    """Return our median as a share of the reference's; None where one is missing or zero."""
+    """Return our median divided by the reference's; None: one is missing or zero."""
     if ours is None or reference is None or reference.median == 0:
         return None
     return ours.median / reference.median
@@ -94,7 +94,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine_facts() -> dict[str, object]:
-    """Return what a reader must know of the machine to judge the figures."""
+    """Return system information."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load_1_min": round(os.getloadavg()[0], 2),
@@ -108,7 +108,7 @@ def machine_facts() -> dict[str, object]:
 
 
 def facts_line(facts: dict[str, object]) -> str:
-    """Return the facts as one line for people."""
+    """Return system information as one line."""
     packages = facts["packages"]
     assert isinstance(packages, dict)
     versions = ", ".join(f"{name} {version}" for name, version in packages.items())
@@ -122,4 +122,4 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "absent"
+        return "not installed"

@@ -1,4 +1,4 @@
-"""Runs one job under one launcher, checks that it went right, and leaves no process behind."""
+"""Runs one job under one launcher, checks its result, and leaves no process behind."""
 
 import enum
 import os
@@ -20,11 +20,11 @@ from procfs import MARK, marked
 
 WORKER = Path(__file__).with_name("worker.py")
 _GONE_S = 5.0
-"""A launcher has exited: what it started has this long to be gone."""
+"""Time for the processes of a launcher to end after it has exited."""
 
 
 class Launcher(enum.Enum):
-    """What runs the job; the value is the command, beside this interpreter."""
+    """A launcher; the value is its command, installed beside this interpreter."""
 
     TORCHRUN = "torchrun"
     FT_RUN = "ft-run"
@@ -37,34 +37,34 @@ class Launcher(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a job is and how its agents are started."""
+    """Size and options of a job."""
 
     agents: int = 1
     workers: int = 2
     """Per agent."""
     spares: int = 0
-    """How many of the agents are in no world as long as all are there."""
+    """Number of agents that are spares."""
     lone_master: bool = False
-    """The master is a process of its own (ft-run only)."""
+    """Run the master in its own process (ft-run only)."""
     nnodes: str = "1"
     max_restarts: int = 0
     rdzv_conf: str = ""
     imports: str = ""
     """A module that every worker imports before it writes its line; ft-run preloads it."""
     token: str = ""
-    """The secret of the job (ft-run only); empty: the wire is plain text."""
+    """The token of the job (ft-run only); empty: no TLS."""
     is_watched: bool = False
-    """The workers are (ft-run only)."""
+    """Watch the workers (ft-run only)."""
     endpoints: int = 1
-    """How many hosts may lead (ft-run only); all are this one."""
+    """Number of endpoints (ft-run only), all on this host."""
 
     @property
     def world_size(self) -> int:
-        """All workers that run at a time."""
+        """Number of workers that run at a time."""
         return (self.agents - self.spares) * self.workers
 
     def arguments(self, launcher: Launcher, ports: Sequence[int]) -> list[str]:
-        """Return the launcher's arguments: the same ones for both, but for ``--preload``."""
+        """Return the launcher's arguments, equal for both except for options of ft-run only."""
         given = ["--nproc-per-node", str(self.workers), "--max-restarts", str(self.max_restarts)]
         if self.imports and launcher is Launcher.FT_RUN:
             given += ["--preload", self.imports]
@@ -79,7 +79,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a worker wrote when it began to run."""
+    """The line that a worker writes when it starts."""
 
     attempt: int
     rank: int
@@ -92,14 +92,14 @@ class Line:
 
 @dataclass(slots=True)
 class JobResult:
-    """What became of one job."""
+    """The result of one job."""
 
     started_ns: int
     lines: list[Line] = field(default_factory=list)
     death_ns: int | None = None
     statuses: list[int] = field(default_factory=list)
     cpu_s: float = 0.0
-    """Of the launcher and everything it waited for, the workers included."""
+    """Of the launcher and all processes it waited for, including workers."""
     wall_s: float = 0.0
     """From the command to the exit of the last agent."""
     problems: list[str] = field(default_factory=list)
@@ -111,7 +111,7 @@ class JobResult:
 
 
 def parse_lines(text: str) -> list[Line]:
-    """Return what workers wrote; other output is passed over."""
+    """Return the lines of workers; other output is skipped."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -123,7 +123,7 @@ def parse_lines(text: str) -> list[Line]:
 def check_lines(
     lines: Iterable[Line], launcher: Launcher, shape: Shape, attempts: int
 ) -> list[str]:
-    """Return what is wrong with the lines of a job: a worker missing, twice there, or wrong."""
+    """Return the problems in the lines of a job: missing, duplicate or wrong workers."""
     problems = []
     by_attempt: dict[int, list[Line]] = defaultdict(list)
     for line in lines:
@@ -144,7 +144,7 @@ def check_lines(
 
 
 class Job:
-    """A job that runs. Use ``running_job``."""
+    """A running job. Use ``running_job``."""
 
     def __init__(self, launcher: Launcher, shape: Shape, mode: str, folder: Path) -> None:
         self.mark = uuid.uuid4().hex
@@ -155,7 +155,7 @@ class Job:
         (folder / "tmp").mkdir()
         (folder / "workers").mkdir()
         os.mkfifo(folder / "workers" / "release")
-        # Held for reading too: a worker may open it after the release, and finds its byte.
+        # Open for reading too: a worker that opens it after the release still finds its byte.
         self._release = os.open(folder / "workers" / "release", os.O_RDWR)
         ports = [free_port() for _ in range(shape.endpoints)]
         command = [
@@ -186,30 +186,30 @@ class Job:
         return parse_lines(self._output.read_text(errors="replace"))
 
     def told_ns(self) -> list[int]:
-        """Return when waiting workers were told to end, in the order in which they said so."""
+        """Return when waiting workers received SIGTERM, in the order of their output."""
         words = map(str.split, self._output.read_text(errors="replace").splitlines())
         return [int(line[2]) for line in words if line[:1] == ["told"] and len(line) == 3]
 
     def wait_for_lines(self, count: int, timeout_s: float) -> list[Line]:
-        """Return the lines of workers as soon as there are that many, or when time is over."""
+        """Return the lines of workers as soon as there are ``count``, or after the time-out."""
         deadline = time.monotonic() + timeout_s
         while len(lines := self.lines()) < count and time.monotonic() < deadline:
             time.sleep(0.02)
         return lines
 
     def release(self) -> None:
-        """Let workers of mode ``wait`` end."""
+        """End workers of mode ``wait``."""
         os.write(self._release, bytes(self._shape.world_size))
 
     def finish(
         self, attempts: int, timeout_s: float, killed: "subprocess.Popen[bytes] | None" = None
     ) -> JobResult:
-        """Wait for the end, check how it went, and return it.
+        """Wait for the end of the job, check it, and return the result.
 
         Args:
-            attempts: how many times all workers must have been started.
-            timeout_s: what runs longer is a problem, and is killed.
-            killed: the agent that was killed on purpose.
+            attempts: expected number of starts of all workers.
+            timeout_s: an agent that runs longer is killed, which is a problem.
+            killed: the agent that was killed intentionally.
         """
         result = self.result
         deadline = time.monotonic() + timeout_s
@@ -233,9 +233,9 @@ class Job:
         return result
 
     def kill(self) -> None:
-        """End whatever is left, process by process; nothing can be done with the job then."""
+        """Kill all remaining processes."""
         os.close(self._release)
-        for _ in range(3):  # what is killed may just have started something
+        for _ in range(3):  # a killed process may just have started another
             for pid in marked(self.mark):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -246,7 +246,7 @@ class Job:
 
 @contextmanager
 def running_job(launcher: Launcher, shape: Shape, mode: str) -> Iterator[Job]:
-    """Start all agents of a job at once; at the end nothing of it is left."""
+    """Start all agents of a job at once; at the end, kill what remains."""
     with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
         job = Job(launcher, shape, mode, Path(folder))
         try:
@@ -278,10 +278,7 @@ def _await_gone(mark: str, clock: Callable[[], float] = time.monotonic) -> list[
 
 
 def bare_start_s(workers: int) -> float:
-    """Return how long that many workers take to their first line without any launcher.
-
-    No launcher can start or restart them in less.
-    """
+    """Return the time of workers to their first line without a launcher: the baseline."""
     ranks = {"WORLD_SIZE": str(workers), "TORCHELASTIC_RESTART_COUNT": "0"}
     with tempfile.TemporaryDirectory(prefix="ft-run-bench-") as folder:
         started_ns = time.time_ns()
@@ -301,17 +298,16 @@ def bare_start_s(workers: int) -> float:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without what would change what is measured.
+    """Return this process's environment without variables that would distort measurements.
 
-    Byte code is cached, as it is for every package that was installed: where that is forbidden,
-    a launcher installed in editable mode would be compiled anew at each start.
+    E.g. PYTHONDONTWRITEBYTECODE: an editable install would be compiled at each start.
     """
     changing = ("PET_", "TORCHELASTIC_", "PYTHONDONTWRITEBYTECODE")
     return {name: value for name, value in os.environ.items() if not name.startswith(changing)}
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback on which nothing listens now."""
+    """Return a free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What /proc tells of a process: CPU time, memory, descendants, and a mark in its environment."""
+"""Reads /proc: CPU time, memory, descendants, and a mark in the environment of processes."""
 
 import os
 from contextlib import suppress
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "FT_RUN_BENCHMARK_ID"
-"""Every process of a run has this variable, so that what is left behind is found and ended."""
+"""All processes of a run have this variable, so that leftovers are found and killed."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MIB = 1024 * 1024
@@ -17,11 +17,11 @@ class Memory:
     """Memory of one process, in MiB."""
 
     rss: float
-    """Resident: what it shares is counted in full."""
+    """Resident set size: shared memory is counted in full."""
     pss: float
-    """Proportional: what n processes share is counted as 1/n."""
+    """Proportional set size: memory shared by n processes is counted as 1/n."""
     uss: float
-    """Its own: what it shares with no other process."""
+    """Unique set size: memory that no other process shares."""
 
 
 def stat_fields(stat: bytes) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What ``compare.py`` measures: one row per situation, one or more metrics per row."""
+"""The rows of ``compare.py``: one scenario each, with one or more metrics."""
 
 import os
 import secrets
@@ -18,18 +18,18 @@ _TOKEN = secrets.token_hex(32)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long things may take, in seconds."""
+    """Durations in seconds."""
 
     timeout_s: float = 180.0
     idle_s: float = 20.0
-    """How long an idle launcher is watched."""
+    """Time to observe an idle launcher."""
     settle_s: float = 2.0
-    """How long it has, before that, to become idle."""
+    """Time before that for it to become idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure of a row."""
+    """One metric of a row."""
 
     key: str
     title: str
@@ -44,20 +44,20 @@ class Sample:
     values: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     log: str = ""
-    """The end of the launcher's own output, where there are problems."""
+    """The end of the launcher's output, if there are problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One situation."""
+    """One scenario."""
 
     key: str
     metrics: tuple[Metric, ...]
     measure: Callable[[Launcher, Settings], Sample]
     runs: int | None = None
-    """Instead of ``--runs``, where a run takes minutes."""
+    """Maximum number of runs, for rows that take minutes."""
     launchers: tuple[Launcher, ...] = tuple(Launcher)
-    """Which launchers can do it."""
+    """Launchers that support it."""
 
 
 def _start(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
@@ -74,7 +74,7 @@ def _restart(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
         with running_job(launcher, shape, "die-once") as job:
             result = job.finish(attempts=2, timeout_s=settings.timeout_s)
         if result.death_ns is None:
-            result.problems.append("rank 0 did not come to die")
+            result.problems.append("rank 0 did not kill itself")
         return _sample(result, 1, result.death_ns)
 
     return measure
@@ -92,12 +92,12 @@ def _sample(result: JobResult, attempt: int, since_ns: int | None) -> Sample:
 
 
 def _spare(launcher: Launcher, settings: Settings) -> Sample:
-    """Lose a worker, then an agent with its workers, and let a spare stand in.
+    """Kill a worker, then an agent with its workers, which a spare replaces.
 
-    Both are timed from the moment at which the first worker is told to stop, so that the grace of a
-    lost connection, which is a setting, is not in it.
+    Both are measured from the first SIGTERM of a worker, to exclude the configurable grace of a
+    lost connection.
     """
-    # Without is_host an agent could be quicker than the master to listen at the endpoint.
+    # Without is_host=false an agent might bind the endpoint before the master.
     conf = "is_host=false"
     shape = Shape(5, 1, spares=1, lone_master=True, nnodes="4", max_restarts=3, rdzv_conf=conf)
     times_s: list[float] = []
@@ -105,7 +105,7 @@ def _spare(launcher: Launcher, settings: Settings) -> Sample:
     with running_job(launcher, shape, "wait") as job:
         lines = job.wait_for_lines(4, settings.timeout_s)
         for attempt in (1, 2):
-            time.sleep(settings.settle_s)  # the launcher has the time to become idle
+            time.sleep(settings.settle_s)  # let the launcher become idle
             if len(lines) != 4 * attempt:
                 break
             told = len(job.told_ns())
@@ -128,7 +128,7 @@ def _spare(launcher: Launcher, settings: Settings) -> Sample:
 def _beside(
     measure: Callable[[Shape], Callable[[Launcher, Settings], Sample]], shape: Shape, other: Shape
 ) -> Callable[[Launcher, Settings], Sample]:
-    """Measure a job as it is and one with something more, one after the other."""
+    """Measure two shapes, one after the other, and their difference."""
 
     def both(launcher: Launcher, settings: Settings) -> Sample:
         plain = measure(shape)(launcher, settings)
@@ -157,13 +157,13 @@ def _agent_of(worker: int, job: Job) -> "subprocess.Popen[bytes]":
 
 
 def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
-    """Watch the launcher while its workers sleep; of several agents the largest counts."""
+    """Observe the launcher while its workers sleep; of several agents, take the maximum."""
 
     def measure(launcher: Launcher, settings: Settings) -> Sample:
         values: dict[str, float] = {}
         with running_job(launcher, shape, "wait") as job:
             workers = {ln.pid for ln in job.wait_for_lines(shape.world_size, settings.timeout_s)}
-            time.sleep(settings.settle_s)  # the time to become idle is part of what is measured
+            time.sleep(settings.settle_s)  # let the launcher become idle
             if len(workers) == shape.world_size:
                 agents = [agent.pid for agent in job.agents]
                 values = _watch(agents, workers, marked(job.mark), settings.idle_s)
@@ -175,7 +175,7 @@ def _idle(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
 
 
 def _worker_memory(shape: Shape) -> Callable[[Launcher, Settings], Sample]:
-    """Look at the memory of workers that do nothing."""
+    """Measure the memory of idle workers."""
 
     def measure(launcher: Launcher, settings: Settings) -> Sample:
         values: dict[str, float] = {}
@@ -208,7 +208,7 @@ def _watch(
     after, ticks_after = used(cpu_s), used(cpu_ticks_s)
     elapsed = time.monotonic() - started
 
-    def most(later: list[float], earlier: list[float]) -> float:
+    def percent(later: list[float], earlier: list[float]) -> float:
         return 100 * max(b - a for a, b in zip(earlier, later, strict=True)) / elapsed
 
     sizes = {agent: [memory(pid) for pid in family] for agent, family in families.items()}
@@ -216,8 +216,8 @@ def _watch(
         "rss": max(size[0].rss for size in sizes.values()),
         "pss": max(size[0].pss for size in sizes.values()),
         "all": max(sum(part.pss for part in size) for size in sizes.values()),
-        "idle": most(after, before),
-        "ticks": most(ticks_after, ticks_before),
+        "idle": percent(after, before),
+        "ticks": percent(ticks_after, ticks_before),
     }
 
 
@@ -241,7 +241,7 @@ def _idle_metrics(title: str) -> tuple[Metric, ...]:
 
 
 def _warm_rows() -> list[Row]:
-    """Return the rows of workers that import torch: ft-run preloads it."""
+    """Return the rows whose workers import torch, which ft-run preloads."""
     dies = "rank dies to torch imported in all restarted"
     return [
         Row(
@@ -277,7 +277,7 @@ def _warm_rows() -> list[Row]:
 
 
 def _beside_rows() -> list[Row]:
-    """Return what a token and three endpoints cost: each sample has a run without and one with."""
+    """Return the rows for a token and for three endpoints, each with and without."""
     two = Shape(agents=2, workers=1, nnodes="2")
     four = replace(FOUR_AGENTS, max_restarts=3)
     seconds = (Metric("plain", "… without", "s"), Metric("with", "… with", "s"))
@@ -287,7 +287,7 @@ def _beside_rows() -> list[Row]:
             (
                 Metric(
                     "more",
-                    "2 agents: first line of the last worker, how much later with a token",
+                    "2 agents: command to the last worker's first line, added by a token",
                     "s",
                     Target(0.08, is_ratio=False),
                 ),
@@ -301,7 +301,7 @@ def _beside_rows() -> list[Row]:
             (
                 Metric(
                     "ratio",
-                    "4 agents: rank dies to all restarted, with a token against without",
+                    "4 agents: rank dies to all restarted, with a token divided by without",
                     "x",
                     Target(1.03, is_ratio=False),
                 ),
@@ -315,7 +315,7 @@ def _beside_rows() -> list[Row]:
             (
                 Metric(
                     "ratio",
-                    "4 agents: rank dies to all restarted, three endpoints against one",
+                    "4 agents: rank dies to all restarted, three endpoints divided by one",
                     "x",
                     Target(1.03, is_ratio=False),
                 ),
@@ -356,7 +356,7 @@ def all_rows(last_call_s: float | None) -> list[Row]:
         ),
         Row(
             "restart-elastic",
-            # The target is for the default: with a shorter last call there is none.
+            # The target applies to the default last call only.
             _times(f"4 agents of 2:5: {dies}", 0.01 if last_call_s is None else None),
             _restart(elastic),
             runs=2,
@@ -366,12 +366,12 @@ def all_rows(last_call_s: float | None) -> list[Row]:
             (
                 Metric(
                     "ratio",
-                    "4 agents and a spare: restart onto the spare, as a multiple of a plain one",
+                    "4 agents and a spare: restart with the spare divided by a plain restart",
                     "x",
                     Target(2.0, is_ratio=False),
                 ),
-                Metric("spare", "… an agent is killed: noticed to all running", "s"),
-                Metric("plain", "… a rank dies: noticed to all running", "s"),
+                Metric("spare", "… an agent is killed: detection to all running", "s"),
+                Metric("plain", "… a rank dies: detection to all running", "s"),
             ),
             _spare,
             launchers=(Launcher.FT_RUN,),

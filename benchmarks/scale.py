@@ -1,10 +1,10 @@
-"""How the master behaves with thousands of agents: joining, and forming a world anew.
+"""The master with thousands of agents: the time to join and to re-form the world.
 
     python benchmarks/scale.py [--agents 32,1000,10000] [--repeats 7] [--stacks] [--json FILE]
 
-Runs the real ``ft-run master`` in a process of its own; the agents are simulated, in a second
-process (``swarm.py``), over real gRPC streams; beside it, the same with a server that decides
-nothing (``bare_master.py``): the floor of this machine. See README.md for how to read it.
+It runs the real ``ft-run master`` in its own process, and simulates the agents in a second one
+(``swarm.py``) over real gRPC streams. The baseline is a no-op gRPC server (``bare_master.py``). See
+README.md.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from ft_run.rendezvous.transport.channel_options import STREAMS_PER_CONNECTION
 from jobs import environment, free_port
 
 TARGETS_S = {1_000: 0.3, 10_000: 3.0}
-"""Agents → seconds in which their world must be formed again."""
+"""Target in seconds to re-form the world, by number of agents."""
 
 STACKS_TARGET_S = 3.0
-"""In which ``ft-run stacks`` must say where the workers of 1,000 agents are."""
+"""Target of ``ft-run stacks`` with 1,000 agents."""
 
 _SPARE_FILES = 200
 _SWARM_TIMEOUT_S = 900.0
@@ -41,7 +41,7 @@ _MASTER_EXIT_S = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 1 when something went wrong."""
+    """Measure and print; return 1 if a run failed."""
     args = _arguments(argv)
     facts = machine_facts()
     print(facts_line(facts), flush=True)
@@ -73,27 +73,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument(
-        "--agents", type=_sizes, default=[32, 1000, 10000], metavar="N,...", help="32,1000,10000"
+        "--agents",
+        type=_sizes,
+        default=[32, 1000, 10000],
+        metavar="N,...",
+        help="default 32,1000,10000",
     )
-    parser.add_argument("--repeats", type=int, default=7, help="re-formed worlds (default 7)")
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="number of re-formed worlds (default 7)"
+    )
     parser.add_argument(
         "--streams-per-channel",
         type=int,
         choices=range(1, STREAMS_PER_CONNECTION + 1),
         default=1,
         metavar="S",
-        help=f"agents that share a connection, {STREAMS_PER_CONNECTION} at most; default 1, as in"
-        " reality",
+        help=f"agents per connection, 1 to {STREAMS_PER_CONNECTION} (default 1, as in reality)",
     )
     parser.add_argument(
-        "--idle-s", type=float, default=5.0, metavar="T", help="seconds of watching the idle master"
+        "--idle-s",
+        type=float,
+        default=5.0,
+        metavar="T",
+        help="seconds to observe the idle master (default 5)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
-    parser.add_argument("--stacks", action="store_true", help="also time ft-run stacks, once")
+    parser.add_argument("--stacks", action="store_true", help="also measure ft-run stacks, once")
     parser.add_argument(
-        "--endpoints", type=int, choices=(1, 3), default=1, help="masters, of which one leads"
+        "--endpoints",
+        type=int,
+        choices=(1, 3),
+        default=1,
+        help="number of masters, of which one leads (default 1)",
     )
-    parser.add_argument("--token", action="store_true", help="every connection is mutual TLS")
+    parser.add_argument(
+        "--token", action="store_true", help="use a token: mutual TLS on all connections"
+    )
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="run the master under cProfile"
     )
@@ -105,8 +120,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     most = (hard - _SPARE_FILES) * args.streams_per_channel
     if max(args.agents) > most:
         parser.error(
-            f"{max(args.agents)} agents need as many open files per process and the limit is "
-            f"{hard}; raise it (ulimit -Hn), or let agents share connections: "
+            f"{max(args.agents)} agents need as many open files per process, but the limit is "
+            f"{hard}: raise it (ulimit -Hn), or use "
             f"--streams-per-channel {-(-max(args.agents) // (hard - _SPARE_FILES))}"
         )
     return args
@@ -120,10 +135,10 @@ def _sizes(text: str) -> list[int]:
 
 
 def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what one size took; ``swarm.py`` says what is in it.
+    """Return the measurements for one number of agents; see ``swarm.py``.
 
     Raises:
-        RuntimeError: the master or the agents failed; the text holds the end of their output.
+        RuntimeError: the master or the agents failed; the message has the end of their output.
         subprocess.TimeoutExpired: they took too long.
     """
     program = [str(Path(sys.executable).with_name("ft-run"))]
@@ -132,16 +147,16 @@ def measure(agents: int, args: argparse.Namespace) -> dict[str, Any]:
     listed = ",".join(f"127.0.0.1:{free_port()}" for _ in range(args.endpoints))
     result = _with_master([*program, "master", "--bind", listed], agents, args)
     bare = [sys.executable, str(Path(__file__).with_name("bare_master.py")), str(agents)]
-    floor = _with_master(
+    baseline = _with_master(
         bare,
         agents,
         argparse.Namespace(**{**vars(args), "idle_s": 0.0, "stacks": False, "endpoints": 1}),
     )
-    return result | {"floor": floor}
+    return result | {"floor": baseline}
 
 
 def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the agents measured with the masters of a command, of which one leads."""
+    """Start masters with a command, and return the measurements of the agents."""
     with ExitStack() as files:
         logs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(args.endpoints)]
         masters = [
@@ -159,7 +174,7 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
             statuses = [master.wait(_MASTER_EXIT_S) for master in masters]
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             said = "".join(map(_end_of, logs))
-            raise RuntimeError(f"{error}; the master said:\n{said}") from error
+            raise RuntimeError(f"{error}; output of the master:\n{said}") from error
         finally:
             for master in masters:
                 if master.poll() is None:
@@ -168,12 +183,12 @@ def _with_master(command: Sequence[str], agents: int, args: argparse.Namespace) 
                 assert master.stdin is not None
                 master.stdin.close()
     if any(statuses):
-        raise RuntimeError(f"the master ended with {statuses}")
+        raise RuntimeError(f"exit statuses of the masters: {statuses}")
     return result
 
 
 def _leading(logs: Sequence[IO[str]], masters: "list[subprocess.Popen[bytes]]") -> tuple[int, int]:
-    """Return which master leads, and its port; a single one says that it listens, and no more."""
+    """Return the index of the leading master, and its port."""
     deadline = time.monotonic() + _MASTER_START_S
     while time.monotonic() < deadline and all(master.poll() is None for master in masters):
         for place, said in enumerate(map(_end_of, logs)):
@@ -181,11 +196,11 @@ def _leading(logs: Sequence[IO[str]], masters: "list[subprocess.Popen[bytes]]") 
             if found is not None and (len(logs) == 1 or "this host leads" in said):
                 return place, int(found[1])
         time.sleep(0.02)
-    raise RuntimeError("the master does not listen, or none leads")
+    raise RuntimeError("no master listens and leads")
 
 
 def _end_of(log: IO[str]) -> str:
-    """Return the end of what has been written to a file that others write to."""
+    """Return the end of a file that another process writes."""
     size = os.fstat(log.fileno()).st_size
     return os.pread(log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
@@ -220,7 +235,7 @@ def _swarm(port: int, master_pid: int, agents: int, args: argparse.Namespace) ->
 
 
 def reform_s(result: dict[str, Any]) -> float:
-    """Return the median seconds in which a world was formed again."""
+    """Return the median time to re-form the world."""
     return _median(result, "seconds")
 
 
@@ -229,8 +244,17 @@ def _median(result: dict[str, Any], key: str) -> float:
 
 
 def report(results: Sequence[dict[str, Any]]) -> str:
-    """Return the table, one line per size."""
-    heading = ["agents", "join s", "re-form s", "min", "floor s", "target", "met", "master CPU s"]
+    """Return the table, one line per number of agents."""
+    heading = [
+        "agents",
+        "join s",
+        "re-form s",
+        "min",
+        "no-op server s",
+        "target",
+        "met",
+        "master CPU s",
+    ]
     heading += ["client CPU s", "messages", "kB", "master MiB", "idle CPU %"]
     lines = [heading]
     for result in results:
@@ -259,14 +283,14 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 
 
 def growth(results: Sequence[dict[str, Any]]) -> str:
-    """Return a line on how the time to form a world again grows with the number of agents."""
+    """Return a line on how the time to re-form the world grows with the number of agents."""
     points = [(float(result["agents"]), reform_s(result)) for result in results]
     steps = [
         f"{small[0]:.0f} to {large[0]:.0f}: {number(log_log_slope([small, large]), 2)}"
         for small, large in pairwise(points)
     ]
     if not steps:
-        return "growth: one size tells nothing"
+        return "growth: needs at least two sizes"
     overall = number(log_log_slope(points), 2)
     return f"growth (exponent of N; 1 is linear): {overall}; {', '.join(steps)}"
 

@@ -1,10 +1,9 @@
-"""A bare launcher for a job of ``snapshot_worker.py``, to compare with.
+"""A minimal launcher for ``snapshot_worker.py``, as the baseline of ``snapshots.py``.
 
     snapshot_bare.py FOLDER STEPS PARAMETERS STEP_S
 
-A process that has imported torch forks two ranks, waits for a death, kills the other one, waits for
-that too, and forks again. The state is in memory that it holds. It agrees on nothing, checks
-nothing and shows nothing.
+A process that has imported torch forks two ranks, waits until one dies, kills the other, and forks
+both again. It holds the memory with the state, and does nothing else.
 """
 
 import os
@@ -14,17 +13,17 @@ import socket
 import sys
 from pathlib import Path
 
-import ft_run.training.checkpointer  # noqa: F401 - what ft-run preloads, the ranks find here too
-import torch._dynamo  # noqa: F401 - likewise
+import ft_run.training.checkpointer  # noqa: F401 - as preloaded by ft-run
+import torch._dynamo  # noqa: F401 - as preloaded by ft-run
 from ft_run.training.checkpoints.mapped_memory import mapped
 
 WORKER = str(Path(__file__).with_name("snapshot_worker.py"))
 HEADER_BYTES = 64
-"""Before the state: how many steps were done, and nothing."""
+"""Before the state: the number of completed steps, and padding."""
 
 
 def fork(memory: list[int], restarts: int) -> list[int]:
-    """Fork a rank for each memory; return their process ids."""
+    """Fork one rank per memory; return the process ids."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,11 +1,11 @@
-"""A rank of ``snapshots.py``: a model whose step is a pause, so that only the state costs.
+"""A rank of ``snapshots.py``: trains a model whose step is a pause.
 
     snapshot_worker.py MODE FOLDER STEPS PARAMETERS STEP_S
 
-MODE is ``checkpointer``, ``torch-save`` (every 20 steps, rank 0 writes, all read), ``async-save``
-(every 20 steps, by torch.distributed.checkpoint) or ``bare`` (see ``snapshot_bare.py``): in the
-first life rank 0 kills itself in the middle of a step, half way between two of them. Or ``stall``:
-one process, whose snapshots are measured. What is measured goes to FOLDER as lines of JSON.
+MODE is ``checkpointer``, ``torch-save`` (every 20 steps, written by rank 0), ``async-save`` (every
+20 steps, torch.distributed.checkpoint) or ``bare`` (see ``snapshot_bare.py``): rank 0 kills itself
+once, in the middle of a step half way between two saves. Or ``stall``: one process measures the
+overhead of snapshots. Measurements are written to FOLDER as lines of JSON.
 """
 
 import json
@@ -27,21 +27,21 @@ from torch import nn
 DIES_AT = 30
 SAVES_EVERY = 20
 LAYER = 500_000
-"""How many parameters are in one tensor."""
+"""Parameters per tensor."""
 MODE, FOLDER, STEPS, PARAMETERS, STEP_S = (
     kind(w) for kind, w in zip((str, Path, int, int, float), sys.argv[1:], strict=True)
 )
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model and an Adam: 12 bytes for each parameter when it has done a step."""
+    """Return a model and Adam: 12 bytes per parameter after the first step."""
     layers = range(PARAMETERS // LAYER)
     model = nn.ModuleList([nn.Linear(1000, LAYER // 1000, bias=False) for _ in layers])
     return model, torch.optim.Adam(model.parameters())
 
 
 def give_state(optimizer: torch.optim.Optimizer) -> None:
-    """Do the first step."""
+    """Take the first step, which creates the optimizer's state."""
     parameters = optimizer.param_groups[0]["params"]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameters[0])
@@ -49,13 +49,13 @@ def give_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def note(**values: object) -> None:
-    """Write a line."""
+    """Write a measurement."""
     with open(FOLDER / f"lines-{os.environ['RANK']}", "a") as file:
         file.write(json.dumps(values) + "\n")
 
 
 def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
-    """Do as a careful script does without ft-run."""
+    """Save with ``torch.save`` and a rename."""
     path, begin = FOLDER / "checkpoint.pt", 0
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -71,7 +71,7 @@ def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]
 
 
 def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
-    """Do likewise with what torch has for it: training goes on while a checkpoint is written."""
+    """Save with ``async_save`` of torch, in the background."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -81,7 +81,7 @@ def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
 
     latest, begin = FOLDER / "latest", 0
     saving: object = None
-    group = dist.new_group(backend="gloo")  # it speaks while the steps do
+    group = dist.new_group(backend="gloo")  # used concurrently with the steps
     if latest.exists():
         begin = int(latest.read_text())
         saved = state()
@@ -109,7 +109,7 @@ def by_async_save(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
 
 
 def by_bare_copies(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
-    """Copy the state into memory that stays, and back, and do nothing else."""
+    """Copy the state to memory that survives the rank, and back."""
     fd = int(os.environ["BARE_MEMORY"])
     memory = torch.frombuffer(mapped(fd, os.fstat(fd).st_size, is_there=True), dtype=torch.float32)
     begin, kept = int(memory[0]), torch.split(memory[-3 * PARAMETERS :], LAYER)
@@ -137,7 +137,7 @@ def by_bare_copies(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterat
 
 
 def train() -> None:
-    """Train, and die once."""
+    """Train, and kill rank 0 once."""
     dist.init_process_group("gloo")
     model, optimizer = make()
     state = {"model": model, "optimizer": optimizer}
@@ -155,22 +155,22 @@ def train() -> None:
         if not optimizer.state:
             give_state(optimizer)
         time.sleep(STEP_S)
-        dist.barrier()  # the gradients of a real step
+        dist.barrier()  # as the all-reduce of gradients in a real step
         note(step=step, time=time.time())
     dist.destroy_process_group()
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Return how long something takes, in seconds."""
+    """Return the duration of an action in seconds."""
     begin = time.perf_counter()
     action()
     return time.perf_counter() - begin
 
 
 def stall() -> None:
-    """Measure a bare copy of the state, and steps with and without a snapshot, in turn.
+    """Measure a plain copy of the state, and steps with and without a snapshot, in alternation.
 
-    A step is a pause, or computation of one thread, and a step of the optimizer.
+    A step is a pause or a computation with one thread, followed by an optimizer step.
     """
     model, optimizer = make()
     give_state(optimizer)
@@ -203,7 +203,7 @@ def stall() -> None:
             bare, plain = timed(copy), timed(step)
             snapshot = timed(lambda number=number: checkpointer.step(number))  # type: ignore[misc]  # bound now
             after = timed(step)
-            if number > 4:  # the memory is new
+            if number > 4:  # later steps reuse the memory
                 slowdown = (snapshot + after) / plain - 1
                 note(bare=bare, snapshot=snapshot, **{step.__name__: slowdown})
 

@@ -1,7 +1,8 @@
-"""The worker of ``watching.py``: ``steps.py ROUNDS STEPS`` does steps of an optimizer of torch's.
+"""The worker of ``watching.py``: prints the median time of a step in microseconds.
 
-A step is so many rounds of an empty loop, as they take as long in each run, and one step of SGD on
-one small tensor. It writes the median time of a step, in microseconds.
+    steps.py ROUNDS STEPS
+
+A step is ROUNDS iterations of an empty loop and one SGD step on a small tensor.
 """
 
 import statistics
@@ -14,7 +15,7 @@ _WARM_UP = 20
 
 
 def main() -> None:
-    """Do the steps."""
+    """Run and time the steps."""
     rounds, steps = int(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     parameter = torch.nn.Parameter(torch.zeros(8))

@@ -1,12 +1,12 @@
-"""Thousands of simulated agents in one process, over real streams, against a real master.
+"""Simulates thousands of agents in one process, over real gRPC streams to a real master.
 
     swarm.py --port PORT --agents N --repeats R --streams-per-channel S --idle-s T
              --stacks 0|1 --master-pid PID
 
-Started by ``scale.py``; writes one JSON object. An agent here is a stream and prepared bytes: it
-joins, answers a stop with the confirmation that it has no workers left, and takes its place; asked
-where its workers are, it says that they wait in a collective, and one that it sleeps elsewhere.
-What is sent is encoded beforehand, outside what is timed, so that the client costs little.
+``scale.py`` starts it; it writes one JSON object. An agent is a stream and prepared bytes: it
+joins, confirms stops, and accepts its assignment. To ``ft-run stacks`` it reports that its workers wait in
+a collective; one worker sleeps elsewhere. Messages are encoded before the measurement, so that the
+client costs little.
 """
 
 import argparse
@@ -49,26 +49,25 @@ from ft_run.rendezvous.trust.wire import Trust, open_channel
 from procfs import cpu_s, memory
 
 WORKERS = 8
-"""Workers of each simulated node."""
+"""Workers per simulated node."""
 
 _TOKEN = "FT_RUN_TOKEN"
 
 _ROUND_S = 120.0
-"""A round that takes longer than this has failed."""
+"""Time-out of a round."""
 
 _OPENING = 256
-"""How many agents connect at a time: a real fleet has as many processes as agents to do it."""
+"""Agents that connect at the same time."""
 
 _OPENING_CLOSED = 64
-"""The same with a token, where both ends of a connection have to compute. A real agent whose
-attempt takes too long tries again; one of these would not."""
+"""The same with a token: handshakes need CPU time, and simulated agents do not retry."""
 
 _HEARD = encode_node(Heard())
 
 
 @dataclass(slots=True)
 class RoundCost:
-    """What one round took, from its cause to the last start that was received."""
+    """Cost of one round, from its cause to the last start that was received."""
 
     seconds: float = 0.0
     master_cpu_s: float = 0.0
@@ -77,7 +76,7 @@ class RoundCost:
     """Messages from nodes to the master."""
     received: int = 0
     sent_bytes: int = 0
-    """Of messages; HTTP/2 and TCP come on top."""
+    """Of messages, without HTTP/2 and TCP."""
     received_bytes: int = 0
 
 
@@ -91,9 +90,9 @@ class _Node:
         self._call: Any = None
         self._writing = asyncio.Lock()
         self.stopped = b""
-        """What it answers to a stop; prepared for each round."""
+        """The answer to a stop; prepared for each round."""
         self.stacks = b""
-        """What it answers when it is asked where its workers are, once."""
+        """The answer to ``ft-run stacks``, once."""
 
     @property
     def _address(self) -> str:
@@ -208,7 +207,7 @@ class Swarm:
         return await self._timed(connect)
 
     async def reform(self) -> RoundCost:
-        """Let one agent fail; return how long it took until all had new assignments."""
+        """Let one agent fail; return the cost until all have new assignments."""
         failing = self._nodes[self._round % len(self._nodes)]
         for node in self._nodes:
             node.prepare(self._round)
@@ -216,7 +215,7 @@ class Swarm:
         return await self._timed(lambda: failing.send(report))
 
     async def ask_for_stacks(self) -> dict[str, float]:
-        """Have ``ft-run stacks`` ask all of them; return what it took until it had ended."""
+        """Run ``ft-run stacks``; return its duration and the CPU time of the master."""
         for node in self._nodes:
             node.prepare_stacks()
         program = Path(sys.executable).with_name("ft-run")
@@ -231,29 +230,31 @@ class Swarm:
         last = len(self._nodes) * WORKERS - 1
         wanted = ["rank 17 on node 2 (node-2) · step 1204", f"ranks 0-16,18-{last} · step 1204"]
         if heads != wanted:
-            raise RuntimeError(f"ft-run stacks said {heads} after {seconds:.1f} s")
+            raise RuntimeError(
+                f"ft-run stacks printed {heads} after {seconds:.1f} s: expected {wanted}"
+            )
         return {"seconds": seconds, "master_cpu_s": master_cpu_s}
 
     async def finish(self) -> None:
-        """Let all agents succeed; return when each has heard the verdict."""
+        """Let all agents succeed; wait until each has received the verdict."""
         done = encode_node(Done(self._round))
         for node in self._nodes:
             await node.send(done)
         await asyncio.wait_for(asyncio.gather(*self._tasks), _ROUND_S)
 
     def admitted(self) -> None:
-        """An agent was told that it waits for others: the next one may come."""
+        """Let the next agent connect: one was admitted."""
         self._opening.release()
 
     def started(self, assignment: Any) -> None:
-        """An agent was told its place in a world."""
+        """Check and record the assignment of an agent."""
         size = len(self._nodes)
         if (assignment.round, assignment.nodes, assignment.world_size) != (
             self._round,
             size,
             size * WORKERS,
         ):
-            raise RuntimeError(f"an unexpected place in round {self._round}: {assignment}")
+            raise RuntimeError(f"unexpected assignment in round {self._round}: {assignment}")
         self._ranks.add(assignment.node_rank)
         if len(self._ranks) == size:
             self._complete.set()
@@ -270,11 +271,11 @@ class Swarm:
         cost.seconds = time.perf_counter() - started
         cost.master_cpu_s = cpu_s(self._master_pid) - cpu_before
         cost.client_cpu_s = time.process_time() - own_before
-        self.cost = RoundCost()  # what comes now is no part of the round
+        self.cost = RoundCost()  # later messages are not part of the round
         return cost
 
     async def _watch(self) -> None:
-        """Wait for the last start, or raise what went wrong with an agent meanwhile."""
+        """Wait for the last start; raise the error of a failed agent."""
         complete = asyncio.create_task(self._complete.wait())
         done, _ = await asyncio.wait(
             [complete, *self._tasks], timeout=_ROUND_S, return_when=asyncio.FIRST_COMPLETED
@@ -291,18 +292,18 @@ class Swarm:
 
 @lru_cache
 def trust_of_environment() -> Trust | None:
-    """Return what the variable of the token makes of the wire: one certificate for all agents."""
+    """Return the credentials of the token in the environment, one certificate for all agents."""
     return TokenTrust(Token(os.environ[_TOKEN])) if _TOKEN in os.environ else None
 
 
 def _channel(port: int) -> grpc.aio.Channel:
-    # The options of the real agent: among them a connection of its own for each channel.
+    # The options of a real agent, with one connection per channel.
     return open_channel(Endpoint("127.0.0.1", port), client_options(5.0), trust_of_environment())
 
 
 @asynccontextmanager
 async def _steady() -> AsyncIterator[None]:
-    """Keep the client's garbage collection out of what is measured."""
+    """Disable the client's garbage collection during the measurement."""
     gc.collect()
     gc.disable()
     try:

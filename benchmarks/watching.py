@@ -1,8 +1,8 @@
-"""What --watch-workers costs: a training step, and an agent that has nothing to do.
+"""Overhead of --watch-workers on training steps and on an idle agent.
 
     python benchmarks/watching.py [--runs N] [--idle-s SECONDS] [--json FILE] [--quick]
 
-Jobs with and without it run in alternation. See README.md for how to read it.
+Jobs with and without it run in alternation. See README.md.
 """
 
 import argparse
@@ -37,9 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=7, help="jobs of each kind (default 7)")
-    parser.add_argument("--idle-s", type=float, default=20.0, help="how long an agent is watched")
+    parser.add_argument(
+        "--idle-s", type=float, default=20.0, help="seconds to observe an idle agent (default 20)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
-    parser.add_argument("--quick", action="store_true", help="does it still work?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: one short run")
     args = parser.parse_args(argv)
     runs, idle_s = (1, 1.0) if args.quick else (args.runs, args.idle_s)
     facts = machine_facts()
@@ -51,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds = int(step_us * rounds_per_us)
         found = _alternate(runs, _step_us(rounds, steps // (10 if args.quick else 1)))
         samples[name] = [[value for (value,) in kind] for kind in found]
-        rows.append(_row(f"a step of some {name}", "us", samples[name]))
+        rows.append(_row(f"step of about {name}", "us", samples[name]))
     found = _alternate(runs, _idle(idle_s))
     for index, (title, unit) in enumerate(
         (
-            ("an idle agent and its helpers wake up", "/s"),
-            ("an idle agent and its helpers: CPU", "%"),
+            ("idle agent and helpers: context switches", "/s"),
+            ("idle agent and helpers: CPU", "%"),
         )
     ):
         samples[title] = [[values[index] for values in kind] for kind in found]
@@ -73,7 +75,7 @@ def _alternate(
     without: list[tuple[float, ...]] = []
     watched: list[tuple[float, ...]] = []
     for number_of_run in range(runs):
-        # Which one comes first changes: what goes before may warm up the machine.
+        # The order alternates: the first job may warm up the machine.
         for is_watched in (False, True) if number_of_run % 2 else (True, False):
             (watched if is_watched else without).append(measure(is_watched))
     return without, watched
@@ -107,7 +109,7 @@ def _report(rows: Sequence[Row]) -> str:
 
 
 def _rounds_per_us() -> float:
-    """Return how many rounds of the loop in ``steps.py`` take a microsecond here."""
+    """Return how many iterations of the loop in ``steps.py`` take a microsecond."""
     times = []
     for _ in range(20):
         started = time.perf_counter()
@@ -118,7 +120,7 @@ def _rounds_per_us() -> float:
 
 
 def _step_us(rounds: int, steps: int) -> Callable[[bool], tuple[float, ...]]:
-    """Return what measures the median step of one worker, in microseconds."""
+    """Return a function that measures the median step of one worker in microseconds."""
 
     def measure(is_watched: bool) -> tuple[float, ...]:
         command = [str(Launcher.FT_RUN.path), "--standalone", *_flags(is_watched)]
@@ -143,7 +145,7 @@ def _flags(is_watched: bool) -> list[str]:
 
 
 def _idle(seconds: float) -> Callable[[bool], tuple[float, ...]]:
-    """Return what measures how often an agent and its helpers wake up, and their CPU in percent."""
+    """Return a function that measures context switches per second and CPU in percent."""
 
     def measure(is_watched: bool) -> tuple[float, ...]:
         shape = Shape(is_watched=is_watched)
@@ -160,7 +162,7 @@ def _idle(seconds: float) -> Callable[[bool], tuple[float, ...]]:
             job.release()
             problems = job.finish(attempts=1, timeout_s=60.0).problems
         if problems or len(workers) != shape.world_size:
-            raise RuntimeError(f"the job went wrong: {problems}")
+            raise RuntimeError(f"the job failed: {problems}")
         rates = [(late - early) / took_s for early, late in zip(before, after, strict=True)]
         return rates[0], 100 * rates[1]
 

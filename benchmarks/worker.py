@@ -1,11 +1,11 @@
-"""The worker of ``compare.py``: plain Python without torch, so that launchers are compared.
+"""The worker of ``compare.py``: plain Python without torch, so that only launchers are compared.
 
     worker.py FOLDER MODE [MODULE]
 
 It imports MODULE, writes one line, ``bench ATTEMPT RANK WORLD_SIZE RESTART_COUNT PID TIME_NS``, and
-then does as MODE says: ``exit``; ``die-once``: rank 0 of the first attempt kills itself when
-all workers are there; ``wait``: until there is a byte for it in the pipe FOLDER/release. One that
-waits writes ``told RANK TIME_NS`` when it gets SIGTERM, and ends.
+then, by MODE: ``exit``: exits; ``die-once``: rank 0 of the first attempt kills itself when all
+workers have started; ``wait``: waits for a byte in the pipe FOLDER/release, or for SIGTERM: then it
+writes ``told RANK TIME_NS`` and exits.
 
 Attempts are counted by files in FOLDER: torchrun's TORCHELASTIC_RESTART_COUNT differs from node
 to node of one attempt.
@@ -17,11 +17,11 @@ import sys
 import time
 
 _SETTLE_S = 0.5
-"""The launchers have time to become idle before the death."""
+"""Time for the launcher to become idle before the death."""
 
 
 def main() -> None:
-    """Be one worker."""
+    """Run one worker."""
     folder, mode = sys.argv[1:3]
     for module in sys.argv[3:]:
         __import__(module)
@@ -48,7 +48,7 @@ def _attempt(folder: str, rank: int) -> int:
     attempt = 0
     while os.path.exists(path := f"{folder}/attempt-{attempt}-{rank}"):
         attempt += 1
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # one process at a time has this rank
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # only one process at a time has this rank
     return attempt
 
 

@@ -2,8 +2,8 @@
 
     ft-run --nproc-per-node 2 --max-restarts 2 examples/lightning_snapshots.py checkpoints/
 
-What Lightning counts (its loops) is state as the weights are: it is restored before ``fit``, which
-goes on there. Lightning does not skip the batches of the epoch that are done; the sampler does.
+The loops of Lightning are part of the state and are restored before ``fit``, which resumes from
+there. Lightning does not skip completed batches of the epoch; the sampler does.
 """
 
 import itertools
@@ -22,7 +22,7 @@ BATCH, EPOCHS = 8, 3
 
 
 class Module(LightningModule):
-    """A tiny network. Its optimizer is there before ``fit``, so that it can be restored."""
+    """A tiny network. It creates its optimizer before ``fit``, so that it can be restored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,20 +30,20 @@ class Module(LightningModule):
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
-        """Return the loss of a batch; what is random follows from the step."""
+        """Return the loss of a batch; randomness is seeded by the step."""
         torch.manual_seed(self.global_step * 1000 + self.global_rank)
         return nn.functional.mse_loss(self.network(batch[0]), batch[1])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the one that is there."""
+        """Return the optimizer that was restored."""
         return self.optimizer
 
 
 class Resuming(DistributedSampler[Any]):
-    """Skips what was done of an epoch, once."""
+    """Skips completed samples of an epoch, once."""
 
     done = 0
-    """How many samples of this rank."""
+    """Completed samples of this rank."""
 
     def __iter__(self) -> Iterator[Any]:
         done, self.done = self.done, 0
@@ -51,18 +51,18 @@ class Resuming(DistributedSampler[Any]):
 
 
 class Snapshots(Callback):
-    """A snapshot at the end of each step."""
+    """Takes a snapshot at the end of each step."""
 
     def __init__(self, checkpointer: Checkpointer) -> None:
         self.checkpointer = checkpointer
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        """The loop counts this batch when it is restored from here."""
+        """Take a snapshot; the restored loop has counted this batch."""
         self.checkpointer.step(trainer.global_step)
 
 
 def main() -> None:
-    """Train, and go on where a run before has ended."""
+    """Train, resuming from an earlier run if there was one."""
     torch.distributed.init_process_group("gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     inputs = torch.randn(512, 16, generator=torch.Generator().manual_seed(1))

@@ -1,8 +1,8 @@
-"""The smallest job that proves a launcher works: every worker adds up all ranks and checks the sum.
+"""A smoke test for launchers: all workers all-reduce their ranks and check the sum.
 
     ft-run --standalone --nproc-per-node 2 examples/smoke.py
 
-Needs no GPU and no data. Exit status 0 only if all workers met and the sum is right.
+It needs no GPU and no data. The exit status is 0 only if the sum is right on all workers.
 """
 
 from datetime import timedelta
@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 @record
 def main() -> None:
-    """Meet the other workers, all-reduce, check, leave."""
+    """Join the process group, all-reduce, check the result."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
     total = torch.tensor([rank])
@@ -24,7 +24,7 @@ def main() -> None:
         raise RuntimeError(
             f"all-reduce over {world} ranks returned {int(total)}: expected {expected}"
         )
-    # One write: with print alone, lines of several workers can run into each other.
+    # One write: else lines of several workers can be interleaved.
     print(f"rank {rank} of {world}: all-reduce ok\n", end="", flush=True)
     dist.destroy_process_group()
 

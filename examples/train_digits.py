@@ -2,21 +2,20 @@
 
     ft-run --standalone --nproc-per-node 2 --max-restarts 2 examples/train_digits.py --die 1:3
 
-What a script needs so that a launcher can restart it, in the order in which ``main`` does it:
+What a script needs to be restartable, in the order of ``main``:
 
-1. take rank and world from the environment, every time it starts;
-2. look for the newest complete checkpoint, and let rank 0 decide for all;
-3. write a checkpoint after every epoch, so that no reader ever sees half of one;
-4. fail loudly: an exception or a time-out in one rank is enough, the launcher does the rest.
+1. read rank and world size from the environment at each start;
+2. load the newest complete checkpoint, which rank 0 chooses for all ranks;
+3. write a checkpoint after every epoch, atomically;
+4. fail with an exception or a time-out: the launcher restarts all ranks.
 
-It is seeded throughout: for a given number of workers on one kind of machine, a run that was
-killed and restarted ends with the same weights, bit for bit, as one that was left alone.
+All randomness is seeded: with the same number of workers on the same kind of machine, a run that
+was restarted ends with bit-identical weights to an undisturbed one.
 
-Where checkpoints go: without ``--checkpoint-dir``, to ``digits-checkpoints-<run id>`` in the
-working directory, which is removed when the run succeeds. So the same command trains afresh
-each time, while a job that was interrupted goes on where it stopped if it comes back under the
-same ``--rdzv-id``. A folder named with ``--checkpoint-dir`` is always resumed from, never removed.
-With several nodes put it on storage that all of them see, or rank 0 has to stay on its node.
+Checkpoints are written to ``--checkpoint-dir``, which is always resumed from and never removed. The
+default is ``digits-checkpoints-<run id>`` in the working directory, which is removed when the run
+succeeds; an interrupted job resumes from it under the same ``--rdzv-id``. With several nodes, use
+shared storage.
 """
 
 import argparse
@@ -44,7 +43,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 SEED = 0
 TEST_IMAGES = 360
 PEER_TIMEOUT = timedelta(seconds=60)
-"""How long a collective waits for a peer that is silent; a dead one is noticed much sooner."""
+"""Time-out of collectives, for a peer that hangs; a dead one is detected much sooner."""
 
 
 # --- options ------------------------------------------------------------------------------------
@@ -52,14 +51,14 @@ PEER_TIMEOUT = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The value of ``--die``: ``rank`` is killed once, in the middle of ``epoch`` (from 1)."""
+    """The value of ``--die``: ``rank`` is killed once in the middle of ``epoch`` (>= 1)."""
 
     rank: int
     epoch: int
 
     @classmethod
     def parse(cls, text: str) -> "Death":
-        """Read ``RANK:EPOCH``."""
+        """Parse ``RANK:EPOCH``."""
         match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
         if match is None or int(match[2]) == 0:
             raise argparse.ArgumentTypeError(
@@ -82,7 +81,7 @@ class Options:
 
 
 def parse_args(argv: list[str] | None = None) -> Options:
-    """Return the options in ``argv`` (default: the command line); exit with status 2 if wrong."""
+    """Parse ``argv`` (default: the command line); exit with status 2 on a usage error."""
 
     def count(text: str) -> int:
         if not re.fullmatch(r"[0-9]+", text) or int(text) == 0:
@@ -142,9 +141,9 @@ def parse_args(argv: list[str] | None = None) -> Options:
 
 
 class Checkpoint(TypedDict):
-    """What a run needs to go on after ``epoch`` epochs.
+    """The state of a run after ``epoch`` epochs.
 
-    No state of random number generators: every epoch starts from a seed of its own.
+    It has no state of random number generators: each epoch has its own seed.
     """
 
     epoch: int
@@ -153,11 +152,10 @@ class Checkpoint(TypedDict):
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make ``path`` hold ``data``; a reader, even after a power cut, sees all of it or nothing.
+    """Write ``data`` to ``path`` so that readers see all of it or nothing, even after a power cut.
 
-    The temporary file is in the same folder because a rename is atomic only within one file
-    system. The file is synced before the rename, so that the new name never points to data that
-    is not on disk yet; the folder after it, so that the rename itself is on disk.
+    The temporary file is in the same folder, because a rename is atomic only within one file
+    system. The file is synced before the rename, and the folder after it.
     """
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
@@ -175,8 +173,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write ``checkpoint`` to ``folder`` and return its path.
 
-    The content is a SHA-256 digest and then what ``torch.save`` wrote: ``torch.load`` alone
-    does not notice flipped bits.
+    The content is a SHA-256 digest followed by the output of ``torch.save``: ``torch.load`` alone
+    does not detect flipped bits.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
@@ -187,7 +185,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint in ``folder``, or None; say which ones were broken."""
+    """Return the newest intact checkpoint in ``folder``, or None; print which are damaged."""
     for path in sorted(folder.glob("epoch-*.pt"), reverse=True):
         data = path.read_bytes()
         digest, content = data[:32], data[32:]
@@ -203,13 +201,13 @@ def load_latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def default_folder() -> Path:
-    """Return where checkpoints go without ``--checkpoint-dir``: a folder of this job's own."""
+    """Return the default of ``--checkpoint-dir``, specific to this job."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex[:8]
     return Path("digits-checkpoints-" + re.sub(r"[^\w.-]", "_", run_id))
 
 
 def canonical_bytes(weights: dict[str, Tensor]) -> bytes:
-    """Return ``weights`` as bytes that depend on names, types, shapes and values alone."""
+    """Return ``weights`` as bytes that depend only on names, types, shapes and values."""
     parts = []
     for name, tensor in sorted(weights.items()):
         parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -257,7 +255,7 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(network: nn.Module, test_set: TensorDataset, device: torch.device) -> float:
-    """Return the share of ``test_set`` that is recognised; each rank looks at its part of it."""
+    """Return the accuracy on ``test_set``; each rank evaluates a part of it."""
     network.eval()
     images, labels = test_set[dist.get_rank() :: dist.get_world_size()]
     correct = (network(images.to(device)).argmax(dim=1) == labels.to(device)).sum()
@@ -266,7 +264,7 @@ def evaluate(network: nn.Module, test_set: TensorDataset, device: torch.device) 
 
 
 def report(network: nn.Module, accuracy: float, save_weights: Path | None) -> None:
-    """Print what came out, and write the weights where they were asked for."""
+    """Print the results, and write the weights to ``save_weights``."""
     weights = canonical_bytes(network.state_dict())
     if save_weights is not None:
         save_weights.parent.mkdir(parents=True, exist_ok=True)
@@ -276,7 +274,7 @@ def report(network: nn.Module, accuracy: float, save_weights: Path | None) -> No
 
 
 def join_process_group(device_choice: str) -> torch.device:
-    """Join the group that the launcher's environment describes; return this rank's device."""
+    """Initialize the process group from the environment; return this rank's device."""
     if "RANK" not in os.environ:  # plain `python train_digits.py`: a world of one
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -295,19 +293,20 @@ def join_process_group(device_choice: str) -> torch.device:
 
 
 def make_deterministic() -> None:
-    """Have torch use only algorithms that give the same bits each time."""
+    """Make torch use deterministic algorithms only."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # The number of threads decides the order of sums; for a network this small one is fastest.
+    # The number of threads changes the order of sums; one is fastest for this small network.
     torch.set_num_threads(1)
 
 
 def resume(
     folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> int:
-    """Load the newest checkpoint, if any, and return how many epochs are done.
+    """Load the newest checkpoint, if any, and return the number of completed epochs.
 
-    Rank 0 reads and sends, so all ranks go on from the same epoch, also without shared storage.
+    Rank 0 reads and broadcasts it, so that all ranks resume from the same epoch, also without
+    shared storage.
     """
     box = [load_latest_checkpoint(folder) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box, src=0, device=device)
@@ -324,8 +323,7 @@ def resume(
 def die_once(death: Death, folder: Path) -> None:
     """Kill this process on the job's first attempt.
 
-    The restart count tells later attempts apart; the marker does where the launcher itself is
-    started again and counts from 0.
+    Later attempts have a restart count above 0, or find the marker if the launcher was restarted.
     """
     marker = folder / f"died-{death.rank}-{death.epoch}"
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" and not marker.exists():
@@ -347,9 +345,8 @@ def train(
     network = make_model().to(device)
     model = DistributedDataParallel(network, device_ids=None if device.type == "cpu" else [device])
     optimizer = torch.optim.Adam(network.parameters(), lr=options.lr)
-    # DDP rearranges its gradient buckets after the first backward pass, and with them the order
-    # of sums over three or more ranks: the last bit. A pass that is thrown away puts every start,
-    # fresh or resumed, behind that point.
+    # DDP rearranges its gradient buckets after the first backward pass, which changes the order of
+    # sums over three or more ranks. An extra pass makes fresh and resumed runs equal.
     model(train_set[:1][0].to(device)).sum().backward()
 
     done = resume(folder, network, optimizer, device)
@@ -378,7 +375,7 @@ def train(
 
 @record
 def main() -> None:
-    """Join, train, test, leave. ``record`` hands an exception to the launcher's report."""
+    """Train and evaluate. ``record`` passes exceptions to the launcher's report."""
     options = parse_args()
     make_deterministic()
     device = join_process_group(options.device)

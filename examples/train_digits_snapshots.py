@@ -3,8 +3,8 @@ r"""``train_digits.py`` with ``ft_run.training.Checkpointer``: a crash costs one
     ft-run --standalone --nproc-per-node 2 --max-restarts 2 \
         examples/train_digits_snapshots.py --die 1:3
 
-The network, the data and the options are those of ``train_digits.py``. What its part "checkpoints"
-and ``resume`` do by hand, two lines do here; and it goes on from the step, not from the epoch.
+The network, data and options are those of ``train_digits.py``. ``Checkpointer`` replaces its
+checkpoint code in two lines, and resumes from the last step instead of the last epoch.
 """
 
 import os
@@ -33,7 +33,7 @@ from train_digits import (
 
 @record
 def main() -> None:
-    """Join, train, test, leave."""
+    """Train and evaluate."""
     options = parse_args()
     make_deterministic()
     device = join_process_group(options.device)
@@ -53,7 +53,7 @@ def main() -> None:
     checkpointer = Checkpointer(folder, state, checkpoint_every=steps_per_epoch)
     for step in checkpointer.steps(options.epochs * steps_per_epoch):
         epoch, batch = divmod(step, steps_per_epoch)
-        # All that is random follows from the step: there is no generator whose state to keep.
+        # Seeded by the step, so that no generator state needs saving.
         torch.manual_seed(SEED + step * world + rank)
         order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch))
         begin = batch * options.batch_size

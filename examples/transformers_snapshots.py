@@ -2,8 +2,8 @@
 
     ft-run --nproc-per-node 2 --max-restarts 2 examples/transformers_snapshots.py checkpoints/
 
-``Trainer`` skips the batches that are done where it resumes from a folder. Here that folder holds
-only what ``Trainer`` counts: weights and the rest are restored by ``Checkpointer`` before.
+``Trainer`` skips completed batches when it resumes from a folder. Here the folder contains only its
+counters; ``Checkpointer`` restores the weights and the rest before.
 """
 
 import sys
@@ -19,29 +19,29 @@ BATCH, STEPS, LENGTH = 4, 30, 12
 
 
 class Restored(Trainer):
-    """Goes on with objects that were restored already; it skips the batches that are done."""
+    """Resumes with objects that are already restored, and skips completed batches."""
 
     def _load_from_checkpoint(self, *_: object) -> None: ...
     def _load_optimizer_and_scheduler(self, *_: object) -> None: ...
 
 
 class Snapshots(TrainerCallback):
-    """A snapshot at the end of each step."""
+    """Takes a snapshot at the end of each step."""
 
     def __init__(self, checkpointer: Checkpointer) -> None:
         self.checkpointer = checkpointer
 
     def on_step_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
-        """What is random (dropout) follows from the step: no generator's state is to be kept."""
+        """Seed by the step, so that no generator state needs saving."""
         torch.manual_seed(state.global_step * 1000 + args.process_index)
 
     def on_step_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Weights, optimizer and schedule have done the step."""
+        """Take a snapshot; weights, optimizer and schedule have completed the step."""
         self.checkpointer.step(state.global_step)
 
 
 def main() -> None:
-    """Train, and go on where a run before has ended."""
+    """Train, resuming from an earlier run if there was one."""
     arguments = TrainingArguments(
         f"{sys.argv[1]}/trainer", use_cpu=True, max_steps=STEPS, per_device_train_batch_size=BATCH,
         save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,

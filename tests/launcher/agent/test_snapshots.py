@@ -209,7 +209,7 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
                     worker.saver.save(1, step)
                 for worker in asking:
                     await asyncio.to_thread(worker.saver.wait)
-                return [worker.saver.words for worker in asking]
+                return [worker.saver.error for worker in asking]
 
             for worker in workers:
                 worker.leave(7, tmp_path)
