@@ -4,9 +4,9 @@
              --stacks 0|1 --master-pid PID
 
 ``scale.py`` starts it; it writes one JSON object. An agent is a stream and prepared bytes: it
-joins, confirms stops, and accepts its assignment. To ``ft-run stacks`` it reports that its workers wait in
-a collective; one worker sleeps elsewhere. Messages are encoded before the measurement, so that the
-client costs little.
+joins, confirms stops, and accepts its assignment. To ``ft-run stacks`` it reports that its workers
+wait in a collective; one worker sleeps elsewhere. Messages are encoded before the measurement, so
+that the client costs little.
 """
 
 import argparse

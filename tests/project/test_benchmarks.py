@@ -246,7 +246,7 @@ class TestCompare:
     def test_an_unknown_row_is_a_usage_error(self) -> None:
         result = run_benchmark("compare.py", "--rows", "start-9")
         assert result.returncode == 2
-        assert "no such row: start-9" in result.stderr
+        assert "invalid value 'start-9' for --rows: expected some of start-1," in result.stderr
 
 
 class TestWatching:

@@ -230,7 +230,7 @@ def test_a_sharded_snapshot_is_saved_when_all_ranks_ask(tmp_path: Path, first: i
                 worker.leave(9, tmp_path, size=3)
             # The rest is another node's, which counts alike how often its workers have asked.
             words = json.dumps({"digests": {"2": digest([])}, "bytes": 4}).encode()
-            LocalStorage(tmp_path).mark(9, held._meeting("3"), "2", words)
+            LocalStorage(tmp_path).mark(9, held._attempt("3"), "2", words)
             assert await save(9) == ["", ""]
             assert held.newest_whole() is None
             held._saves.close()
@@ -283,14 +283,14 @@ def test_the_end_saves_what_the_master_says(tmp_path: Path) -> None:
                 assert found.ranks == 4
                 assert found.is_first == (0 in ranks)
                 assert found.destination.folder == str(tmp_path)
-                assert found.meeting == held._meeting("end")
+                assert found.attempt == held._attempt("end")
             for saving in (Saving(7, (1, 2)), Saving(8, (2, 3)), Saving(7, ())):
                 assert held.part(saving) is None
-            meetings = {held._meeting("end"), held._meeting("1")}
+            attempts = {held._attempt("end"), held._attempt("1")}
             for number, name in ((4, "m"), (3, "another")):
                 held.begin(replace(ROUND, round=number, formed_by=name))
-                meetings.add(held._meeting("end"))
-            assert len(meetings) == 4
+                attempts.add(held._attempt("end"))
+            assert len(attempts) == 4
             for worker in workers:
                 worker.close()
 
