@@ -139,20 +139,20 @@ RULES: Final = (
         r"gpu(\d+)_nvlinks_missing",
         _WARNING,
         _above(0),
-        "GPU {0} has {value} NVLink(s) less that are up than another one here",
+        "GPU {0} has {value} fewer active NVLink(s) than another GPU of this node",
     ),
-    _Rule(r"gpu(\d+)_throttled_by", _WARNING, _is_text, "GPU {0} is slowed down by {value}"),
+    _Rule(r"gpu(\d+)_throttled_by", _WARNING, _is_text, "GPU {0} is throttled by {value}"),
     _Rule(
         r"gpu(\d+)_temperature_margin_c",
         _WARNING,
         _below(5),
-        "GPU {0} is {value} degrees below the temperature at which it slows down",
+        "GPU {0} is {value} degrees C below the temperature at which it is throttled",
     ),
     _Rule(
         r"gpu(\d+)_pcie_lanes_missing",
         _WARNING,
         _above(0),
-        "GPU {0} is connected by {value} PCIe lanes fewer than it has",
+        "GPU {0} uses {value} fewer PCIe lanes than it has",
     ),
     _Rule(
         r"gpu(\d+)_used_gb",
@@ -160,13 +160,13 @@ RULES: Final = (
         _above(GPU_FOREIGN_GB),
         "GPU {0} has {value:g} GB in use before the job starts",
     ),
-    _Rule(r"gpu_xids", _WARNING, _is_text, "the kernel's log has GPU errors (XID {value})"),
+    _Rule(r"gpu_xids", _WARNING, _is_text, "the kernel log has GPU errors (XID {value})"),
     _Rule(r"nvml_error", _WARNING, _is_text, "the NVIDIA driver does not answer: {value}"),
     _Rule(
         r"gpus_without_torch",
         _WARNING,
         _is_text,
-        "there are GPUs ({value}), but this torch was not built for them: CPUs are checked",
+        "GPUs found ({value}), but this torch was not built for them: checking CPUs",
     ),
     _Rule(
         r"ib_(.+)_state",
@@ -184,31 +184,31 @@ RULES: Final = (
         r"local_rank(\d+)_throttled_by",
         _WARNING,
         _is_text,
-        "the GPU of local rank {0} was slowed down by {value} under load",
+        "the GPU of local rank {0} was throttled by {value} under load",
     ),
     _Rule(r"dev_shm_free_gb", _FATAL, _needs_shm, _SHM),
     _Rule(r"dev_shm_free_gb", _WARNING, _wastes_shm, _SHM),
     _Rule(
-        r"log_dir_free_gb", _FATAL, _below(LOG_DIR_FULL_GB), "the disk of the log folder is full"
+        r"log_dir_free_gb", _FATAL, _below(LOG_DIR_FULL_GB), "the disk of the log directory is full"
     ),
     _Rule(
         r"log_dir_free_gb",
         _WARNING,
         lambda value, _: not isinstance(value, str) and LOG_DIR_FULL_GB <= value < LOG_DIR_LOW_GB,
-        "the disk of the log folder has {value:g} GB left",
+        "the disk of the log directory has {value:g} GB left",
     ),
-    _Rule(r"log_dir_error", _FATAL, _is_text, "the log folder cannot be used: {value}"),
+    _Rule(r"log_dir_error", _FATAL, _is_text, "the log directory cannot be used: {value}"),
     _Rule(
         r"open_files_limit",
         _WARNING,
         lambda value, _: not isinstance(value, str) and 0 <= value < OPEN_FILES_LEAST,
-        "a process may open {value} files only (ulimit -n)",
+        "the limit of open files is {value} (ulimit -n)",
     ),
     _Rule(
         r"memlock_limit_gb",
         _WARNING,
         _cannot_pin,
-        "a process may lock {value:g} GB of memory only (ulimit -l), too little for InfiniBand",
+        "the limit of locked memory is {value:g} GB (ulimit -l), too low for InfiniBand",
     ),
 )
 """Every fact that can speak against a node, and how."""

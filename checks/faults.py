@@ -77,18 +77,19 @@ def _parse_fault(text: str) -> Fault:
     except ValueError:
         right = ", ".join(kind.value for kind in FaultKind)
         raise FaultError(
-            f"{VARIABLE} names the fault {word!r}; right would be one of {right}."
+            f"{VARIABLE} has the unknown fault {word!r}; expected one of {right}."
         ) from None
     factor = 1.0
     if kind in _SLOW:
         factor = _factor(kind, number)
     elif equals:
-        raise FaultError(f"{VARIABLE}: {kind.value} takes no factor; given was {number!r}.")
+        raise FaultError(f"{VARIABLE}: {kind.value} takes no factor; got {number!r}.")
     keys = dict(_parse_key(part) for part in tail.split(",") if part.strip())
     unknown = keys.keys() - {"node", "local-rank", "phase"}
     if unknown:
         raise FaultError(
-            f"{VARIABLE} selects by {sorted(unknown)[0]!r}; right would be node, local-rank or"
+            f"{VARIABLE} has the unknown selector {sorted(unknown)[0]!r}; expected node, "
+            "local-rank or"
             " phase."
         )
     return Fault(kind, factor, keys.get("node"), _local_rank(keys), _phase(keys))
@@ -106,8 +107,8 @@ def _factor(kind: FaultKind, text: str) -> float:
         factor = 0.0
     if not 1.0 <= factor <= 1e6:
         raise FaultError(
-            f"{VARIABLE}: {kind.value} was given the factor {text!r}; right would be a number"
-            f" from 1, such as {kind.value}=3."
+            f"{VARIABLE}: {kind.value} has the invalid factor {text!r}; expected a number >= 1, "
+            f"e.g. {kind.value}=3."
         )
     return factor
 
@@ -117,7 +118,7 @@ def _local_rank(keys: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal()):
-        raise FaultError(f"{VARIABLE}: local-rank was given {text!r}; right would be a number.")
+        raise FaultError(f"{VARIABLE}: invalid local-rank {text!r}; expected a number.")
     return int(text)
 
 
@@ -129,9 +130,7 @@ def _phase(keys: Mapping[str, str]) -> Phase | None:
         return Phase(text)
     except ValueError:
         right = ", ".join(phase.value for phase in Phase)
-        raise FaultError(
-            f"{VARIABLE}: phase was given {text!r}; right would be one of {right}."
-        ) from None
+        raise FaultError(f"{VARIABLE}: invalid phase {text!r}; expected one of {right}.") from None
 
 
 class ActiveFaults:

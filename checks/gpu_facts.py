@@ -19,9 +19,9 @@ from ..launcher.machine.nvml import (
 from .records import Fact
 
 _THROTTLE_REASONS: Final = {
-    0x8: "a hardware limit (power brake, heat)",
-    0x20: "heat (software limit)",
-    0x40: "heat (hardware limit)",
+    0x8: "a hardware limit (power brake, temperature)",
+    0x20: "temperature (software limit)",
+    0x40: "temperature (hardware limit)",
     0x80: "the power supply (power brake)",
 }
 """Bits of ``nvmlDeviceGetCurrentClocksThrottleReasons`` that healthy hardware does not set.

@@ -181,7 +181,7 @@ class Ladder:
         try:
             record = record_from_json(report)
         except RecordError as error:
-            record = Record(node_id, Phase.FACTS, failure=f"its answer makes no sense: {error}")
+            record = Record(node_id, Phase.FACTS, failure=f"invalid answer: {error}")
         if self._step is not None and not record.failure:
             self._learn(node_id, self._step.phase, record, took_s)
         self._take(node_id, record)

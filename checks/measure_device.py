@@ -72,7 +72,7 @@ class DeviceProbe:
         smallest of a few sizes whose product takes about a millisecond (5 ms on a GPU).
 
         Raises:
-            WrongValueError: the product is wrong, or differs from one time to the next.
+            WrongValueError: the product is wrong, or differs between two runs.
         """
         sizes = _GPU_SIZES if self._on_gpu else _CPU_SIZES
         target_s = _GPU_PIECE_S if self._on_gpu else _CPU_PIECE_S
@@ -267,5 +267,5 @@ class Product:
         size = self.result.shape[0]
         if self._repeats_exactly and not torch.equal(first, self.result):
             raise WrongValueError(
-                f"the product of two {size} × {size} matrices differs from one time to the next"
+                f"the product of two {size} × {size} matrices differs between two runs"
             )

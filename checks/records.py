@@ -133,35 +133,35 @@ def _parse(text: str | bytes, *names: str) -> dict[str, Any]:
 def _mapping(parts: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = parts.get(name, {})
     if not isinstance(value, dict):
-        raise RecordError(f"{name} must be an object; given was {value!r}")
+        raise RecordError(f"{name} must be an object; got {value!r}")
     return value
 
 
 def _text(parts: Mapping[str, Any], name: str) -> str:
     value = parts.get(name)
     if not isinstance(value, str):
-        raise RecordError(f"{name} must be a text; given was {value!r}")
+        raise RecordError(f"{name} must be a text; got {value!r}")
     return value
 
 
 def _number(parts: Mapping[str, Any], name: str) -> float:
     value = parts.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RecordError(f"{name} must be a number; given was {value!r}")
+        raise RecordError(f"{name} must be a number; got {value!r}")
     try:
         number = float(value)
     except OverflowError as error:
         raise RecordError(f"{name} is too large: {error}") from error
     if not math.isfinite(number) or number < 0:
-        raise RecordError(f"{name} must be finite and not negative; given was {value!r}")
+        raise RecordError(f"{name} must be finite and not negative; got {value!r}")
     return number
 
 
 def _fact(name: str, value: Any) -> Fact:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RecordError(f"the fact {name} must be a text or a number; given was {value!r}")
+        raise RecordError(f"the fact {name} must be a text or a number; got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise RecordError(f"the fact {name} must be finite; given was {value!r}")
+        raise RecordError(f"the fact {name} must be finite; got {value!r}")
     return value
 
 
@@ -171,4 +171,4 @@ def _member(kind: Any, parts: Mapping[str, Any], name: str) -> Any:
         return kind(value)
     except ValueError:
         right = ", ".join(member.value for member in kind)
-        raise RecordError(f"{name} must be one of {right}; given was {value!r}") from None
+        raise RecordError(f"{name} must be one of {right}; got {value!r}") from None

@@ -142,7 +142,7 @@ class Results:
             floor = getattr(self.rules.floors, metric)
             if floor is not None and getattr(metrics, metric) is None:
                 what, unit = METRIC_WORDS[metric]
-                return f"{what} was not measured, and at least {floor:.3g} {unit} are asked for"
+                return f"{what} was not measured, but a minimum of {floor:.3g} {unit} is required"
         return ""
 
     @cached_property

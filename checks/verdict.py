@@ -121,7 +121,7 @@ def _standing(
     results: Results, node: str, fit: frozenset[str], all_failure: str
 ) -> tuple[Standing, str]:
     if node in results.lost:
-        return Standing.LOST, "it went away during the checks"
+        return Standing.LOST, "disconnected during the checks"
     if node in results.solo_failures:
         phase, reason = results.solo_failures[node]
         standing = Standing.FAULTY if results.is_bad_alone(node) else Standing.UNDECIDED
@@ -155,7 +155,7 @@ def _was_alone(results: Results, node: str) -> bool:
 def _untrusted(results: Results, node: str) -> tuple[Standing, str]:
     failed = results.failed[node]
     if not failed:
-        return Standing.UNDECIDED, "the checks were not carried out to the end"
+        return Standing.UNDECIDED, "the checks were not completed"
     words = results.last_failure[node]
     by_trusted = failed & results.trusted
     # Without a round or the time for a fourth meeting, one bad node is likelier than three links.
@@ -175,7 +175,7 @@ def _link_words(results: Results, node: str) -> str:
         if node in (one, other)
     ]
     names = _names(sorted({name for name, _ in ends}))
-    return f"the link to {names} fails, though both ends pass with others: {ends[0][1]}"
+    return f"the link to {names} fails, but both ends pass with others: {ends[0][1]}"
 
 
 def _failure_of_all(results: Results) -> str:
@@ -187,17 +187,17 @@ def _failure_of_all(results: Results) -> str:
     if not steps:
         if len(nodes) == 2 and nodes[1] in results.passed[nodes[0]]:
             return ""
-        return "the checks were not carried out to the end"
+        return "the checks were not completed"
     last: Answered = steps[-1]
     (meeting,) = last.step.meetings
     outcome = results.outcome(last, meeting)
     if outcome is MeetingOutcome.PASSED and set(meeting) >= set(nodes):
         return ""
     if outcome is MeetingOutcome.FAILED:
-        return f"all {len(meeting)} together fail, though they pass in pairs: " + results.reason(
+        return f"all {len(meeting)} together fail, but pass in pairs: " + results.reason(
             last, meeting
         )
-    return "the checks were not carried out to the end"
+    return "the checks were not completed"
 
 
 # --- stragglers ------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def _slow_words(results: Results, node: str, metric: str) -> str:
     own = f"{what} {values[node]:.3g} {unit}"
     if results.misses_floor(metric, values[node]):
         bound = "more than" if metric in LOWER_IS_BETTER else "less than"
-        return f"{own}, {bound} the {getattr(results.rules.floors, metric):.3g} asked for"
+        return f"{own}, {bound} the required {getattr(results.rules.floors, metric):.3g}"
     reference = results.median_of_peers(metric, node)
     assert reference is not None, "without peers nothing is slow but for a floor"
     times = values[node] / reference if metric in LOWER_IS_BETTER else reference / values[node]
@@ -283,7 +283,8 @@ def _remarks(
     under_load = {name: facts[name] for name in facts if name.startswith(UNDER_LOAD)}
     found += [finding.text for finding in findings(under_load)]
     found += [
-        f"two nodes cannot tell which of them makes their {METRIC_WORDS[metric][0]} miss its floor"
+        f"with two nodes only, it is unknown which of them causes the {METRIC_WORDS[metric][0]} "
+        "to miss its minimum or maximum"
         for metric in MEETING_METRICS
         if len(results.sound) == 2
         and node in results.best[metric]

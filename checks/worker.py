@@ -131,7 +131,7 @@ class CheckWorker:
     # --- phases ------------------------------------------------------------------------------
 
     def _facts(self, record: Record, unix_time_s: float) -> Record:
-        self._enter("collecting facts")
+        self._enter("collecting system information")
         config = self._config
         facts = collect_facts(
             FactSources(
@@ -335,23 +335,24 @@ def has_gpu(config: CheckWorkerConfig, gpus: Gpus, built_for: str | None) -> boo
         return False
     if not gpus.is_available():
         if config.gpus_asked_by:
-            why = "was built without support for any"
+            why = "was built without GPU support"
             if built_for:
-                why = f"finds none that works{_why_no_gpu(gpus)}"
+                why = f"finds no working GPU{_why_no_gpu(gpus)}"
             raise CheckError(
-                f"{config.gpus_asked_by} asks for GPUs, and this torch {why}"
+                f"{config.gpus_asked_by} requires GPUs, but this torch {why}"
                 " (--accelerator=cpu checks CPUs)"
             )
         if built_for is not None and built_for in config.gpus_shown:
             raise CheckError(
-                f"there are GPUs ({config.gpus_shown[built_for]}), and this torch, built for them,"
-                f" finds none that works{_why_no_gpu(gpus)} (--accelerator=cpu checks CPUs)"
+                f"GPUs found ({config.gpus_shown[built_for]}), but this torch, which was built "
+                f"for them, finds no working GPU{_why_no_gpu(gpus)} (--accelerator=cpu checks "
+                "CPUs)"
             )
         return False
     count = gpus.device_count()
     if config.device_index >= count:
         raise CheckError(
-            f"there is no GPU for local rank {config.local_rank}: {count} can be seen"
+            f"no GPU for local rank {config.local_rank}: {count} visible"
             " (--accelerator=cpu checks CPUs)"
         )
     return True
@@ -364,7 +365,7 @@ def _why_no_gpu(gpus: Gpus) -> str:
     except Exception as error:  # whatever it is, it is the reason
         said = re.search(r"Error \d+: .*", str(error))
         text = said[0] if said else first_words(str(error))
-        hint = " (does nvidia-fabricmanager run?)" if "Error 802" in text else ""
+        hint = " (is nvidia-fabricmanager running?)" if "Error 802" in text else ""
         return f": {text}{hint}"
     return ""
 

@@ -19,13 +19,13 @@ STAGE: Final = "stage"
 ANSWER: Final = "answer"
 FAREWELL: Final = "farewell"
 
-NOT_CARRIED_OUT: Final = "the check could not be carried out"
+NOT_CARRIED_OUT: Final = "the check could not run"
 """In the reason of a failure that says nothing of the node: worth trying again."""
 
 NO_ANSWER: Final = "no answer within"
 """So begins the reason of a failure where time was over."""
 
-WAITING: Final = "waiting for the preload"
+WAITING: Final = "waiting for --preload imports"
 STARTING: Final = "starting"
 IMPORTING: Final = "importing torch"
 IDLE: Final = "waiting for orders"
@@ -36,7 +36,7 @@ REASON_MAX: Final = 400
 """What a reason may have, in characters."""
 _LAST_ERROR: Final = "Last error:"
 
-MEETING, SMALL, LARGE = "meeting the other workers", "small all-reduce", "large all-reduce"
+MEETING, SMALL, LARGE = "connecting to the other workers", "small all-reduce", "large all-reduce"
 COLLECTIVE_STAGES: Final = (MEETING, SMALL, LARGE)
 """Where a worker can hang because another one does."""
 

@@ -15,7 +15,7 @@ class CheckpointWritten(Event):
 
     def __str__(self) -> str:
         took = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.1f} s"
-        return f"The checkpoint of step {self.step} is complete: {self.path} ({took})."
+        return f"checkpoint of step {self.step} saved: {self.path} ({took})"
 
 
 class CheckpointFailed(Event):
@@ -29,8 +29,9 @@ class CheckpointFailed(Event):
     severity = Severity.WARNING
 
     def __str__(self) -> str:
-        has = f"; the newest complete one is of step {self.newest}" if self.newest >= 0 else ""
-        return f"The checkpoint of step {self.step} was not written: {self.reason}{has}."
+        newest = f"; the newest complete one is that of step {self.newest}"
+        has = newest if self.newest >= 0 else ""
+        return f"checkpoint of step {self.step} not saved: {self.reason}{has}"
 
 
 class BreakpointUnsaved(Event):
@@ -40,4 +41,4 @@ class BreakpointUnsaved(Event):
     reason: str
 
     severity = Severity.WARNING
-    line = "The snapshot of step {step} is lost, no checkpoint of it was written: {reason}."
+    line = "snapshot of step {step} lost, not saved as a checkpoint: {reason}"

@@ -21,7 +21,7 @@ class CheckSignalled(Event):
     signal: str
 
     severity = Severity.WARNING
-    line = "check: received {signal}: ending"
+    line = "check: received {signal}, exiting"
 
 
 class NodeJudged(Event):
@@ -41,7 +41,7 @@ class NodePassedWithRemark(Event):
     sentence: str
 
     severity = Severity.WARNING
-    line = "checks: this node passed, but {sentence}"
+    line = "checks: this node passed with a warning: {sentence}"
 
 
 class ChecksEnded(Event):

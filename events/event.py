@@ -52,7 +52,7 @@ class RoundEvent(Event):
     @property
     def at(self) -> str:
         """How the text begins."""
-        return f"round={self.round} node={self.node_rank}"
+        return f"round={self.round} node_rank={self.node_rank}"
 
 
 class Remark(Event):

@@ -30,7 +30,7 @@ class NodeReconnected(MasterEvent):
 
     node_id: str
 
-    line = "master: node {node_id} is connected again"
+    line = "master: node {node_id} reconnected"
 
 
 class NodeDisconnected(MasterEvent):
@@ -38,7 +38,7 @@ class NodeDisconnected(MasterEvent):
 
     node_id: str
 
-    line = "master: node {node_id} lost its connection"
+    line = "master: node {node_id} disconnected"
 
 
 class NodeLeaves(MasterEvent):
@@ -47,7 +47,7 @@ class NodeLeaves(MasterEvent):
     node_id: str
     reason: str
 
-    line = "master: node {node_id} leaves: {reason}"
+    line = "master: node {node_id} is leaving: {reason}"
 
 
 class NodeGivesNotice(MasterEvent):
@@ -58,8 +58,8 @@ class NodeGivesNotice(MasterEvent):
     limit_s: float
 
     line = (
-        "master: node {node_id} will be gone soon ({reason}): all ranks leave the state of one step"
-        " within {limit_s:.0f} s"
+        "master: node {node_id} is being preempted ({reason}): saving a snapshot on all ranks (up "
+        "to {limit_s:.0f} s)"
     )
 
 
@@ -86,7 +86,7 @@ class NodeFailedChecks(MasterEvent):
     node_id: str
     sentence: str
 
-    line = "master: node {node_id} is sent away: {sentence}"
+    line = "master: node {node_id} rejected by the checks: {sentence}"
 
 
 class NodeRefused(MasterEvent):
@@ -110,7 +110,7 @@ class NodeRenamed(MasterEvent):
     node_id: str
     host: str
 
-    line = "master: node {node_id} is another host that is called {host}"
+    line = "master: duplicate host name {host}: the new node is {node_id}"
 
 
 class OptionsReplaced(MasterEvent):
@@ -118,7 +118,7 @@ class OptionsReplaced(MasterEvent):
 
     node_id: str
 
-    line = "master: node {node_id} comes from this job: its options hold"
+    line = "master: node {node_id} was already running this job: using its options"
 
 
 class AllSilent(MasterEvent):
@@ -126,13 +126,13 @@ class AllSilent(MasterEvent):
 
     kept_s: float
 
-    line = "master: nothing is heard of any node: the round is kept for {kept_s:g} s"
+    line = "master: no node responds: keeping the round for {kept_s:g} s"
 
 
 class NodesHeardAgain(MasterEvent):
     """The silence of all nodes is over."""
 
-    line = "master: nodes are heard of again"
+    line = "master: nodes respond again"
 
 
 # --- rounds and checks -----------------------------------------------------------------------
@@ -149,7 +149,7 @@ class RoundFormed(MasterEvent):
     reason: str
 
     line = (
-        "master: round={round} formed nodes={nodes} world_size={world_size} "
+        "master: round={round} started nodes={nodes} world_size={world_size} "
         "restarts={restarts}/{max_restarts} ({reason})"
     )
 
@@ -159,7 +159,7 @@ class TakeoverBegun(MasterEvent):
 
     round: int
 
-    line = "master: round={round} was formed by an earlier master; taking it over"
+    line = "master: round={round} was started by an earlier master: taking it over"
 
 
 class RoundTakenOver(MasterEvent):
@@ -181,13 +181,13 @@ class VerdictGiven(MasterEvent):
 
     sentence: str
 
-    line = "master: verdict: {sentence}"
+    line = "master: job finished: {sentence}"
 
 
 class JobForgotten(MasterEvent):
     """No node is left of a job that has not begun."""
 
-    line = "master: no node is left of a job that has not begun"
+    line = "master: all nodes left before the first round"
 
 
 class ChecksBegun(MasterEvent):
@@ -202,7 +202,7 @@ class ChecksBegun(MasterEvent):
 class ChecksGivenUp(MasterEvent):
     """The checks end without a finding."""
 
-    line = "master: the checks are given up"
+    line = "master: checks aborted"
 
 
 class ChecksConcluded(MasterEvent):
@@ -231,8 +231,8 @@ class WireOpen(Event):
     endpoint: str
 
     line = (
-        "master: {endpoint} is open to all that reach it, since the job has no token "
-        "(ft-run token, --token-file)"
+        "master: {endpoint} accepts unauthenticated clients: the job has no token (ft-run token, "
+        "--token-file)"
     )
 
 
@@ -241,7 +241,7 @@ class MasterMoved(Event):
 
     address: str
 
-    line = "the port of the endpoint is free now: master hosted here, {address}"
+    line = "the port of the endpoint is free: master hosted here now, {address}"
 
 
 class MasterNotHosted(Event):
@@ -265,8 +265,8 @@ class MasterKept(Event):
 
     def __str__(self) -> str:
         if self.is_excluded:
-            return "this node is excluded; it goes on hosting the master"
-        return "hosting the master until the other nodes run again without this one"
+            return "this node is excluded; it still hosts the master"
+        return "hosting the master until the other nodes have restarted without this one"
 
 
 class MasterSignalled(Event):
@@ -278,10 +278,10 @@ class MasterSignalled(Event):
     severity = Severity.WARNING
 
     def __str__(self) -> str:
-        left = "no node is here"
+        left = "no nodes are connected"
         if self.has_nodes:
-            left = "the workers run on and their agents wait for a new master"
-        return f"master: received {self.signal}: ending; {left}"
+            left = "the workers keep running and their agents wait for a new master"
+        return f"master: received {self.signal}, exiting; {left}"
 
 
 class HostLeads(Event):
@@ -290,7 +290,7 @@ class HostLeads(Event):
     term: int
 
     def __str__(self) -> str:
-        leads = f"leads, term {self.term}" if self.term else "no longer leads"
+        leads = f"is the leader, term {self.term}" if self.term else "is no longer the leader"
         return f"master: this host {leads}"
 
 
@@ -304,9 +304,9 @@ class EndpointsAreOne(Event):
 
     def __str__(self) -> str:
         many = len(self.endpoints) > self.of // 2
-        needed = ", which the job needs, as with one endpoint" if many else ""
+        needed = ", and the job does not survive its loss" if many else ""
         named = ", ".join(self.endpoints)
-        return f"master: {named} are all this process: they count as one host{needed}"
+        return f"master: {named} are all this process and count as one host{needed}"
 
 
 class EndedElsewhere(Event):
@@ -314,4 +314,4 @@ class EndedElsewhere(Event):
 
     exit_code: int
 
-    line = "master: the job is over, exit status {exit_code}"
+    line = "master: job finished, exit status {exit_code}"

@@ -5,6 +5,8 @@ import enum
 from ..rendezvous.protocol.messages import Outcome, Verdict, Waiting
 from .event import Event, Severity
 
+_RESTART_DELAY = "delay between consecutive restarts"
+
 
 def nodes_wanted(min_nodes: int, max_nodes: int) -> str:
     """Return ``4`` or ``2:5``, as ``--nnodes`` has it."""
@@ -16,6 +18,12 @@ def _and_leaves(workers: int) -> str:
     return f"stopping {workers} worker(s) and leaving the job" if workers else "leaving the job"
 
 
+def _duration(seconds: float) -> str:
+    """Return ``9 min 40 s``, ``10 min`` or ``55 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return " ".join([f"{minutes} min"] * bool(minutes) + [f"{rest} s"] * bool(rest or not minutes))
+
+
 class NodeStarted(Event):
     """An agent begins; ``source`` says where the number of workers is from."""
 
@@ -25,7 +33,7 @@ class NodeStarted(Event):
     source: str
     master: str
 
-    line = "job={job_id} node={node_id} nproc_per_node={workers} ({source}), {master}"
+    line = "job={job_id} node_id={node_id} nproc_per_node={workers} ({source}), {master}"
 
 
 class ThisNodeRenamed(Event):
@@ -36,7 +44,7 @@ class ThisNodeRenamed(Event):
 
     def __str__(self) -> str:
         host = self.proposed.rpartition("/")[0]
-        return f"another host is called {host} as well: this node is {self.given}"
+        return f"duplicate host name {host}: this node is {self.given}"
 
 
 class ForeignAddressAdvertised(Event):
@@ -46,8 +54,8 @@ class ForeignAddressAdvertised(Event):
 
     severity = Severity.WARNING
     line = (
-        "--local-addr: {address} is not an address of this host; workers of other nodes "
-        "will use it all the same (right for a translated address only)"
+        "--local-addr {address} is not an address of this host: workers of other nodes connect to "
+        "it anyway (correct only behind NAT)"
     )
 
 
@@ -63,17 +71,17 @@ class NodeWaits(Event):
     def __str__(self) -> str:
         waiting = self.waiting
         if waiting.spare:
-            return f"this node is a spare: a round runs without it ({waiting.joined} nodes in all)"
+            return f"standing by as a spare ({waiting.joined} nodes connected, job is running)"
         if waiting.backoff_s:
-            why = "--restart-backoff" if self.is_backoff_given else "restarts in a row are spaced"
+            why = "--restart-backoff" if self.is_backoff_given else _RESTART_DELAY
             if self.has_successors:
-                why = "workers of an earlier leader may be alive, or restarts in a row are spaced"
-            return f"the next round is formed in {waiting.backoff_s:.0f} s ({why})"
+                why = f"workers of an earlier leader may still run, or {_RESTART_DELAY}"
+            return f"next round starts in {waiting.backoff_s:.0f} s ({why})"
         wanted = nodes_wanted(waiting.min_nodes, waiting.max_nodes)
         missing = f"; missing: {', '.join(waiting.missing)}" if waiting.missing else ""
         return (
-            f"waiting for nodes: {waiting.joined} of {wanted} are here{missing} "
-            f"(gives up in {waiting.timeout_s:.0f} s)"
+            f"waiting for nodes: {waiting.joined} of {wanted} connected{missing} "
+            f"(gives up in {_duration(waiting.timeout_s)})"
         )
 
 
@@ -86,7 +94,7 @@ class MasterConnected(Event):
     is_again: bool
 
     def __str__(self) -> str:
-        return "connected to the master" + (" again" if self.is_again else "")
+        return "reconnected to the master" if self.is_again else "connected to the master"
 
 
 class WorkersAlone(enum.Enum):
@@ -118,13 +126,13 @@ class MasterUnreachable(Event):
         why = f" at {self.endpoint} ({self.reason})"
         if self.hosts:
             needed = len(self.hosts) // 2 + 1
-            why = f"; {'; '.join(self.hosts)}; {needed} of {len(self.hosts)} elect the leader"
+            why = (
+                f"; {'; '.join(self.hosts)}; {needed} of {len(self.hosts)} needed to elect a leader"
+            )
         tries = "reconnecting" if self.is_again else "trying again"
-        minutes, seconds = divmod(round(self.limit_s), 60)
-        left = [f"{minutes} min"] * bool(minutes) + [f"{seconds} s"] * bool(seconds or not minutes)
         return (
             f"no connection to the master{why}: {self.workers.value}{tries}, gives up in "
-            f"{' '.join(left)}"
+            f"{_duration(self.limit_s)}"
         )
 
 
@@ -133,7 +141,10 @@ class MasterAwaitedToLeave(Event):
 
     limit_s: float
 
-    line = "the master is away: trying for {limit_s:.0f} s to tell it that this node leaves"
+    line = (
+        "no connection to the master: trying for {limit_s:.0f} s to report that this node is "
+        "leaving"
+    )
 
 
 class WorkersFenced(Event):
@@ -143,8 +154,8 @@ class WorkersFenced(Event):
 
     severity = Severity.WARNING
     line = (
-        "no leader for {limit_s:g} s: the workers here are killed, as others may start without"
-        " this node"
+        "no leader for {limit_s:g} s: killing the workers of this node, since the job may restart "
+        "without it"
     )
 
 
@@ -155,8 +166,8 @@ class FenceLate(Event):
 
     severity = Severity.WARNING
     line = (
-        "the workers here were killed up to {late_s:.1f} s too late, as this host is too busy:"
-        " workers without this node may have run meanwhile"
+        "the workers of this node were killed up to {late_s:.1f} s too late (host overloaded): "
+        "the job may have restarted without this node before that"
     )
 
 
@@ -179,7 +190,7 @@ class KilledOnRequest(Event):
     """A second Ctrl-C: what is left is killed at once."""
 
     severity = Severity.WARNING
-    line = "a second Ctrl-C: killing what is left"
+    line = "second Ctrl-C: killing all remaining processes"
 
 
 class NodeGoneSoon(Event):
@@ -191,8 +202,8 @@ class NodeGoneSoon(Event):
 
     severity = Severity.WARNING
     line = (
-        "this node will be gone in {seconds:.0f} s ({reason}): all ranks leave the state of"
-        " one step first, within {limit_s:.0f} s"
+        "this node is being preempted in {seconds:.0f} s ({reason}): saving a snapshot on all "
+        "ranks (up to {limit_s:.0f} s)"
     )
 
 
@@ -203,7 +214,7 @@ class DrainOrdered(Event):
     limit_s: float
 
     severity = Severity.WARNING
-    line = "{reason}: all ranks leave the state of one step first, within {limit_s:.0f} s"
+    line = "{reason}: saving a snapshot on all ranks (up to {limit_s:.0f} s)"
 
 
 class NoticeUnknown(Event):
@@ -213,7 +224,7 @@ class NoticeUnknown(Event):
     reason: str
 
     severity = Severity.WARNING
-    line = "--preemption-notice {source}: {reason}; the node runs on without notices"
+    line = "--preemption-notice {source}: {reason}; continuing without preemption notices"
 
 
 class ThisNodeLeaves(Event):
@@ -226,7 +237,7 @@ class ThisNodeLeaves(Event):
     severity = Severity.WARNING
 
     def __str__(self) -> str:
-        left = f"all ranks have left the state of step {self.step}: " if self.step >= 0 else ""
+        left = f"all ranks saved the snapshot of step {self.step}: " if self.step >= 0 else ""
         return f"{left}{_and_leaves(self.workers)} ({self.reason})"
 
 

@@ -32,7 +32,7 @@ class RestartBegun(RoundEvent):
     def __str__(self) -> str:
         count = f"{self.restarts_used}/{self.max_restarts}"
         if self.is_free:
-            count = f"without a count ({count} used)"
+            count = f"(not counted, {count} used)"
         decision = self.decision or "default rule"
         return f"{self.at} restart {count}: {self.cause.summary()} ({decision})"
 
@@ -99,7 +99,7 @@ class TimerExpired(RoundEvent):
     scope: str
 
     severity = Severity.WARNING
-    line = "{at} ending process {pid}: its timer {scope!r} expired"
+    line = "{at} terminating process {pid}: its timer {scope!r} expired"
 
 
 # --- hangs -----------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class StacksKept(RoundEvent):
 
     path: str
 
-    line = "{at} where all ranks were: {path}"
+    line = "{at} stacks of all ranks: {path}"
 
 
 class CollectivesRecorded(RoundEvent):
@@ -187,9 +187,9 @@ class KillOutlived(Event):
 
     def __str__(self) -> str:
         return (
-            f"process {_joined(self.pids, ', ')} has not ended {self.after_s:g} s after SIGKILL: "
-            "the kernel may be releasing its memory, which may take "
-            f"{self.with_gpus_s:g} s where there are GPUs, and longer while it makes progress"
+            f"process {_joined(self.pids, ', ')} still alive {self.after_s:g} s after SIGKILL: "
+            f"the kernel may be releasing its memory (up to {self.with_gpus_s:g} s with GPUs, "
+            "longer while it makes progress)"
         )
 
 
@@ -200,7 +200,9 @@ class LeftoversEnded(Event):
 
     def __str__(self) -> str:
         pids = _joined(self.pids[:_PIDS_SHOWN], ", ")
-        return f"ending {len(self.pids)} process(es) that the workers left running (pid {pids})"
+        return (
+            f"terminating {len(self.pids)} process(es) that the workers left running (pid {pids})"
+        )
 
 
 class GpuMemoryHeld(Event):
@@ -212,7 +214,7 @@ class GpuMemoryHeld(Event):
 
     def __str__(self) -> str:
         held = ", ".join(f"{uuid} {size / 1e9:.1f} GB" for uuid, size in self.held.items())
-        return f"the workers are gone, but more memory of GPUs is in use than before them: {held}"
+        return f"the workers have exited, but GPU memory is still in use: {held}"
 
 
 # --- the preload -----------------------------------------------------------------------------
@@ -256,14 +258,14 @@ class PreloadChanged(Event):
             case PreloadState.STALE:
                 return f"preload: {self.text} has changed on disk; importing again"
             case PreloadState.FAILED:
-                which = "check workers" if self.is_of_checks else "workers"
-                return f"preload: {self.text}; {which} start the ordinary way"
+                which = "check worker" if self.is_of_checks else "worker"
+                return f"preload: {self.text}; falling back to normal {which} start"
 
 
 class PreloadAwaited(RoundEvent):
     """Workers of a round begin when modules have been imported."""
 
-    line = "{at} waits for the preload"
+    line = "{at} waiting for --preload imports"
 
 
 # --- output ----------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ class LogFileEnded(Event):
     reason: str
 
     severity = Severity.WARNING
-    line = "The log file {path} ends here, the workers run on: {reason}."
+    line = "log file {path} ends here: {reason}; the workers keep running"
 
 
 class RelayLost(Event):
@@ -288,8 +290,8 @@ class RelayLost(Event):
 
     severity = Severity.WARNING
     line = (
-        "The relay of the workers' output (pid {pid}) is gone with {streams} streams open; workers "
-        "that write to them get a broken pipe."
+        "the relay of the workers' output (pid {pid}) was killed with {streams} stream(s) open: "
+        "workers that write to them get a broken pipe"
     )
 
 
@@ -299,14 +301,16 @@ class RelayReplaced(Event):
     pid: int
 
     severity = Severity.WARNING
-    line = "Another relay carries the workers' output now (pid {pid})."
+    line = "started another relay for the workers' output (pid {pid})"
 
 
 class RelayFull(Event):
     """The relay has no file descriptor for a stream."""
 
     severity = Severity.WARNING
-    line = "The relay has no file descriptor left: raise the limit (ulimit -n)."
+    line = (
+        "the relay of the workers' output has no file descriptor left: raise the limit (ulimit -n)"
+    )
 
 
 class OutputUnshown(Event):
@@ -315,4 +319,4 @@ class OutputUnshown(Event):
     bytes: int
 
     severity = Severity.WARNING
-    line = "{bytes} bytes of the workers' output are not shown: nothing read them."
+    line = "{bytes} bytes of the workers' output dropped: the console was not read"

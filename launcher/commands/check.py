@@ -165,7 +165,7 @@ class _Climb:
         results = Results((self._node,), rules=Rules.of(self._spec))
         while (step := plan(results)) is not None:
             again = any(answered.step.phase is step.phase for answered in results.steps)
-            self._doing = step.phase.value + (", once more" if again else "")
+            self._doing = step.phase.value + (", again" if again else "")
             self._display.event(ChecksProgressed(self._doing, is_alone=True))
             record = await self._record(len(results.steps), step.phase)
             answered = Answered(step, {self._node: record})
@@ -175,7 +175,7 @@ class _Climb:
     async def _record(self, number: int, phase: Phase) -> Record:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
-            time_over = f"the {self._spec.timeout_s:g} s of --check-timeout are over"
+            time_over = f"--check-timeout {self._spec.timeout_s:g} s exceeded"
             return Record(self._node, phase, failure=f"{NOT_CARRIED_OUT}: {time_over}")
         return await self._crew.run(
             CheckOrder(

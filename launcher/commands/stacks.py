@@ -72,6 +72,6 @@ def _lines(groups: list[tuple[tuple[int, ...], RankStack]], silent: list[str]) -
     for node in silent:
         yield f"{node}: no answer"
     if not groups:
-        yield "no worker runs that was asked for"
+        yield "none of the requested workers is running"
     for ranks, stack in groups:
         yield from stack_lines(ranks, stack)

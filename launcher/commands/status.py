@@ -69,9 +69,9 @@ def _led(status: dict[str, Any]) -> str:
     """Say which host leads, where several may."""
     others = ", ".join(host for host in status["hosts"] if host != status["leader"])
     if not status["leader"]:
-        return f"no host leads now · listed: {others}"
+        return f"no leader · hosts: {others}"
     left = f", lease {status['lease_s']:.1f} s" if status["lease_s"] else ""
-    return f"led by {status['leader']}, term {status['term']}{left} · may lead too: {others}"
+    return f"leader {status['leader']}, term {status['term']}{left} · other hosts: {others}"
 
 
 def _heading(status: dict[str, Any]) -> list[str]:
@@ -82,11 +82,11 @@ def _heading(status: dict[str, Any]) -> list[str]:
     wanted = nodes_wanted(status["min_nodes"], status["max_nodes"])
     leads = not status.get("hosts") or status["lease_s"] > 0
     if not leads:
-        lines = ["this host does not lead"]
+        lines = ["this host is not the leader"]
     elif not status["job_id"]:
-        lines = [f"no node has come yet · {status['phase']}"]
+        lines = [f"no node has joined yet · {status['phase']}"]
     elif status["round"] < 0 or status["phase"] in _BETWEEN_ROUNDS:
-        here = f"nodes {len(status['nodes'])} of {wanted} are here"
+        here = f"nodes {len(status['nodes'])} of {wanted} connected"
         if status["round"] >= 0:
             restarts = f"restarts {status['restarts']}/{status['max_restarts']}"
             here = f"round {status['round']} is over · {here} · {restarts}"

@@ -313,7 +313,7 @@ def _make_temporary(prefix: str) -> tuple[str, str]:
             reason = reason or error
     raise LogDirError(
         "No temporary folder for the workers' error files can be written "
-        f"({reason}); set TMPDIR to one that can, or give --log-dir."
+        f"({reason}); set TMPDIR to a writable directory, or set --log-dir."
     ) from reason
 
 

@@ -34,7 +34,7 @@ class Console:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing reads it any more."""
+        """Whether it is a pipe without a reader any more."""
         return self._file is None
 
     @property

@@ -62,7 +62,7 @@ def _is_own_name(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only processes of this host reach what listens at an address or a name."""
+    """Return whether only processes of this host reach the server at an address or a name."""
     found = [ipaddress.ip_address(address.partition("%")[0]) for address in resolve(host)]
     return bool(found) and all(address.is_loopback for address in found)
 
@@ -130,7 +130,7 @@ def _given_address(local_addr: str) -> str:
     addresses = resolve(local_addr)
     if not addresses:
         raise UsageError(
-            f"--local-addr {local_addr!r} is neither an IP address nor a name that resolves."
+            f"--local-addr {local_addr!r} is neither an IP address nor a host name that resolves."
         )
     local = [address for address in addresses if is_local_address(address)]
     # A translated address (NAT, a floating IP) is not local and may still be right.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 _NOTHING_TO_COUNT = (
-    "no accelerator and no CPU limit; for a worker per CPU, as by torchrun: --nproc-per-node cpu"
+    "no accelerator and no CPU limit; --nproc-per-node cpu starts a worker per CPU, as torchrun "
+    "does"
 )
 
 _PLAUSIBLE = 1024
@@ -208,7 +209,7 @@ def _count(name: str, search: _Search) -> WorkerCount:
     if search.wanted is not None:
         if search.wanted not in kinds:
             raise UsageError(
-                f"--nproc-per-node={name} contradicts --accelerator={search.wanted.value}; "
+                f"--nproc-per-node={name} conflicts with --accelerator={search.wanted.value}; "
                 "give --nproc-per-node=auto, or leave --accelerator out."
             )
         kinds = (search.wanted,)

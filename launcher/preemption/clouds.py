@@ -41,7 +41,7 @@ async def google(service: Service) -> float:
     while True:
         reply = await service.get(path, _FLAVOR, answer_s)
         if reply.headers.get("metadata-flavor") != "Google":
-            raise MetadataError("what answers is not the metadata service of Google")
+            raise MetadataError("not the metadata service of Google")
         _expect(reply, 200)
         if reply.body.strip() == "TRUE":
             return GOOGLE_S
@@ -105,7 +105,7 @@ def _object(reply: Reply) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise MetadataError("the answer is no JSON object")
+        raise MetadataError("the answer is not a JSON object")
     return found
 
 

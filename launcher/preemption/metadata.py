@@ -63,9 +63,13 @@ class Service:
             why = error.strerror or str(error)
             raise MetadataError(f"{self._host}:{self._port}: {why}") from None
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
-            raise MetadataError(f"{self._host} answers no HTTP ({type(error).__name__})") from None
+            raise MetadataError(
+                f"{self._host} does not answer with HTTP ({type(error).__name__})"
+            ) from None
         except http.client.HTTPException as error:
-            raise MetadataError(f"{self._host} answers no HTTP ({type(error).__name__})") from None
+            raise MetadataError(
+                f"{self._host} does not answer with HTTP ({type(error).__name__})"
+            ) from None
 
     async def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Reply:
         reader, writer = await asyncio.open_connection(self._host, self._port, limit=_HEAD_MAX)

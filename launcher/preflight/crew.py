@@ -42,8 +42,8 @@ _LOOPBACK: Final = "127.0.0.1"
 _OTHERS_S: Final = 1.0
 """How long a failed check waits for the other workers' reasons."""
 _KILL_S: Final = 10.0
-_LEFT: Final = "those of the order before have not ended"
-_GONE: Final = "the process that starts them is gone"
+_LEFT: Final = "the previous ones have not exited"
+_GONE: Final = "the process that starts them has exited"
 _KILL_GPUS_S: Final = 60.0
 """The kernel gives back what a process has pinned page by page: hundreds of GB take their time."""
 _ENVIRONMENT: Final = {

@@ -35,8 +35,8 @@ def check_report_path(path: str | None) -> None:
         may_write = not stat.S_ISDIR(found.st_mode) and os.access(path, os.W_OK)
     if not may_write and _own_stream(found) is None:
         raise UsageError(
-            f"--check-report was given {path!r}, which cannot be written; right would be a file"
-            " in a folder that exists and is writable."
+            f"cannot write --check-report {path!r}; expected a file in a directory that exists "
+            "and is writable."
         )
 
 
@@ -63,8 +63,8 @@ def write_report(path: str, report: str) -> None:
             finally:
                 os.close(fd)
     except OSError as error:
-        why = "nothing reads it" if error.errno == errno.ENXIO else error.strerror
-        raise UsageError(f"--check-report {path!r} cannot be written: {why}.") from error
+        why = "it is a pipe without a reader" if error.errno == errno.ENXIO else error.strerror
+        raise UsageError(f"cannot write --check-report {path!r}: {why}.") from error
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -50,7 +50,7 @@ def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -
 def unfit(found: CheckVerdict) -> NodeUnfitError:
     """Return the error of a node that has not passed the checks."""
     is_warning = found.exit_code == exit_codes.CHECKS_WARNED
-    what = "has passed with a warning" if is_warning else "is not fit for the job"
+    what = "passed the checks with a warning" if is_warning else "failed the checks"
     return NodeUnfitError(f"this node {what}: {found.sentence}.", found.exit_code)
 
 

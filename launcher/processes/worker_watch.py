@@ -51,7 +51,7 @@ class WorkerWatch:
         self._page = memoryview(self._memory).cast("Q")
 
     def progress(self) -> Progress | None:
-        """Return how far the worker is; None: it is not watched, not yet or not any more."""
+        """Return how far the worker is; None: not watched, not yet or not any more."""
         if self.is_closed:
             return None
         page = self._page
@@ -73,7 +73,7 @@ class WorkerWatch:
 
     @property
     def stacks_fd_there(self) -> int:
-        """The descriptor of the file for stacks in the worker; 0: it is not watched."""
+        """The descriptor of the file for stacks in the worker; 0: not watched."""
         return self._page[hook.STACKS_FD]
 
     @property
@@ -96,7 +96,7 @@ def starter_env(
 
     Args:
         environ: of the worker.
-        watched_by: its page and its file for stacks; empty: it is not watched.
+        watched_by: its page and its file for stacks; empty: not watched.
         captured_pid: the process whose exception is written to its error file; 0: none.
     """
     path = environ.get("PYTHONPATH")

@@ -58,7 +58,7 @@ class LineWriter:
         while self._kept or self._dropped:
             is_note = self._dropped > 0 and not self._is_begun
             if is_note:
-                text = b"[%d lines that nothing read are dropped]\n" % self._dropped
+                text = b"[%d lines dropped: the console was not read]\n" % self._dropped
             else:
                 text = self._kept[0]
             try:

@@ -70,7 +70,7 @@ class LiveStatus:
             elif furthest.steps_per_s:
                 parts.append(f"{rate(furthest.steps_per_s)} steps/s")
         if not self.connected:
-            parts.append("master away")
+            parts.append("no connection to the master")
         parts.append("up " + duration(time.monotonic() - self._since))
         return " · ".join(parts)
 

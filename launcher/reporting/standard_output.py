@@ -37,8 +37,8 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         _drop(sys.stdout)
         raise UsageError(
-            f"standard output cannot be written: {error.strerror}; right would be a file on a disk "
-            "with room, a pipe or a terminal."
+            f"cannot write to standard output: {error.strerror}; expected a file on a disk with "
+            "free space, a pipe or a terminal."
         ) from error
 
 

@@ -169,7 +169,7 @@ class ForkServer:
                 return f"importing reads {name}, which is different for the workers"
         stream = forked_worker.detoured(worker["targets"])
         if stream is not None:
-            return f"importing opens {stream} anew, and it would not write to the workers' files"
+            return f"importing reopens {stream}, and it would not write to the workers' files"
         if worker["cpus"] and "OMP_NUM_THREADS" not in {**self._environ, **env}:
             return "the workers are bound to CPUs and OMP_NUM_THREADS is not set"
         if self._is_secluded:

@@ -64,12 +64,12 @@ _Answer = tuple[RankState, tuple[Frame, ...], str]
 async def _ask(worker: AskedWorker, timeout_s: float) -> _Answer:
     progress = worker.watch.progress() if worker.watch is not None else None
     if progress is None or worker.watch is None:
-        return await _without_hook(worker.pid, "it is not watched", timeout_s)
+        return await _without_hook(worker.pid, "not watched", timeout_s)
     pid, watch = progress.pid, worker.watch
     if (letter := _state(pid)) in ("T", "t"):
         return _described(pid, letter, RankState.SILENT, "")
     if not _takes_signal(pid, watch.stacks_fd_there):
-        return await _without_hook(pid, "it has put away the hook", timeout_s)
+        return await _without_hook(pid, "the stacks hook was removed", timeout_s)
     os.ftruncate(watch.stacks_fd, 0)
     os.lseek(watch.stacks_fd, 0, os.SEEK_SET)  # the position is common to both
     try:

@@ -111,7 +111,7 @@ def judge(stacks: Sequence[RankStack], idle_s: float) -> HangVerdict:
             f"{verb if len(second.ranks) == 1 else other_verb} {_where(second.stack)}"
         )
         more = len(groups) - 2
-        words += f", and ranks are at {more} other place(s)" if more else ""
+        words += f", and ranks are at {more} other location(s)" if more else ""
         return HangVerdict(HangKind.MISMATCH, first.ranks, f"{words}; {since}", groups)
     (only,) = groups
     verb = "waits" if len(only.ranks) == 1 else "wait"
@@ -182,7 +182,7 @@ def _where(stack: RankStack) -> str:
     own = own_frame(stack)
     wait = wait_of(stack)
     if not stack.frames:
-        return "at a place that is not known"
+        return "at an unknown location"
     if own is None:
         inner = stack.frames[0]
         return f"in {inner.function}() at {inner.file}:{inner.line}"

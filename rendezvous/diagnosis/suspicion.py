@@ -183,7 +183,7 @@ def _excuse(one: _Rank, may_take_long: bool) -> str:
     if one.stack.remark == _BY_DEBUGGER or _is_in(one.stack.frames, _DEBUGGERS):
         return "is in a debugger"
     if may_take_long and _is_in(one.stack.frames, _TAKE_LONG):
-        return "is in a call that may take long"
+        return "is in a call that may take a long time"
     return ""
 
 

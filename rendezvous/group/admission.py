@@ -78,8 +78,9 @@ def refusal(
     """
     if attend.protocol != PROTOCOL_VERSION:
         return (
-            f"{side.node} speaks protocol {attend.protocol} (ft-run {attend.version}) and the "
-            f"master protocol {PROTOCOL_VERSION}; install the same ft-run on all nodes."
+            f"{side.node} uses protocol {attend.protocol} (ft-run {attend.version}) and the "
+            f"master uses protocol {PROTOCOL_VERSION}; install the same version of ft-run on all "
+            "nodes."
         )
     sentence = _nonsense(attend, side)
     if sentence is not None:
@@ -96,8 +97,8 @@ def _nonsense(attend: Attend, side: Side) -> str | None:
     job, node = attend.job, attend.node
     if not 1 <= job.min_nodes <= job.max_nodes or job.node_unit < 1:
         return (
-            f"--nnodes {job.min_nodes}:{job.max_nodes} with --node-unit {job.node_unit} cannot "
-            "work; right would be 1 <= MIN <= MAX and a unit of at least 1."
+            f"--nnodes {job.min_nodes}:{job.max_nodes} with --node-unit {job.node_unit} is "
+            "invalid; expected 1 <= MIN <= MAX and a unit >= 1."
         )
     if job.min_nodes % job.node_unit:
         return (
@@ -115,8 +116,8 @@ def _nonsense(attend: Attend, side: Side) -> str | None:
         return f"{side.node} sent no identity or no number of workers; is it an ft-run agent?"
     if node.wanted_rank is not None and not 0 <= node.wanted_rank < job.max_nodes:
         return (
-            f"--node-rank {node.wanted_rank} is not below the number of nodes "
-            f"({job.max_nodes}); right would be 0 to {job.max_nodes - 1}."
+            f"--node-rank {node.wanted_rank} is not below the number of nodes ({job.max_nodes}); "
+            f"expected 0 to {job.max_nodes - 1}."
         )
     return None
 
@@ -137,11 +138,11 @@ def _bad_number(job: JobSpec) -> str | None:
         ]
     for flag, value in numbers:
         if isinstance(value, float) and not 0 <= value < math.inf:
-            return f"{flag} {value:g} makes no sense; right would be a number, 0 or more."
+            return f"invalid value {value:g} for {flag}: expected a number >= 0."
     if job.rescale_delay_s is not None and not job.rescale_delay_s >= 0:
         return (
-            f"--rescale-delay {job.rescale_delay_s:g} makes no sense; right would be a number of "
-            "seconds, 0 or more, or never."
+            f"invalid value {job.rescale_delay_s:g} for --rescale-delay: expected a number of "
+            "seconds >= 0, or never."
         )
     return None
 
@@ -149,14 +150,12 @@ def _bad_number(job: JobSpec) -> str | None:
 def _bad_rule(job: JobSpec) -> str | None:
     rules = job.policy.rules if job.policy is not None else ()
     if len(rules) > _RULES_MAX:
-        return (
-            f"{len(rules)} rules of --on-failure are too many; right would be at most {_RULES_MAX}."
-        )
+        return f"too many rules of --on-failure ({len(rules)}): expected at most {_RULES_MAX}."
     try:
         for rule in rules:
             Rule.parse(rule)
     except BadRule as bad:
-        return f"a rule of --on-failure makes no sense: {bad}."
+        return f"invalid rule of --on-failure: {bad}."
     return None
 
 
@@ -170,8 +169,8 @@ def difference(given: JobSpec, agreed: JobSpec, side: Side = OWN_SIDE) -> str | 
     """
     if given.job_id != agreed.job_id:
         return (
-            f"--rdzv-id {given.job_id!r} is another job than {agreed.job_id!r}, which this "
-            "master serves; use another endpoint or the same id."
+            f"--rdzv-id {given.job_id!r} is not the job of this master ({agreed.job_id!r}); use "
+            "the same id or another endpoint."
         )
     found = _differing(given, agreed, _options(agreed))
     for part, default in _PARTS.items():
@@ -261,10 +260,10 @@ def identity_taken(attend: Attend, holder: NodeSpec, _side: Side) -> str:
     node = attend.node
     if node.wanted_rank is not None and node.wanted_rank == holder.wanted_rank:
         return (
-            f"--node-rank {node.wanted_rank} belongs to another node that is alive; "
-            "give each node its own rank, or none."
+            f"--node-rank {node.wanted_rank} is already used by another node; give each node its "
+            "own rank, or none."
         )
     return (
-        f"the identity {node.node_id!r} belongs to another node that is alive; "
-        "agents at one address that do not share /tmp need host names of their own."
+        f"node id {node.node_id!r} is already used by another node; agents that share an address "
+        "but not /tmp need different host names."
     )

@@ -86,7 +86,7 @@ class Formation:
         self._state.former_ranks = {}
         self._lobby.close()
         ended = self._rounds.begin(now)
-        reason = ended.reason or "all nodes are there"
+        reason = ended.reason or "all nodes connected"
         self._out.note(
             RoundFormed(
                 self._state.round,
@@ -170,7 +170,7 @@ class Formation:
         self._state.phase = Gathering()
         size = self._state.usable(len(self._fit()))
         if found.ends_job:
-            self._rounds.finish(Outcome.SUCCEEDED, now, f"the checks are over: {found.sentence}")
+            self._rounds.finish(Outcome.SUCCEEDED, now, f"checks finished: {found.sentence}")
         elif size:
             self._form(size, now)
         elif found.costs_nodes and not self._state.usable(self._potential()):
@@ -189,6 +189,6 @@ class Formation:
         job = self._state.job
         unit = f" in multiples of {job.node_unit}" if job.node_unit > 1 else ""
         return (
-            f"{len(self._fit())} of at least {job.min_nodes} nodes{unit} are fit for the "
-            f"job after the checks: {found.sentence}"
+            f"{len(self._fit())} of at least {job.min_nodes} nodes{unit} are usable after the "
+            f"checks: {found.sentence}"
         )

@@ -314,7 +314,7 @@ class Group:
             case Judgement.LOST:
                 for node in self.roster.overdue(now):
                     gone_s = round(now - node.detached_at, 1)  # more than the grace, if all were
-                    self._rounds.lose(node, f"its connection was gone for {gone_s:g} s")
+                    self._rounds.lose(node, f"no connection for {gone_s:g} s")
             case Judgement.ASK:
                 for node in there:
                     self._out.send(node, Challenge())

@@ -145,7 +145,7 @@ class Joining:
             try:
                 self._examiner(checks, (), ())
             except ValueError as error:
-                return f"the options of the checks make no sense: {error}."
+                return f"invalid check options: {error}."
         return sentence
 
     def _yield_to(self, attend: Attend, now: float) -> None:
@@ -156,8 +156,8 @@ class Joining:
 
         def reason(side: Side) -> str:
             return (
-                f"{difference(given, attend.job, side)} The job runs already, on {where}: use its "
-                "options, or end it there first."
+                f"{difference(given, attend.job, side)} The job is already running on {where}: "
+                "use its options, or stop it there first."
             )
 
         self._rounds.agree(attend.job)
@@ -245,7 +245,7 @@ class Joining:
         if rival is not None and rival.spec == newcomer.rival:
             rank = rival.rank
             self._out.close(rival.link)
-            self._rounds.lose(rival, "another process took its place")
+            self._rounds.lose(rival, "replaced by another process")
         spec = newcomer.attend.node
         if self._roster.get(spec.node_id) or self._roster.by_wanted_rank(spec.wanted_rank):
             # Another newcomer was given it at the same moment: now that one is the rival.

@@ -124,7 +124,7 @@ class Lobby:
         assert job is not None
         missing = ", ".join(self._missing())
         return (
-            f"{len(roster)} of at least {job.min_nodes} nodes came within "
+            f"{len(roster)} of at least {job.min_nodes} nodes joined within "
             f"{self._settings.join_timeout_s:g} s" + (f"; missing: {missing}" if missing else "")
         )
 

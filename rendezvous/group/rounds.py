@@ -343,7 +343,7 @@ class Rounds:
         if growth > 0:
             size = self._state.world_nodes + growth
             self.stop_round(
-                f"the world grows from {self._state.world_nodes} to {size} nodes", counted=False
+                f"scaling up from {self._state.world_nodes} to {size} nodes", counted=False
             )
 
     # --- the end of the job ------------------------------------------------------------------

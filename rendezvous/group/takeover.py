@@ -21,11 +21,13 @@ from .roster import Node, Roster
 class TakeoverState(enum.Enum):
     """What the claims amount to."""
 
-    COMPLETE = "all members are there and run"
-    FAILED = "a member reports a failure, or never came back"
-    REGROUP = "members are there without workers of it, or have left"
-    BROKEN = "the round was being formed or stopped when the master was lost"
-    FENCED = "its workers were killed while no host led, or were being started or stopped then"
+    COMPLETE = "all nodes are connected and running"
+    FAILED = "a node reports a failure, or did not reconnect"
+    REGROUP = "nodes reconnected without its workers, or left"
+    BROKEN = "the round was being started or stopped when the master was lost"
+    FENCED = (
+        "its workers were killed while there was no leader, or were being started or stopped then"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +365,7 @@ class Takeover:
         name = "unknown" if rank is None else away[rank]
         others = f", nor did {gone - 1} other(s)" if gone > 1 else ""
         why = (
-            f"it did not come back to the new master with its workers of round {self.round} "
+            f"it did not reconnect to the new master with its workers of round {self.round} "
             f"within {self._grace_s:g} s{others}"
         )
         return node_lost(rank, name.rpartition("/")[0] or name, "", why)
@@ -373,14 +375,14 @@ class Takeover:
         named = [(rank, self._roster.get(name)) for rank, name in sorted(world.absent().items())]
         rank, node = next(((rank, node) for rank, node in named if node is not None), (0, None))
         if node is None:
-            return f"members of round {self.round} came back anew, or had never heard of it"
+            return f"nodes of round {self.round} restarted, or did not know it"
         where = f"node {rank} ({node.spec.host})"
         others = world.missing - 1
         if node.spec.node_id in self._claims:
-            what = f"had never heard of round {self.round} when the master was lost"
-            more = f", nor had {others} other(s)"
+            what = f"did not know round {self.round} when the master was lost"
+            more = f", nor did {others} other(s)"
         else:
-            what = f"came back anew, without its workers of round {self.round}"
+            what = f"restarted without its workers of round {self.round}"
             more = f", and so did {others} other(s)"
         return f"{where} {what}" + (more if others else "")
 

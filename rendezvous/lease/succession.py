@@ -54,7 +54,7 @@ class HostCalls(Protocol):
         """Return what a host answers in time; None: nothing, or nothing that makes sense.
 
         Raises:
-            OtherOptionsError: it was given other options.
+            OtherOptionsError: the options differ.
         """
 
     async def close(self) -> None:
@@ -138,13 +138,13 @@ class Succession(Office):
         """Answer another host, which was given ``theirs``.
 
         Raises:
-            OtherOptionsError: this host was given other options.
+            OtherOptionsError: this host has different options.
         """
         if theirs != self._spec:
-            raise OtherOptionsError("this host was given other options", theirs)
+            raise OtherOptionsError("this host has different options", theirs)
         if ask.host in self._same and ask.process != self._process:
             self._differs(ask.host, self._spec, self.spec_seen)
-            sentence = "this host is found at the endpoint of the one that asks"
+            sentence = "this host is reached at the endpoint of the requesting host"
             raise OtherOptionsError(sentence, theirs)
         answer = self._elector.take(ask, _now())
         if ask.step is LeaseStep.END and answer.accepted and not self.over.done():
@@ -177,7 +177,11 @@ class Succession(Office):
     def leader_in_words(self) -> str:
         """Say which host is to be asked."""
         leader = self.leader()
-        return "none leads now" if leader is None else f"ask {self.endpoints[leader[0]]}"
+        return (
+            "there is no leader now"
+            if leader is None
+            else f"the leader is {self.endpoints[leader[0]]}"
+        )
 
     def leading(self) -> Master | None:
         """Return the master, if this host leads."""

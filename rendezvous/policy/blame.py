@@ -77,7 +77,7 @@ class Ledger:
         """Take over what an earlier master has ruled out; return what is new."""
         new = [node_id for node_id in excluded if node_id not in self._excluded]
         for node_id in new:
-            self._excluded[node_id] = "an earlier master of this job excluded it"
+            self._excluded[node_id] = "excluded by an earlier master of this job"
         return new
 
     @property
@@ -90,4 +90,4 @@ class Ledger:
         why = self._excluded.get(node_id)
         if why is None:
             return None
-        return f"the node {node_id!r} is excluded from this job and may not rejoin it: {why}."
+        return f"node {node_id!r} is excluded from this job and may not rejoin it: {why}."

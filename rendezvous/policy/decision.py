@@ -120,7 +120,7 @@ class Aftermath:
         """
         if failure is None:
             if postmortem.counted:
-                return Decision(Action.RESTART, "", "nothing is known of the cause", True)
+                return Decision(Action.RESTART, "", "unknown cause", True)
             if ran_s is not None and ran_s >= SLIP_S:
                 self._slip = None  # a round that ran is between what came before and after
             return None
@@ -154,7 +154,8 @@ class Aftermath:
             return None, ""
         limit = f"--max-node-failures {policy.max_node_failures}"
         self.ledger.exclude(
-            suspect, f"it was the root cause of {times} restarts, at last: {failure.summary()}"
+            suspect,
+            f"it was the root cause of {times} restarts, most recently: {failure.summary()}",
         )
         return suspect, f"node {suspect} is excluded after {times} failures ({limit})"
 

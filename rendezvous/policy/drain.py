@@ -71,7 +71,7 @@ class Draining:
         first = min(going, key=lambda name: self._noticed[name].until)
         reason, until = self._noticed[first]
         order = Order(
-            f"node {first} will be gone soon ({reason})", until, len(going) == len(members)
+            f"node {first} is being preempted ({reason})", until, len(going) == len(members)
         )
         untold: list[str] = []
         for name, link in members.items():

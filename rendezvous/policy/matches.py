@@ -21,8 +21,8 @@ _REGEX_MAX = 500
 _WORKER_KINDS = (FailureKind.WORKER, FailureKind.START)
 
 RIGHT = (
-    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost or preempted, "
-    "such as exit:3 or error:CUDA.*memory"
+    "exit:N, exit:A-B, signal:NAME, oom, error:REGEX, hang, node-lost or preempted, e.g. exit:3 "
+    "or error:CUDA.*memory"
 )
 
 
@@ -88,14 +88,14 @@ class EndedBySignal:
         return f"signal:{signal_name(self.number)}"
 
     def look(self, failure: Failure) -> Look:
-        """Return whether the worker was ended by this signal, and why."""
+        """Return whether the worker was killed by this signal, and why."""
         status = exit_status(failure)
         if status is None:
             return Look(False, "no worker exited")
         matches = status == exit_codes.SIGNAL_BASE + self.number
         name = signal_name(self.number)
         if matches:
-            return Look(True, f"the worker was ended by {name} (exit status {status})")
+            return Look(True, f"the worker was killed by {name} (exit status {status})")
         return Look(False, f"the exit status {status} is not that of {name}")
 
 
@@ -114,12 +114,12 @@ class ErrorWords:
         """Return whether a line of the error has a match, and why."""
         lines = error_lines(failure)
         if not lines:
-            return Look(False, "no words of an error are known")
+            return Look(False, "no error message is known")
         expression = _compiled(self.expression)
         for line in lines:
             if expression.search(line.encode(errors="replace")):
-                return Look(True, f"the error says {line.strip()[:200]!r}")
-        return Look(False, f"the error does not say that; it ends with {lines[-1].strip()[:80]!r}")
+                return Look(True, f"a line of the error matches: {line.strip()[:200]!r}")
+        return Look(False, f"no line of the error matches; it ends with {lines[-1].strip()[:80]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ _KINDS = (
     OfKind(
         "oom",
         None,
-        "the kernel's OOM killer ended the worker",
-        "the kernel's OOM killer did not strike",
+        "the kernel's OOM killer killed the worker",
+        "not an OOM kill",
     ),
     OfKind("node-lost", FailureKind.NODE_LOST, "a node was lost", "no node was lost"),
     OfKind("preempted", FailureKind.PREEMPTED, "a node was preempted", "no node was preempted"),
@@ -191,24 +191,23 @@ def parse_match(text: str) -> Match:
             return known
     if text == "check":
         raise BadMatch(
-            "check cannot be matched, since it is no failure of a round: a node that the checks "
-            "condemn leaves with exit status 30 before workers start, and where too few are left "
-            "the job ends with 20"
+            "check is not a failure of a round: a node that fails the checks exits with status 30 "
+            "before workers start, and if too few nodes remain the job ends with status 20"
         )
-    raise BadMatch(f"there is no match {text[:80]!r}")
+    raise BadMatch(f"unknown match {text[:80]!r}")
 
 
 def _exit(text: str) -> ExitStatus:
     found = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", text)
     if found is None:
         raise BadMatch(
-            f"{text[:80]!r} is no exit status", "exit:N or exit:A-B, such as exit:3 or exit:64-79"
+            f"{text[:80]!r} is not an exit status", "exit:N or exit:A-B, e.g. exit:3 or exit:64-79"
         )
     low, high = int(found[1]), int(found[2] or found[1])
     if not 1 <= low <= high <= 255:
         raise BadMatch(
-            f"{text.strip()!r} is no range of exit statuses of failures",
-            "from 1 to 255, the lower one first",
+            f"{text.strip()!r} is not a range of exit statuses of failures",
+            "numbers from 1 to 255, the lower one first",
         )
     return ExitStatus(low, high)
 
@@ -219,20 +218,27 @@ def _signal(text: str) -> EndedBySignal:
     full = name if name.startswith("SIG") else f"SIG{name}"
     if full in known:
         return EndedBySignal(int(known[full]))
-    raise BadMatch(f"there is no signal {text.strip()[:80]!r}", "such as signal:SIGKILL")
+    raise BadMatch(
+        f"unknown signal {text.strip()[:80]!r}", "the name of a signal, e.g. signal:SIGKILL"
+    )
 
 
 def _error(text: str) -> ErrorWords:
     if len(text) > _REGEX_MAX:
         raise BadMatch("the regular expression is too long", f"at most {_REGEX_MAX} characters")
     if not text:
-        raise BadMatch("the regular expression is empty", "such as error:CUDA.*memory")
+        raise BadMatch(
+            "the regular expression is empty", "a regular expression, e.g. error:CUDA.*memory"
+        )
     try:
         _compiled(text)
     except ValueError as error:
         raise BadMatch(
-            f"{text[:80]!r} is no regular expression ({error})",
-            "an expression of RE2, with a backslash before what is meant literally",
+            f"{text[:80]!r} is not a regular expression ({error})",
+            (
+                "an RE2 expression, with a backslash before special characters that are meant "
+                "literally"
+            ),
         ) from None
     return ErrorWords(text)
 
@@ -277,18 +283,20 @@ def look_for_slip(failure: Failure) -> Look:
     if failure.kind is FailureKind.START and failure.exit_code in _USAGE_STATUSES:
         return Look(True, "the program could not be started")
     if failure.kind is not FailureKind.WORKER:
-        return Look(False, "it is no usage or import error")
+        return Look(False, "not a usage or import error")
     if failure.exit_code in _USAGE_STATUSES:
         return Look(True, f"the exit status {failure.exit_code} is that of a usage error")
     if failure.exit_code > 0 and re.search(_SLIP_WORDS, failure.message.strip()):
-        return Look(True, "the error says so")
+        return Look(True, "the error is an import, syntax or name error")
     if failure.exit_code == 1 and not failure.message.strip():
         return Look(
             False,
-            "nothing is known of the error: no exception was captured, and stderr is captured by "
-            "--tee 2 or --redirects 2 only",
+            (
+                "the error is unknown: no exception was captured, and stderr is captured only by "
+                "--tee 2 or --redirects 2"
+            ),
         )
-    return Look(False, "it is no usage or import error")
+    return Look(False, "not a usage or import error")
 
 
 def same_slip(one: Failure, other: Failure) -> bool:

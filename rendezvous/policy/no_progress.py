@@ -1,4 +1,4 @@
-"""How many restarts running have brought the job no further. Pure.
+"""How many consecutive restarts have brought the job no further. Pure.
 
 Scripts count their steps in two ways. One that says its own number (``progress(step)``) says how
 far the training is, whatever round it is in: a round has brought it further when it came beyond the
@@ -56,5 +56,5 @@ class ProgressRecord:
         if not limit or self._past is None or self._past.idle_restarts < limit:
             return ""
         beyond = f" beyond step {self._past.furthest}" if self._past.furthest >= 0 else ""
-        restarts = "1 restart" if limit == 1 else f"{limit} restarts running"
+        restarts = "1 restart" if limit == 1 else f"{limit} consecutive restarts"
         return f"{restarts} without a step{beyond}: --max-no-progress {limit}"

@@ -38,7 +38,7 @@ class BadRule(ValueError):  # noqa: N818 - a verdict on a text, turned into an e
     """Raised when a text is not a rule. ``why`` says what is wrong, ``right`` what would be."""
 
     def __init__(self, why: str, right: str) -> None:
-        super().__init__(f"{why}; right would be {right}")
+        super().__init__(f"{why}; expected {right}")
         self.why = why
         self.right = right
 
@@ -63,7 +63,7 @@ class Rule:
             raise BadRule("not MATCH=ACTION", "MATCH=ACTION, e.g. exit:3=fail or oom=replace-node")
         if action.strip() not in actions:
             known = f"{', '.join(actions[:-1])} or {actions[-1]}"
-            raise BadRule(f"there is no action {action.strip()[:80]!r}", known)
+            raise BadRule(f"unknown action {action.strip()[:80]!r}", known)
         try:
             return cls(parse_match(match.strip()), Action(action.strip()))
         except BadMatch as bad:
@@ -139,7 +139,7 @@ def decide(rules: Sequence[Rule], failure: Failure, context: Context) -> Decisio
         return Decision(Action.FAIL, DEFAULT_SLIP, words, True, tuple(passed_over))
     passed_over.append(PassedOver(DEFAULT_SLIP, words))
     if failure.kind is FailureKind.PREEMPTED:
-        words = "the node was asked to go away"
+        words = "the node is being preempted"
         return Decision(Action.RESTART_FREE, DEFAULT_PREEMPTED, words, True, tuple(passed_over))
     passed_over.append(PassedOver(DEFAULT_PREEMPTED, "no node was preempted"))
     words = "no other rule matches"
@@ -151,10 +151,9 @@ def _repeated_slip(failure: Failure, context: Context) -> tuple[bool, str]:
     if not look.matches:
         return False, look.words
     if not context.is_slip(failure):
-        return False, f"it did not come within {SLIP_S:g} s of the start"
+        return False, f"not within {SLIP_S:g} s of the start"
     if context.previous is None or not same_slip(failure, context.previous):
-        return False, "it is the first time that a worker fails in this way"
+        return False, "the first failure of this kind"
     return True, (
-        f"workers failed in the same way twice running within {SLIP_S:g} s of the start, by a "
-        "usage or import error"
+        f"the same usage or import error within {SLIP_S:g} s of the start in two consecutive rounds"
     )

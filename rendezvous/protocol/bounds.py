@@ -101,24 +101,23 @@ def _unless_none(inner: _Check | None) -> _Check | None:
 def _whole(bound: Whole, name: str, value: int) -> None:
     if not bound.least <= value <= bound.most:
         raise OutOfBounds(
-            f"{name} was given {value}, which no agent sends; right would be {bound.least} to"
-            f" {bound.most}."
+            f"{name} is {value}, which no agent sends; expected {bound.least} to {bound.most}."
         )
 
 
 def _real(bound: Real, name: str, value: float) -> None:
     if not 0 <= value <= bound.most:  # also what is no number
-        raise OutOfBounds(f"{name} was given {value:g}; right would be 0 to {bound.most:g}.")
+        raise OutOfBounds(f"{name} is {value:g}; expected 0 to {bound.most:g}.")
 
 
 def _finite(bound: Finite, name: str, value: float) -> None:
     if bound.most < value < math.inf:
-        raise OutOfBounds(f"{name} was given {value:g}; right would be at most {bound.most:g}.")
+        raise OutOfBounds(f"{name} is {value:g}; expected at most {bound.most:g}.")
 
 
 def _list(bound: Length, inner: _Check | None, name: str, values: tuple[Any, ...]) -> None:
     if len(values) > bound.most:
-        raise OutOfBounds(f"{name} has {len(values)} entries; right would be at most {bound.most}.")
+        raise OutOfBounds(f"{name} has {len(values)} entries; expected at most {bound.most}.")
     if inner is not None:
         for value in values:
             inner(name, value)
@@ -126,13 +125,10 @@ def _list(bound: Length, inner: _Check | None, name: str, values: tuple[Any, ...
 
 def _text(bound: Length, name: str, text: str) -> None:
     if len(text) > bound.most:
-        raise OutOfBounds(
-            f"{name} has {len(text)} characters; right would be at most {bound.most}."
-        )
+        raise OutOfBounds(f"{name} has {len(text)} characters; expected at most {bound.most}.")
     if bound.is_name and not text.isprintable():
         raise OutOfBounds(
-            f"{name} {text[:40]!a} has characters that cannot be shown; right would be printable "
-            "ones only."
+            f"{name} {text[:40]!a} has unprintable characters; expected printable ones only."
         )
     if bound.is_needed and not text:  # a node without one would be taken for one that stays
-        raise OutOfBounds(f"{name} is empty; right would be why the node leaves.")
+        raise OutOfBounds(f"{name} is empty; expected the reason why the node leaves.")

@@ -50,7 +50,7 @@ class Endpoint:
             good = is_host(host)
         if not good or (colon and (_PORT.fullmatch(port) is None or int(port) > MAX_PORT)):
             shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-            raise UsageError(f"{shown!r} is not an endpoint; right would be {RIGHT}.")
+            raise UsageError(f"invalid endpoint {shown!r}: expected {RIGHT}.")
         return cls(host, int(port) if colon else default_port)
 
     def __str__(self) -> str:

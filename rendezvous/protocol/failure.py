@@ -88,13 +88,13 @@ class Failure:
         if self.kind is FailureKind.HANG:
             return self.message
         if self.kind is FailureKind.PREEMPTED:
-            return f"node {self.node_rank} ({self.host}) leaves: {self.message}"
+            return f"node {self.node_rank} ({self.host}) is leaving: {self.message}"
         what = "the store process" if self.kind is FailureKind.STORE else f"rank {self.rank}"
         where = f"{what} on node {self.node_rank} ({self.host})"
         if self.kind is FailureKind.START:
             return f"{where} could not be started: {self.message}"
         if self.kind is FailureKind.STUCK:
-            return f"{where} (pid {self.pid}) does not die: {self.message}"
+            return f"{where} (pid {self.pid}) cannot be killed: {self.message}"
         if self.out_of_memory:
             return f"{where} was killed by the kernel's OOM killer (out of memory)"
         first = self.message.strip().partition("\n")[0][:200]

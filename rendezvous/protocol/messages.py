@@ -64,7 +64,7 @@ class PolicySpec:
     rank0_decides: Annotated[bool, Called("--success-policy rank0")] = False
     """The job has succeeded when rank 0 has."""
     max_no_progress: Annotated[Count, Called("--max-no-progress (of workers that are watched)")] = 0
-    """So many restarts running without a step end the job; 0: never."""
+    """So many consecutive restarts without a step end the job; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class PastProgress:
     furthest: FurthestStep
     """As of ``Progress``."""
     idle_restarts: Count
-    """How many restarts running have brought no step."""
+    """How many consecutive restarts have brought no step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ _DISTRUST_S = 2 * defaults.VERDICT_GRACE_S
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 1.0
-_ENDED = "the master ended the stream"
+_ENDED = "the master closed the connection"
 
 _FOREIGN = re.compile(
     r"http1\.x server|unexpected content-type|expected SETTINGS|failed parsing HTTP/2"
@@ -61,7 +61,7 @@ _IN_WORDS = (
     (r"No route to host", "no route to the host"),
     (r"Connection reset", "connection reset"),
     (r"Socket closed|Internal error from Core", "connection closed"),
-    (r"keepalive", "no sign of life"),
+    (r"keepalive", "no keepalive response"),
     (r"before receiving SETTINGS", "it accepts connections but does not answer"),
     (r"timeout|timed out|deadline exceeded|handshaker shutdown", "no answer"),
 )
@@ -140,7 +140,10 @@ class GrpcLink:
         """An error of ours must end the node, not leave it waiting for a link that is no more."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            sentence = f"the link to the master failed, which is a bug of ft-run: {error!r}."
+            sentence = (
+                "internal error in the connection to the master, which is a bug of ft-run: "
+                f"{error!r}."
+            )
             self._on_event(LinkLost(sentence))
 
     async def _run(self) -> None:
@@ -168,7 +171,7 @@ class GrpcLink:
                 if not self._was_up and not self._has_rivals:
                     self._on_event(LinkLost(self._not_a_master()))
                     return
-                reason = "something else answers there"  # a proxy in front of it, say
+                reason = "not an ft-run master"  # a proxy in front of it, say
             except _UnfitError as error:
                 # For a while it may be the master of the job before, which had another token.
                 first_limit_s = self._distrust_s
@@ -285,7 +288,7 @@ class GrpcLink:
         except grpc.aio.AioRpcError as error:
             return in_words(error)
         except (WireError, DecodeError) as error:
-            return f"the master said something that makes no sense: {error}"
+            return f"invalid message from the master: {error}"
         return _ENDED
 
     async def _write(self, call: Any, outbox: "asyncio.Queue[bytes | None]") -> None:
@@ -305,13 +308,13 @@ class GrpcLink:
         if not self._has_rivals:
             return ()
         return tuple(
-            f"{endpoint}: {self._answers.get(endpoint, 'not asked yet')}"
+            f"{endpoint}: {self._answers.get(endpoint, 'not tried yet')}"
             for endpoint in self._endpoints
         )
 
     def _not_a_master(self) -> str:
         return (
-            f"what listens at {self._endpoints[0]} is not an ft-run master; check the endpoint "
+            f"the server at {self._endpoints[0]} is not an ft-run master; check the endpoint "
             "(--rdzv-endpoint), or use a free port."
         )
 
@@ -320,18 +323,18 @@ class GrpcLink:
         reason = "; ".join(self._hosts()) or reason
         if self._was_up:
             return (
-                f"the master at {where} stayed away for {limit_s:g} s ({reason}); "
-                "--rdzv-conf master_timeout=SECONDS sets how long it may."
+                f"no connection to the master at {where} for {limit_s:g} s ({reason}); "
+                "--rdzv-conf master_timeout=SECONDS sets this limit."
             )
         if self._port_is_taken:
             return (
-                f"port {self._endpoints[0].port} of this host is in use by something that does not "
-                f"answer as an ft-run master ({reason}); free it, or use another port for the "
+                f"port {self._endpoints[0].port} of this host is in use by a process that is not "
+                f"an ft-run master ({reason}); stop it, or use another port for the "
                 "endpoint (--rdzv-endpoint)."
             )
         return (
-            f"no master at {where} within {limit_s:g} s ({reason}); is the endpoint "
-            "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
+            f"no master at {where} within {limit_s:g} s ({reason}); check --rdzv-endpoint, and "
+            "that ft-run runs on that host."
         )
 
 
@@ -366,13 +369,13 @@ def _compare(
     try:
         theirs = decode(SuccessionSpec, given) if isinstance(given, bytes) else None
     except (WireError, DecodeError):
-        return partial(_UnreachableError, "its answer makes no sense")
+        return partial(_UnreachableError, "invalid answer")
     if theirs is None and greeting.get(TERM_KEY) is not None:
         return None  # it leads, and compares by itself when this node attends; or knows no leader
     if differences := succession_differences(own, theirs):
         options = ", ".join(differences)
         sentence = f"this node's options differ from those of {endpoint}: {options}."
-        return partial(_UnfitError, "it was given other options", sentence)
+        return partial(_UnfitError, "different options", sentence)
     return None
 
 
@@ -385,13 +388,13 @@ def _leads_not(
         led_by = int(greeting.get(LED_BY_KEY, "-2"))
     except ValueError:  # one endpoint was given there
         search.failed()
-        return partial(_ElsewhereError, "it was given no list of endpoints")
+        return partial(_ElsewhereError, "it has one endpoint, not a list")
     if led_by >= -1:
         search.led_by(led_by, term)
         is_listed = 0 <= led_by < len(endpoints)
         where = f"led by {endpoints[led_by]}" if is_listed else "no leader yet"
         return partial(_ElsewhereError, where)
-    return None if search.may_follow(term) else partial(_ElsewhereError, "its lease is an old one")
+    return None if search.may_follow(term) else partial(_ElsewhereError, "its lease is outdated")
 
 
 class _NotAMasterError(Exception):

@@ -162,7 +162,7 @@ class _Envelope:
         message.ParseFromString(data)
         name = message.WhichOneof("body")
         if name is None:
-            raise WireError("an empty message, or one of a newer version")
+            raise WireError("an empty message, or one from a newer version")
         return self._codecs[name].decode(getattr(message, name))
 
 

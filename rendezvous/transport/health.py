@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from .channel_options import SERVICE
 
-NO_SENSE = "this request makes no sense"
+NO_SENSE = "invalid request"
 """What is not protobuf is answered here and in ``server``: gRPC writes a traceback when a
 deserializer raises and the client has gone away meanwhile."""
 

@@ -54,7 +54,7 @@ class LeaseCalls:
         """Return what a host answers; None where it does not, or makes no sense.
 
         Raises:
-            OtherOptionsError: it was given other options.
+            OtherOptionsError: the options differ.
         """
         is_new = host not in self._channels
         if is_new and await why_unreachable(self._endpoints[host]) is not None:
@@ -81,7 +81,7 @@ class LeaseCalls:
         with suppress(*NO_SENSE):
             spec = _decoded(theirs)
             if spec != self._spec:
-                raise OtherOptionsError("it was given other options", spec)
+                raise OtherOptionsError("different options", spec)
         return None
 
     async def close(self) -> None:
@@ -123,7 +123,7 @@ def greeting_data(greeting: Greeting) -> dict[str, str | bytes]:
 def _decoded(data: str | bytes | None) -> SuccessionSpec:
     """Return what another host was given; raises one of ``NO_SENSE``."""
     if not isinstance(data, bytes):
-        raise WireError("one endpoint was given there (--rdzv-endpoint)")
+        raise WireError("it has one endpoint (--rdzv-endpoint)")
     spec = decode(SuccessionSpec, data)
     bounds.check(spec)
     return spec

@@ -134,7 +134,7 @@ class MasterServer:
         master = self._master_now()
         if master is None:
             assert self._succession is not None
-            where = f"this host does not lead: {self._succession.leader_in_words()}"
+            where = f"this host is not the leader: {self._succession.leader_in_words()}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, where)
         assert master is not None
         return master
@@ -172,7 +172,7 @@ class MasterServer:
             attend = decode_node(await self._silent.first_word(context.read))
             bounds.check(attend)
         except bounds.OutOfBounds as error:
-            sentence, what = f"sent what makes no sense: {error}", f"a node at {context.peer()}"
+            sentence, what = f"sent an invalid message: {error}", f"a node at {context.peer()}"
             master.refused(NodeRefused(what, f"it {sentence}", sentence))
             await context.write(encode_master(Refused(f"this node {sentence}")))
             return
@@ -267,7 +267,9 @@ class MasterServer:
     ) -> pb.StatusReply:
         master = self._master_now()
         if master is None:
-            reply = pb.StatusReply(phase="another host leads", round=-1, version=self._version)
+            reply = pb.StatusReply(
+                phase="another host is the leader", round=-1, version=self._version
+            )
             assert self._succession is not None
             _describe(reply, self._succession)
             return reply

@@ -98,15 +98,14 @@ class FileTrust:
             context.load_verify_locations(self._ca)
         except (ssl.SSLError, OSError):
             raise UsageError(
-                f"{self._ca} (--tls-ca) has no certificate; right would be a PEM file."
+                f"{self._ca} (--tls-ca) has no certificate; expected a PEM file."
             ) from None
         try:
             context.load_cert_chain(self._cert, self._key, password="")
         except (ssl.SSLError, OSError):
             raise UsageError(
-                f"{self._cert} (--tls-cert) and {self._key} (--tls-key) are not a certificate and"
-                " its key; right would be PEM files that belong together, the key without a"
-                " password."
+                f"{self._cert} (--tls-cert) and {self._key} (--tls-key) are not a certificate and "
+                "its key; expected PEM files that belong together, the key without a password."
             ) from None
 
     def _current(self) -> Papers:
@@ -129,6 +128,6 @@ def _read(path: str, flag: str) -> bytes:
             return file.read()
     except OSError as error:
         raise UsageError(
-            f"cannot read {path} ({flag}): {error.strerror}; right would be a PEM file that this"
-            " user can read."
+            f"cannot read {path} ({flag}): {error.strerror}; expected a PEM file that this user "
+            "can read."
         ) from error

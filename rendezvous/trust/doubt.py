@@ -18,12 +18,12 @@ _PROBE_S = 2.0
 class Doubt(enum.Enum):
     """What is wrong between this process and the master, in the words for a log."""
 
-    WANTS_TOKEN = "the master wants a token"  # noqa: S105 - no secret: a sentence
-    WANTS_CERTIFICATE = "the master wants a certificate"
+    WANTS_TOKEN = "the master requires a token"  # noqa: S105 - no secret: a sentence
+    WANTS_CERTIFICATE = "the master requires a certificate"
     OTHER_TOKEN = "the token differs"  # noqa: S105 - as above
     OTHER_CERTIFICATE = "the master's certificate is not trusted"
     NOT_TRUSTED = "the master does not trust this node's certificate"
-    PLAIN = "the master speaks plain text"
+    PLAIN = "the master does not use TLS"
 
     def sentence(self, endpoint: Endpoint) -> str:
         """Return what is wrong and what would be right."""
@@ -31,18 +31,29 @@ class Doubt(enum.Enum):
 
 
 _SENTENCES = {
-    Doubt.WANTS_TOKEN: "the master at {endpoint} wants a token; right would be --token-file with"
-    " that of the job (or FT_RUN_TOKEN_FILE, FT_RUN_TOKEN).",
-    Doubt.WANTS_CERTIFICATE: "the master at {endpoint} wants a certificate; right would be"
-    " --tls-cert, --tls-key and --tls-ca.",
-    Doubt.OTHER_TOKEN: "the token differs from that of the master at {endpoint}; right would be the"
-    " same token for the whole job.",
-    Doubt.OTHER_CERTIFICATE: "the certificate of the master at {endpoint} is not trusted; right"
-    " would be one that --tls-ca has signed, with the endpoint's host among its names.",
-    Doubt.NOT_TRUSTED: "the master at {endpoint} does not trust the certificate of this node; right"
-    " would be one that the master's --tls-ca has signed.",
-    Doubt.PLAIN: "the master at {endpoint} speaks plain text, which this node, with its token or"
-    " certificate, does not; right would be the same for the whole job.",
+    Doubt.WANTS_TOKEN: (
+        "the master at {endpoint} requires a token; set --token-file (or FT_RUN_TOKEN_FILE, "
+        "FT_RUN_TOKEN) to the token of the job."
+    ),
+    Doubt.WANTS_CERTIFICATE: (
+        "the master at {endpoint} requires a certificate; set --tls-cert, --tls-key and --tls-ca."
+    ),
+    Doubt.OTHER_TOKEN: (
+        "the token differs from that of the master at {endpoint}; expected the same token on all "
+        "nodes of the job."
+    ),
+    Doubt.OTHER_CERTIFICATE: (
+        "the certificate of the master at {endpoint} is not trusted; expected one that is signed "
+        "by --tls-ca, with the endpoint's host among its names."
+    ),
+    Doubt.NOT_TRUSTED: (
+        "the master at {endpoint} does not trust the certificate of this node; expected one that "
+        "is signed by the master's --tls-ca."
+    ),
+    Doubt.PLAIN: (
+        "the master at {endpoint} does not use TLS, which this node requires (it has a token or a "
+        "certificate); expected the same on all nodes of the job."
+    ),
 }
 
 _CLOSED = re.compile(r"Socket closed|connection reset", re.IGNORECASE)

@@ -51,7 +51,7 @@ def read_trust(options: TrustOptions | None) -> "Trust | None":
         token = checked(options.token, options.origin)
     if find_spec("cryptography") is None:
         raise UsageError(
-            f"{options.origin} needs the package cryptography, which is not installed; right would"
-            " be pip install 'ft-run[tls]' (or pip install cryptography)."
+            f"{options.origin} needs the package cryptography, which is not installed; run pip "
+            "install 'ft-run[tls]' (or pip install cryptography)."
         )
     return TokenTrust(token)

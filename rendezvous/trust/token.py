@@ -19,7 +19,7 @@ _ALPHABETS = (
 _OF_OTHERS = 64
 """Letters, digits and two signs, as of base64."""
 
-ADVICE = "right would be one that ft-run token makes."
+ADVICE = "expected one made by ft-run token."
 
 
 class Token:
@@ -109,8 +109,7 @@ def write_token(path: str, token: Token) -> None:
             out.write(f"{token.reveal()}\n")
     except OSError as error:
         raise UsageError(
-            f"cannot write a token to {path}: {error.strerror}; right would be the name of a new"
-            " file."
+            f"cannot write a token to {path}: {error.strerror}; expected the name of a new file."
         ) from error
 
 
@@ -133,20 +132,20 @@ def read_private(path: str, what: str) -> bytes:
             return file.read(64 * 1024)
     except OSError as error:
         raise UsageError(
-            f"cannot read {what}: {error.strerror}; right would be a file that this user can read."
+            f"cannot read {what}: {error.strerror}; expected a file that this user can read."
         ) from error
 
 
 def _refuse_open(found: os.stat_result, path: str, what: str) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise UsageError(
-            f"{what} belongs to another user (uid {found.st_uid}); right would be a file of this"
-            " user or of root."
+            f"{what} belongs to another user (uid {found.st_uid}); expected a file of this user "
+            "or of root."
         )
     is_own = found.st_uid == os.geteuid()
     closed = stat.S_IRWXO | (stat.S_IRWXG if is_own else stat.S_IWGRP)
     if found.st_mode & closed:
         raise UsageError(
-            f"{what} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); right would"
-            f" be chmod 600 {path}."
+            f"{what} is accessible to other users (mode {stat.S_IMODE(found.st_mode):04o}); run "
+            f"chmod 600 {path}."
         )

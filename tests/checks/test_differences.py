@@ -83,9 +83,9 @@ def test_a_node_that_has_said_nothing_is_not_compared():
 
 def test_warnings_come_after_the_differences():
     facts = torches("2.5", "2.5", "2.6")
-    facts["n2"]["warnings"] = "GPU 0 is slowed down by heat"
+    facts["n2"]["warnings"] = "GPU 0 is throttled by heat"
     assert remarks(facts) == {
-        "n2": ("torch is 2.6 here and 2.5 on most other nodes", "GPU 0 is slowed down by heat")
+        "n2": ("torch is 2.6 here and 2.5 on most other nodes", "GPU 0 is throttled by heat")
     }
 
 

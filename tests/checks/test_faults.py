@@ -35,14 +35,14 @@ def test_what_a_text_means(text, faults):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("hnag", "names the fault 'hnag'; right would be one of fail, exit, hang"),
-        ("slow-compute", "slow-compute was given the factor ''; right would be a number"),
+        ("hnag", "has the unknown fault 'hnag'; expected one of fail, exit, hang"),
+        ("slow-compute", "slow-compute is the factor ''; expected a number"),
         ("slow-compute=0.5", "was given the factor '0.5'"),
         ("slow-communication=nan", "was given the factor 'nan'"),
-        ("fail=2", "fail takes no factor; given was '2'"),
-        ("fail@host=a", "selects by 'host'; right would be node, local-rank or phase"),
+        ("fail=2", "fail takes no factor; got '2'"),
+        ("fail@host=a", "has the unknown selector 'host'; expected node, local-rank or phase"),
         ("fail@local-rank=one", "local-rank was given 'one'"),
-        ("fail@phase=duo", "phase was given 'duo'; right would be one of facts, solo, pair"),
+        ("fail@phase=duo", "phase is 'duo'; expected one of facts, solo, pair"),
     ],
 )
 def test_what_cannot_be_understood_is_said(text, words):

@@ -271,7 +271,7 @@ def test_links_that_no_gpu_uses_are_no_fault_but_one_less_than_the_others_is():
     assert findings(collect(*[H100 | {"links": [1] * 17 + [0]}] * 2)) == ()
     facts = collect(H100, H100 | {"links": [1] * 17 + [0]})
     (found,) = findings(facts)
-    assert found.text == "GPU 1 has 1 NVLink(s) less that are up than another one here"
+    assert found.text == "GPU 1 has 1 fewer active NVLink(s) than another GPU of this node"
     assert facts["nvlinks_up"] == 35
 
 
@@ -291,7 +291,7 @@ def test_the_margin_of_temperature_is_what_the_driver_says():
 def test_what_slows_a_gpu_down_right_now():
     slow = H100 | {"throttle": 0x40}
     assert throttled_by("GPU-aaaa1111", lambda: cast(Nvml, RecordedNvml(slow))) == (
-        "heat (hardware limit)"
+        "temperature (hardware limit)"
     )
     assert throttled_by("GPU-aaaa1111", lambda: cast(Nvml, RecordedNvml(H100))) == ""
     assert throttled_by("GPU-aaaa1111", lambda: None) == ""

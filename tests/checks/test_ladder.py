@@ -234,7 +234,7 @@ def test_healthy_nodes_meet_once_in_pairs_and_then_all():
 def test_when_all_fail_together_none_is_condemned_and_none_passes():
     verdicts, results = climb(World(names(8), deaf_in_all=True))
     assert set(standings(verdicts).values()) == {Standing.UNDECIDED}
-    assert "all 8 together fail, though they pass in pairs: no answer" in verdicts.sentence
+    assert "all 8 together fail, but pass in pairs: no answer" in verdicts.sentence
     assert results.rounds == MAX_ROUNDS == 4  # as docs/internals/check-method.md promises
 
 
@@ -589,8 +589,8 @@ def test_a_floor_is_missed_by_all_alike():
     verdicts, _ = climb(World(names(3)), rules=rules)
     assert {v.slow for v in verdicts.nodes} == {("compute_tflops", "latency_us")}
     assert verdicts.of("n0").reason == (
-        "compute 1 TFLOP/s, less than the 2 asked for; "
-        "inter-node latency 50 µs, more than the 40 asked for"
+        "compute 1 TFLOP/s, less than the required 2; "
+        "inter-node latency 50 µs, more than the required 40"
     )
 
 
@@ -598,7 +598,7 @@ def test_what_has_a_floor_and_was_not_measured_has_failed():
     verdicts, results = climb(World(names(3)), rules=Rules(floors=Metrics(copy_gb_per_s=20)))
     assert set(standings(verdicts).values()) == {Standing.FAULTY}
     assert verdicts.of("n0").reason == (
-        "solo: host-to-device copy was not measured, and at least 20 GB/s are asked for"
+        "solo: host-to-device copy was not measured, but a minimum of 20 GB/s is required"
     )
     assert [answered.step.phase for answered in results.steps] == [Phase.FACTS, Phase.SOLO]
 

@@ -77,7 +77,7 @@ def test_a_bit_that_differs_from_the_first_time(lab, repeats_exactly):
     one.verify()
     one.result.view(lab.torch.int32)[5, 7] ^= 1
     if repeats_exactly:
-        with pytest.raises(lab.WrongValueError, match="differs from one time to the next"):
+        with pytest.raises(lab.WrongValueError, match="differs between two runs"):
             one.verify()
     else:
         one.verify()

@@ -36,7 +36,7 @@ def test_a_rank_that_hangs_alone_is_the_reason_before_one_that_hangs_with_others
 
 
 def test_a_rank_that_waited_in_vain_is_not_the_reason():
-    waited = "meeting the other workers: DistStoreError: Timed out after 43 seconds"
+    waited = "connecting to the other workers: DistStoreError: Timed out after 43 seconds"
     record = merged(
         WorkerAnswer(0, waited), WorkerAnswer(1, "not finished (opening the device)", held_up=True)
     )

@@ -27,7 +27,7 @@ NODES = (
         SLOW,
         METRICS | {"compute_tflops": 301.0},
         slow=("compute_tflops",),
-        remarks=("GPU 3 is slowed down by heat",),
+        remarks=("GPU 3 is throttled by heat",),
         facts=FACTS,
     ),
     NodeVerdict("c/0", Standing.FAULTY, "facts: GPU 1 does not answer", {}, facts=FACTS),
@@ -50,7 +50,7 @@ def test_at_80_columns_the_reasons_follow_the_table():
         "b/0   warned    ! 301    2411  51.2    361     23.1        189  slow",
         "c/0   failed        -       -     -      -        -          -  faulty",
         "b/0: compute 301 TFLOP/s, 2.4 times worse than the median 712 TFLOP/s of its",
-        "peers; GPU 3 is slowed down by heat",
+        "peers; GPU 3 is throttled by heat",
         "c/0: facts: GPU 1 does not answer",
         "2 of 3 nodes pass; faulty: c/0; slow: b/0",
     ]

@@ -93,7 +93,7 @@ def test_a_fact_that_rules_the_node_out_is_the_failure(answers, tmp_path):
     (answer,) = answers(
         CheckWorkerConfig("n0", 0, 1, 0, "cpu", log_dir=f"{file}/logs"), facts_order(1)
     )
-    failure = f"the log folder cannot be used: {file} is not writable"
+    failure = f"the log directory cannot be used: {file} is not writable"
     assert record_from_json(answer[2]).failure == failure
 
 
@@ -115,13 +115,13 @@ def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer)
 @pytest.mark.parametrize("option", ["--accelerator=amd.com/gpu", "--nproc-per-node=gpu"])
 @pytest.mark.parametrize(
     ("built_for", "why"),
-    [(None, "was built without support for any"), ("amd.com/gpu", "finds none that works")],
+    [(None, "was built without GPU support"), ("amd.com/gpu", "finds none that works")],
 )
 def test_a_gpu_that_was_asked_for_is_not_replaced_by_a_cpu(option, built_for, why):
     with pytest.raises(CheckError) as error:
         has_gpu(CheckWorkerConfig("n0", 0, 1, 0, gpus_asked_by=option), SeenGpus(0), built_for)
     assert str(error.value) == (
-        f"{option} asks for GPUs, and this torch {why} (--accelerator=cpu checks CPUs)"
+        f"{option} requires GPUs, but this torch {why} (--accelerator=cpu checks CPUs)"
     )
 
 
@@ -132,8 +132,8 @@ def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
     with pytest.raises(CheckError) as error:
         has_gpu(config, SeenGpus(0), "nvidia.com/gpu")
     assert str(error.value) == (
-        "there are GPUs (NVIDIA GPUs by NVML: 8), and this torch, built for them, finds none that"
-        " works (--accelerator=cpu checks CPUs)"
+        "there are GPUs (NVIDIA GPUs by NVML: 8), and this torch, built for them, finds no "
+        "working GPU (--accelerator=cpu checks CPUs)"
     )
     assert has_gpu(config, SeenGpus(8), "nvidia.com/gpu")
     for built_for in (None, "amd.com/gpu"):
@@ -142,7 +142,7 @@ def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
 
 
 def test_fewer_gpus_than_workers():
-    with pytest.raises(CheckError, match="there is no GPU for local rank 1: 1 can be seen"):
+    with pytest.raises(CheckError, match="no GPU for local rank 1: 1 visible"):
         has_gpu(CheckWorkerConfig("n0", 1, 2, 1), SeenGpus(1), "nvidia.com/gpu")
 
 
@@ -173,8 +173,8 @@ def test_why_cuda_does_not_start_is_a_part_of_the_reason():
     with pytest.raises(CheckError) as error:
         has_gpu(config, SeenGpus(0, said), "nvidia.com/gpu")
     assert str(error.value) == (
-        "--nproc-per-node=gpu asks for GPUs, and this torch finds none that works: Error 802:"
-        " system not yet initialized (does nvidia-fabricmanager run?)"
+        "--nproc-per-node=gpu requires GPUs, but this torch finds no working GPU: Error 802:"
+        " system not yet initialized (is nvidia-fabricmanager running?)"
         " (--accelerator=cpu checks CPUs)"
     )
 

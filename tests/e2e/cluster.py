@@ -38,7 +38,7 @@ wait_until(ends)
 """
 
 _STARTED = (
-    r"round={round} node=(\d+) started ranks=(\S+) of (\d+) on (\d+) node\(s\) pids=(\d+)"
+    r"round={round} node_rank=(\d+) started ranks=(\S+) of (\d+) on (\d+) node\(s\) pids=(\d+)"
     r" store=(\S+)"
 )
 
@@ -160,7 +160,7 @@ class Cluster:
 
     def rounds(self, name: str) -> list[int]:
         """Return the rounds whose workers an agent has started."""
-        return [int(n) for n in re.findall(r"round=(\d+) node=\d+ started", self._said(name))]
+        return [int(n) for n in re.findall(r"round=(\d+) node_rank=\d+ started", self._said(name))]
 
     def _said(self, name: str) -> str:
         return self.agents[name].stderr

@@ -88,7 +88,7 @@ class Listed(Cluster):
 
     def comes_back(self, name: str, mend: Callable[[], object]) -> None:
         """Undo what keeps a host away, and wait until its node has a leader."""
-        back = "connected to the master again"
+        back = "reconnected to the master"
         before = self._said(name).count(back)
         mend()
         self.agents[name].expect(back, before + 1)

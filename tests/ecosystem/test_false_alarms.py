@@ -29,8 +29,8 @@ PARTS = {
     "evaluates on rank 0": "rank 0 is moving",
     "accumulates": "is moving",
     "loads": "",
-    "saves": "rank 0 is in a call that may take long",
-    "compiles": "is in a call that may take long",
+    "saves": "rank 0 is in a call that may take a long time",
+    "compiles": "is in a call that may take a long time",
     "debugs": "rank 0 is in a debugger",
 }
 """What takes long, and why it is none: else it was not suspected, and the test shows nothing."""

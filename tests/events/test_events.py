@@ -54,18 +54,18 @@ CASES: list[tuple[Event, int, str]] = [
     (
         ThisNodeRenamed("vm/0", "vm/1"),
         Severity.INFO,
-        "another host is called vm as well: this node is vm/1",
+        "duplicate host name vm: this node is vm/1",
     ),
     (
         NodeStarted("j", "vm/0", 2, "given as a number", "standalone"),
         Severity.INFO,
-        "job=j node=vm/0 nproc_per_node=2 (given as a number), standalone",
+        "job=j node_id=vm/0 nproc_per_node=2 (given as a number), standalone",
     ),
     (MasterListening("h:1", 2), Severity.INFO, "master: listening at h:1 (port 2)"),
     (
         NodeDisconnected("vm/1"),
         Severity.DEBUG,
-        "master: node vm/1 lost its connection",
+        "master: node vm/1 disconnected",
     ),
     (
         NodeRefused("node vm/1 at 10.0.0.1", "no.", "no."),
@@ -75,9 +75,9 @@ CASES: list[tuple[Event, int, str]] = [
     (
         MasterSignalled("SIGTERM", has_nodes=False),
         Severity.WARNING,
-        "master: received SIGTERM: ending; no node is here",
+        "master: received SIGTERM, exiting; no nodes are connected",
     ),
-    (MasterConnected(is_again=True), Severity.INFO, "connected to the master again"),
+    (MasterConnected(is_again=True), Severity.INFO, "reconnected to the master"),
     (
         MasterUnreachable("timeout", "m:1", WorkersAlone.RUNNING, 600.0, is_again=True),
         Severity.WARNING,
@@ -101,35 +101,37 @@ CASES: list[tuple[Event, int, str]] = [
         ),
         Severity.WARNING,
         "no connection to the master; a:1: no leader yet; b:1: no answer; c:1: no answer; 2 of 3 "
-        "elect the leader: trying again, gives up in 55 s",
+        "needed to elect a leader: trying again, gives up in 55 s",
     ),
     (
         EndpointsAreOne(("a:1", "b:1"), 3),
         Severity.WARNING,
-        "master: a:1, b:1 are all this process: they count as one host, which the job needs, as "
-        "with one endpoint",
+        (
+            "master: a:1, b:1 are all this process and count as one host, and the job does not "
+            "survive its loss"
+        ),
     ),
     (
         EndpointsAreOne(("a:1", "b:1"), 5),
         Severity.WARNING,
-        "master: a:1, b:1 are all this process: they count as one host",
+        "master: a:1, b:1 are all this process and count as one host",
     ),
     (
         NodeWaits(Waiting(1, 2, 3, ("host-7",), 600.0, False), False),
         Severity.INFO,
-        "waiting for nodes: 1 of 2:3 are here; missing: host-7 (gives up in 600 s)",
+        "waiting for nodes: 1 of 2:3 connected; missing: host-7 (gives up in 10 min)",
     ),
     (NodeSignalled("SIGTERM", 0), Severity.WARNING, "received SIGTERM: leaving the job"),
     (
         CollectivesRecorded(1, 0, (0, 2), (1,), "/tmp/trace_"),
         Severity.INFO,
-        "round=1 node=0 NCCL's flight recorder: wrote the last collectives of rank(s) 0,2: "
+        "round=1 node_rank=0 NCCL's flight recorder: wrote the last collectives of rank(s) 0,2: "
         "/tmp/trace_*; rank(s) 1 did not answer in time",
     ),
     (
         CollectivesRecorded(1, 0, (), (0, 1), "/tmp/trace_"),
         Severity.INFO,
-        "round=1 node=0 NCCL's flight recorder: rank(s) 0,1 did not answer in time",
+        "round=1 node_rank=0 NCCL's flight recorder: rank(s) 0,1 did not answer in time",
     ),
     (
         NodeSignalled("SIGINT", 2),
@@ -139,19 +141,20 @@ CASES: list[tuple[Event, int, str]] = [
     (
         NodeGoneSoon("SIGTERM", 30.0, 15.0),
         Severity.WARNING,
-        "this node will be gone in 30 s (SIGTERM): all ranks leave the state of one step first, "
-        "within 15 s",
+        (
+            "this node is being preempted in 30 s (SIGTERM): saving a snapshot on all ranks (up "
+            "to 15 s)"
+        ),
     ),
     (
-        DrainOrdered("node vm/1 will be gone soon (SIGTERM)", 15.0),
+        DrainOrdered("node vm/1 is being preempted (SIGTERM)", 15.0),
         Severity.WARNING,
-        "node vm/1 will be gone soon (SIGTERM): all ranks leave the state of one step first, "
-        "within 15 s",
+        "node vm/1 is being preempted (SIGTERM): saving a snapshot on all ranks (up to 15 s)",
     ),
     (
         ThisNodeLeaves("notice of gcp", 2, 7),
         Severity.WARNING,
-        "all ranks have left the state of step 7: stopping 2 worker(s) and leaving the job "
+        "all ranks saved the snapshot of step 7: stopping 2 worker(s) and leaving the job "
         "(notice of gcp)",
     ),
     (
@@ -162,50 +165,52 @@ CASES: list[tuple[Event, int, str]] = [
     (
         NoticeUnknown("gcp", "no answer from 169.254.169.254 within 5 s"),
         Severity.WARNING,
-        "--preemption-notice gcp: no answer from 169.254.169.254 within 5 s; the node runs on "
-        "without notices",
+        (
+            "--preemption-notice gcp: no answer from 169.254.169.254 within 5 s; continuing "
+            "without preemption notices"
+        ),
     ),
     (
         WorkersStarted(1, 2, 8, (5, 6), 16, 2, "h", 9, None),
         Severity.INFO,
-        "round=1 node=2 started ranks=8-9 of 16 on 2 node(s) pids=5,6 store=h:9",
+        "round=1 node_rank=2 started ranks=8-9 of 16 on 2 node(s) pids=5,6 store=h:9",
     ),
     (
         WorkerFailed(1, 2, LOST),
         Severity.ERROR,
-        "round=1 node=2 node 1 (h1) was lost: its connection was closed",
+        "round=1 node_rank=2 node 1 (h1) was lost: its connection was closed",
     ),
     (
         WorkersStopped(1, 2, 4, "why", is_stale=False),
         Severity.INFO,
-        "round=1 node=2 stopping 4 worker(s): why",
+        "round=1 node_rank=2 stopping 4 worker(s): why",
     ),
     (
         WorkersStopped(1, 2, 4, "why", is_stale=True),
         Severity.INFO,
-        "round=1 node=2 killing 4 worker(s) at once: why",
+        "round=1 node_rank=2 killing 4 worker(s) at once: why",
     ),
     (
         RestartBegun(1, 2, LOST, "", False, 1, 3),
         Severity.WARNING,
-        "round=1 node=2 restart 1/3: node 1 (h1) was lost: its connection was closed "
+        "round=1 node_rank=2 restart 1/3: node 1 (h1) was lost: its connection was closed "
         "(default rule)",
     ),
     (
         RestartBegun(1, 2, LOST, "oom=restart-free", True, 0, 3),
         Severity.WARNING,
-        "round=1 node=2 restart without a count (0/3 used): node 1 (h1) was lost: its connection "
+        "round=1 node_rank=2 restart (not counted, 0/3 used): node 1 (h1) was lost: its connection "
         "was closed (oom=restart-free)",
     ),
     (
         PreloadChanged(PreloadState.FAILED, ("torch",), "no torch", is_of_checks=True),
         Severity.WARNING,
-        "preload: no torch; check workers start the ordinary way",
+        "preload: no torch; falling back to normal check worker start",
     ),
     (
         OutputUnshown(12),
         Severity.WARNING,
-        "12 bytes of the workers' output are not shown: nothing read them.",
+        "12 bytes of the workers' output dropped: the console was not read",
     ),
     (
         JobEnded(Verdict(Outcome.SUCCEEDED, 0, "done", 0, 1, None, (), 0)),

@@ -59,7 +59,7 @@ def test_a_device_that_fails_is_named_and_the_exit_status_is_30_whatever_becomes
     assert line.endswith(FULL)
 
 
-FULL = "--check-report '/dev/full' cannot be written: No space left on device."
+FULL = "cannot write --check-report '/dev/full': No space left on device."
 
 
 def test_what_misses_a_floor_twice_is_a_warning(ft):
@@ -116,7 +116,7 @@ def test_a_check_that_has_no_time_is_worth_retrying(ft):
         env={"PYTHONPATH": str(ft.folder)},
     )
     assert command.process.returncode == 20
-    assert "the check could not be carried out" in command.stdout
+    assert "the check could not run" in command.stdout
 
 
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
@@ -126,7 +126,7 @@ def test_a_signal_ends_the_check_in_one_line(ft, name):
     command.send(signal.Signals[name])
     assert command.wait() == 128 + signal.Signals[name]
     lines = command.stderr.splitlines()
-    assert lines[-1].endswith(f"check: received {name}: ending")
+    assert lines[-1].endswith(f"check: received {name}, exiting")
     assert command.stdout == ""
     assert not ft.processes()
 
@@ -161,7 +161,7 @@ def test_a_preload_that_fails_is_told_and_the_check_goes_on(ft):
     assert "--preload was given 'no_such_module', but Python finds no module" in command.stderr
     command = ft.run("check", "--preload", "json.no_such", "--accelerator", "cpu")
     assert command.process.returncode == 0
-    sentence = "there is no module 'json.no_such'; check workers start the ordinary way"
+    sentence = "there is no module 'json.no_such'; falling back to normal check worker start"
     assert command.stderr.count(sentence) == 1
     assert len(command.stderr.splitlines()) == 1
 

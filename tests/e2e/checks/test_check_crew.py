@@ -129,7 +129,7 @@ def test_a_fault_that_is_misspelt_fails_the_check(crews):
 def test_an_interpreter_that_is_not_there_is_named(crews):
     (facts,) = crews({"phase": "facts"}, python="/no/such/python")
     assert facts["failure"] == (
-        "the check could not be carried out: the check worker could not be started:"
+        "the check could not run: the check worker could not be started:"
         " /no/such/python: No such file or directory"
     )
 
@@ -177,7 +177,7 @@ asyncio.run(test())
 def test_too_many_open_files_are_said_and_none_is_left_open(ft):
     command = ft.run(program=(sys.executable, str(ft.script(TOO_MANY_FILES))))
     assert command.process.returncode == 0, command.stderr
-    why = "the check could not be carried out: check workers could not be started: Too many open"
+    why = "the check could not run: check workers could not be started: Too many open"
     # Before the workers are started, and where they run but have no port to meet at.
     assert command.stdout.splitlines() == [f"{why} files", "", f"{why} files", ""]
     assert command.stderr == ""
@@ -188,7 +188,7 @@ def test_an_import_that_hangs_ends_at_the_deadline_and_says_nothing_of_the_node(
     steps = [{"phase": "facts", "deadline_s": 1.0}] * 2
     records = crews(*steps, preload=["hangs"], env={"PYTHONPATH": str(ft.folder)})
     assert [record["failure"] for record in records] == [
-        "the check could not be carried out: no answer within 1 s (waiting for the preload)"
+        "the check could not run: no answer within 1 s (waiting for --preload imports)"
     ] * 2
 
 

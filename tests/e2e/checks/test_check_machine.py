@@ -52,8 +52,8 @@ def test_gpus_that_were_asked_for_are_not_replaced_by_cpus(ft, gpu_machine):
     (node,) = json.loads(command.stdout)["nodes"]
     assert node["facts"]["local_world_size"] == 2
     assert node["reason"] == (
-        "solo: local rank 0: opening the device: --nproc-per-node=gpu asks for GPUs, and this"
-        " torch was built without support for any (--accelerator=cpu checks CPUs)"
+        "solo: local rank 0: opening the device: --nproc-per-node=gpu requires GPUs, but this "
+        "torch was built without GPU support (--accelerator=cpu checks CPUs)"
     )
     assert node["remarks"] == []
 
@@ -64,7 +64,7 @@ def test_gpus_that_no_option_asked_for_and_room_without_a_limit(ft, gpu_machine)
     assert found["verdict"] == "passed"
     shown = "device files /dev/nvidia* (without NVML): 2"
     assert found["remarks"] == [
-        f"there are GPUs ({shown}), but this torch was not built for them: CPUs are checked"
+        f"GPUs found ({shown}), but this torch was not built for them: checking CPUs"
     ]
     assert "dev_shm_free_gb" not in found["facts"]
 
@@ -92,5 +92,5 @@ def test_a_full_disk_is_found_before_torch_is_needed(ft):
     command = ft.run("check", "--log-dir", disk, "--json", program=program)
     assert command.process.returncode == 30
     (node,) = json.loads(command.stdout)["nodes"]
-    assert node["reason"] == "facts: the disk of the log folder is full"
+    assert node["reason"] == "facts: the disk of the log directory is full"
     assert node["metrics"] == {}

@@ -50,8 +50,10 @@ def test_a_full_disk_is_said_in_one_sentence(ft: "Launcher", arguments: tuple[st
     with Path("/dev/full").open("wb") as full:
         assert run(ft, *arguments, stdout=full) == (
             exit_codes.USAGE,
-            "ft-run: error: standard output cannot be written: No space left on device; right "
-            "would be a file on a disk with room, a pipe or a terminal.\n",
+            (
+                "ft-run: error: cannot write to standard output: No space left on device; "
+                "expected a file on a disk with free space, a pipe or a terminal.\n"
+            ),
         )
 
 

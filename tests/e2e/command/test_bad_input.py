@@ -47,8 +47,7 @@ def test_a_port_where_nothing_listens(ft: "Launcher", script: Path, free_port: i
     conf = f"is_host=0,{QUICK}"
     command = ft.start("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-conf", conf, script)
     assert sentence(command, exit_codes.RENDEZVOUS_FAILED) == (
-        f"no master at 127.0.0.1:{free_port} within 5 s (connection refused); is the endpoint "
-        "(--rdzv-endpoint) right, and does the node that it names run ft-run?"
+        f"no master at 127.0.0.1:{free_port} within 5 s (connection refused); check --rdzv-endpoint, and that ft-run runs on that host."
     )
 
 
@@ -109,7 +108,7 @@ def test_a_port_held_by_another_server_is_known_at_once(
     with listener() as port:
         command = ft.start("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", is_host, script)
         told = sentence(command, exit_codes.RENDEZVOUS_FAILED)
-    assert told.startswith(f"what listens at 127.0.0.1:{port} is not an ft-run master;")
+    assert told.startswith(f"the server at 127.0.0.1:{port} is not an ft-run master;")
     assert "reconnecting" not in command.stderr
 
 
@@ -168,7 +167,7 @@ def test_usage_errors(ft: "Launcher", script: Path, arguments: tuple[str, ...], 
 def test_a_local_address_that_does_not_resolve(ft: "Launcher", script: Path) -> None:
     told = sentence(ft.start("--local-addr", "no-such-host.invalid", script), exit_codes.USAGE)
     assert told == (
-        "--local-addr 'no-such-host.invalid' is neither an IP address nor a name that resolves."
+        "--local-addr 'no-such-host.invalid' is neither an IP address nor a host name that resolves."
     )
 
 
@@ -273,7 +272,7 @@ def test_nodes_that_do_not_agree(
     assert told in sentence(ft.start(*common, *given, script, gate), exit_codes.REFUSED)
     gate.touch()
     assert [first.wait(), second.wait()] == [0, 0]
-    assert not re.search(r"round=\d+ node=\d+ (restart|regroup|stopping)", first.stderr)
+    assert not re.search(r"round=\d+ node_rank=\d+ (restart|regroup|stopping)", first.stderr)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_nodes_that_do_not_come(
     )  # fmt: skip
     assert command.process.returncode == exit_codes.RENDEZVOUS_FAILED
     last = command.stderr.splitlines()[-1]
-    assert last.endswith(f"job FAILED: 1 of at least 3 nodes came within 1 s{missing}")
+    assert last.endswith(f"job FAILED: 1 of at least 3 nodes joined within 1 s{missing}")
     assert "Traceback" not in command.stderr
 
 

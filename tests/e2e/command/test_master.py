@@ -136,7 +136,7 @@ def test_a_new_master_takes_the_running_round_over(ft: "Launcher", endpoint: str
 
     successor = job.master()
     for agent in agents:
-        agent.expect("connected to the master again")
+        agent.expect("reconnected to the master")
     successor.expect("round=0 taken over nodes=2/2 restarts=0")
     told = job.status()
     assert (told["phase"], told["round"], told["restarts"]) == ("running", 0, 0)
@@ -192,7 +192,9 @@ def test_a_node_that_is_preempted_while_the_master_stays_away_goes_in_time(
         agent.expect("no connection to the master at .*workers keep running")
         agent.send(signal.SIGTERM)
         assert agent.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-        assert "the master is away: trying for 1 s to tell it that this node leaves" in agent.stderr
+        assert (
+            "no connection to the master: trying for 1 s to report that this node is leaving"
+        ) in agent.stderr
 
 
 def test_a_failure_while_the_master_is_away_is_handled_when_it_is_back(
@@ -225,8 +227,8 @@ def test_the_workers_end_when_the_master_stays_away(ft: "Launcher", endpoint: st
     for agent in agents:
         assert agent.wait() == exit_codes.RENDEZVOUS_FAILED
         assert agent.stderr.splitlines()[-1] == (
-            f"ft-run: error: the master at {endpoint} stayed away for 1 s (connection refused); "
-            "--rdzv-conf master_timeout=SECONDS sets how long it may."
+            f"ft-run: error: no connection to the master at {endpoint} for 1 s (connection "
+            "refused); --rdzv-conf master_timeout=SECONDS sets this limit."
         )
     master.wait()
     ft.wait_until(lambda: not ft.processes(), "everything is gone")
@@ -306,18 +308,18 @@ def test_the_status_of_a_master_that_waits(ft: "Launcher", endpoint: str) -> Non
     assert (told["job_id"], told["phase"], told["round"]) == ("", "waiting for nodes", -1)
     table = ft.run("status", endpoint)
     assert re.fullmatch(
-        r"no node has come yet · waiting for nodes · master up 0:00:\d\d\n", table.stdout
+        r"no node has joined yet · waiting for nodes · master up 0:00:\d\d\n", table.stdout
     )
     agent = job.agent()
     agent.expect("waiting for nodes: 1 of 2")
     lines = ft.run("status", endpoint).stdout.splitlines()
     assert lines[0] == f"job {job.id} · waiting for nodes"
-    assert lines[1].startswith("nodes 1 of 2 are here · master up ")
+    assert lines[1].startswith("nodes 1 of 2 connected · master up ")
     assert [line.split()[0] for line in lines[2:]] == ["NODE", "-"]
     for command in (agent, master):
         command.send(signal.SIGTERM)
         assert command.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-    assert master.stderr.endswith("master: received SIGTERM: ending; no node is here\n")
+    assert master.stderr.endswith("master: received SIGTERM, exiting; no nodes are connected\n")
 
 
 def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endpoint: str) -> None:
@@ -328,15 +330,19 @@ def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endp
         up(agent, 0)
     agents[0].send(signal.SIGTERM)
     agents[0].wait()
-    agents[1].expect("waiting for nodes: 1 of 2 are here")
+    agents[1].expect("waiting for nodes: 1 of 2 connected")
     lines = ft.run("status", endpoint).stdout.splitlines()
     assert lines[0] == f"job {job.id} · waiting for nodes"
-    assert lines[1].startswith("round 0 is over · nodes 1 of 2 are here · restarts 0/2 · master up")
+    assert lines[1].startswith(
+        "round 0 is over · nodes 1 of 2 connected · restarts 0/2 · master up"
+    )
     assert lines[2].startswith("last stop: "), lines
     assert len(lines) == 5
     master.send(signal.SIGTERM)
     master.wait()
-    assert "ending; the workers run on and their agents wait for a new master" in master.stderr
+    assert (
+        "ending; the workers keep running and their agents wait for a new master"
+    ) in master.stderr
     agents[1].send(signal.SIGINT)
     agents[1].wait()
 
@@ -456,7 +462,7 @@ def test_strangers_do_not_disturb_a_running_job(ft: "Launcher", endpoint: str) -
         node = job.status()["nodes"][0]["node_id"]
         for changes, told in (
             ({}, "belongs to another node that is alive"),
-            ({"protocol": 99}, "speaks protocol 99"),
+            ({"protocol": 99}, "uses protocol 99"),
             ({"job": pb.JobSpec(job_id="k")}, "another job"),
             ({"job": pb.JobSpec(max_nodes=1)}, "cannot work"),
         ):

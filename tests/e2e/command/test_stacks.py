@@ -129,7 +129,7 @@ def test_programs_without_the_hook_run_on(ft, free_port, watch):
         agent.expect("started ranks")
     for _ in range(2):
         said = asked_until(ft, free_port, "ranks 0-3")
-        assert said == "ranks 0-3 · not known (it is not watched)\n"
+        assert said == "ranks 0-3 · not known (not watched)\n"
     end(*agents)
 
 

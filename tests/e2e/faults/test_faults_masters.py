@@ -27,7 +27,7 @@ def test_a_lone_master_dies_while_the_nodes_train(ft, network):
     job.expect("abc", "no connection to the master at .*: workers keep running")
     since = time.monotonic()
     successor = job.master("m")
-    job.noticed("new master", since, "abc", "connected to the master again")
+    job.noticed("new master", since, "abc", "reconnected to the master")
     successor.expect(r"round=0 taken over nodes=3/3 restarts=0")
     assert job.are_alive(*workers.values())
     job.told("fail", 1)
@@ -53,7 +53,7 @@ def test_a_lone_master_dies_around_a_stop(ft, network, dies):
         kill(master)
     assert job.are_alive(workers["a"], workers["c"])
     successor = job.master("m")
-    job.expect("abc", "connected to the master again")
+    job.expect("abc", "reconnected to the master")
     job.expect("ac", "stopping 1 worker")
     assert [job.rounds(name) for name in "abc"] == [[0]] * 3, "their workers are not dead yet"
     slow.unlink()
@@ -75,7 +75,7 @@ def test_a_master_comes_back_at_another_address(ft, network):
     kill(first)
     network.alias("master", job.hosts["n"])
     second = job.master("n")
-    job.expect("ab", "connected to the master again")
+    job.expect("ab", "reconnected to the master")
     second.expect("round=0 taken over nodes=2/2")
     assert job.are_alive(*workers.values())
     job.ends("ab")
@@ -91,7 +91,7 @@ def test_a_lone_master_that_is_cut_off_takes_no_node_for_lost(ft, network):
     job.expect("ab", "no connection to the master at .*: workers keep running")
     master.expect("nothing is heard of any node: the round is kept for 600 s")
     job.hosts["m"].mend()
-    job.expect("ab", "connected to the master again")
+    job.expect("ab", "reconnected to the master")
     assert job.are_alive(*workers.values())
     job.ends("ab")
     assert master.wait() == 0
@@ -111,7 +111,7 @@ def test_a_frozen_master_goes_on_when_it_thaws(ft, network):
         "master frozen", since, "ab", "no connection to the master at .*: workers keep running"
     )
     job.hosts["m"].thaw()
-    job.expect("ab", "connected to the master again")
+    job.expect("ab", "reconnected to the master")
     assert job.are_alive(*workers.values())
     job.ends("ab")
     assert master.wait() == 0
@@ -134,7 +134,7 @@ def test_a_partition_leaves_two_worlds_with_one_number_of_which_one_goes_on(ft, 
         job.hosts[name].mend()
     third = job.master("m")
     third.expect("round=0 taken over nodes=2/2")
-    job.expect("abcd", "connected to the master again")
+    job.expect("abcd", "reconnected to the master")
     gone, kept = sorted([("ab", old), ("cd", new)], key=lambda w: job.are_alive(*w[1].values()))
     for name in gone[0]:
         job.agents[name].expect("this node is a spare")
@@ -172,7 +172,7 @@ def test_the_node_that_hosts_the_master_comes_back_with_other_options(ft, networ
     assert other.wait() == exit_codes.REFUSED
     assert re.search(
         r"^ft-run: error: this node's options differ from the job's: --max-restarts is 5 here and "
-        r"9 there\. The job runs already, on [bc]: use its options, or end it there first\.$",
+        r"9 there\. The job is already running on [bc]: use its options, or stop it there first.$",
         other.stderr,
         re.MULTILINE,
     )
@@ -236,7 +236,7 @@ def test_the_host_of_the_master_is_cut_off_from_the_others(ft, network):
     before = job.start("abc")
     job.hosts["a"].cut()
     job.expect("bc", "no connection to the master .*: workers keep running")
-    job.agents["a"].expect(r"waiting for nodes: 1 of 3 are here; missing: ")
+    job.agents["a"].expect(r"waiting for nodes: 1 of 3 connected; missing: ")
     assert job.are_alive(before["b"], before["c"])
     assert not job.are_alive(before["a"])
     job.hosts["a"].mend()
@@ -255,7 +255,7 @@ def test_the_host_of_the_master_freezes(ft, network):
     job.hosts["a"].freeze()
     job.expect("bc", "no connection to the master .*: workers keep running")
     job.hosts["a"].thaw()
-    job.expect("bc", "connected to the master again")
+    job.expect("bc", "reconnected to the master")
     assert job.are_alive(*before.values())
     # The master and the nodes agree again: a failure goes all the way and back.
     job.told("fail", 2)
@@ -313,7 +313,7 @@ def test_a_spare_outlives_the_host_of_the_master(ft, network):
     job.expect("bcd", "no connection to the master")
     assert job.are_alive(before["b"], before["c"])
     job.agent("a")
-    job.expect("bcd", "connected to the master again")
+    job.expect("bcd", "reconnected to the master")
     job.expect("bc", "round=1 .* started")
     assert spare.process.poll() is None
     job.ends("abcd")
@@ -331,7 +331,7 @@ def test_the_node_that_hosts_the_master_is_preempted_and_the_others_run_on_witho
     # Its replacement takes their round over, and enters it as any newcomer does.
     job.agent("a")
     job.started("abc", 2)
-    job.expect("bc", "regroup with 3 node.*: the world grows from 2 to 3 nodes")
+    job.expect("bc", "regroup with 3 node.*: scaling up from 2 to 3 nodes")
     job.ends("abc")
     assert "(0 of 9 restarts used)" in job.agents["b"].stderr
 
@@ -354,7 +354,9 @@ def test_the_node_that_hosts_the_master_and_is_asked_twice_to_go_does_not_wait(f
     before = job.start("abc")
     slow = job.told("slow", 1)
     job.agents["a"].send(signal.SIGTERM)
-    job.agents["a"].expect("hosting the master until the other nodes run again without this one")
+    job.agents["a"].expect(
+        "hosting the master until the other nodes have restarted without this one"
+    )
     job.agents["a"].send(signal.SIGTERM)
     assert job.agents["a"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
     assert job.are_alive(before["b"])

@@ -41,7 +41,7 @@ def test_without_a_spare_the_others_wait_for_a_replacement_and_name_the_missing_
     job = Cluster(ft, network, "abcd", "--nnodes", 3)
     job.start("abc")
     job.kill_agent("b")
-    job.expect("ac", r"waiting for nodes: 2 of 3 are here; missing: b/0 \(gives up in")
+    job.expect("ac", r"waiting for nodes: 2 of 3 connected; missing: b/0 \(gives up in")
     job.agent("d")
     after = job.started("acd", 1)
     assert {name: after[name].node_rank for name in "acd"} == {"a": 0, "c": 2, "d": 1}
@@ -58,7 +58,7 @@ def test_an_elastic_world_shrinks_and_grows_again(ft, network):
     larger = job.started("abc", 2)
     assert sorted(started.rank for started in larger.values()) == [0, 1, 2]
     assert larger["a"].node_rank == 0
-    job.expect("abc", r"regroup with 3 node\(s\): the world grows from 2 to 3 nodes")
+    job.expect("abc", r"regroup with 3 node\(s\): scaling up from 2 to 3 nodes")
     job.ends("abc")
     assert "(1 of 9 restarts used)" in job.agents["b"].stderr
 
@@ -105,10 +105,10 @@ def test_hosts_of_one_name_are_nodes_with_numbers_of_their_own(ft, network, is_r
     job = Cluster(ft, network, "ab", "--nnodes", 2, host_name="vm")
     ranks = {"a": ("--node-rank", 0), "b": ("--node-rank", 1)} if is_ranked else {"a": (), "b": ()}
     job.agent("a", *ranks["a"]).expect("waiting for nodes: 1 of 2")
-    job.agent("b", *ranks["b"]).expect("another host is called vm as well: this node is vm/1")
+    job.agent("b", *ranks["b"]).expect("duplicate host name vm: this node is vm/1")
     assert {name: at.node_rank for name, at in job.started("ab", 0).items()} == {"a": 0, "b": 1}
     job.kill_agent("b")
-    job.agent("b", *ranks["b"]).expect(r"node=vm/1 ")
+    job.agent("b", *ranks["b"]).expect(r"node_id=vm/1 ")
     assert {name: at.node_rank for name, at in job.started("ab", 1).items()} == {"a": 0, "b": 1}
     assert "another host is called" not in job.agents["a"].stderr + job.agents["b"].stderr
     job.ends("ab")
@@ -147,5 +147,5 @@ def test_a_lost_node_without_a_replacement_ends_the_job(ft, network):
         assert (
             job.agents[name]
             .stderr.splitlines()[-1]
-            .endswith("job FAILED: 2 of at least 3 nodes came within 10 s; missing: c/0")
+            .endswith("job FAILED: 2 of at least 3 nodes joined within 10 s; missing: c/0")
         )

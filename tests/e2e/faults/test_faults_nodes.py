@@ -47,13 +47,13 @@ def test_a_frozen_host_is_lost_and_its_workers_end_when_it_thaws(ft, network):
     job.started("ab", 1)
     assert job.are_alive(before["c"]), "frozen, it cannot do anything about its workers"
     job.hosts["c"].thaw()
-    job.agents["c"].expect(r"round=0 node=2 killing 1 worker\(s\) at once: round 0 is over")
+    job.agents["c"].expect(r"round=0 node_rank=2 killing 1 worker\(s\) at once: round 0 is over")
     after = job.started("abc", 2)
     assert [after[name].node_rank for name in "abc"] == [0, 1, 2]
     assert not job.are_alive(before["c"])
     asked = [job.was_asked_to_stop(before[name]) for name in "abc"]
     assert asked == [True, True, False], "a stale worker writes no checkpoint"
-    job.agents["a"].expect("regroup with 3 node.*: the world grows from 2 to 3 nodes")
+    job.agents["a"].expect("regroup with 3 node.*: scaling up from 2 to 3 nodes")
     job.ends("abc")
 
 
@@ -64,7 +64,7 @@ def test_a_host_that_gets_another_address_is_met_at_that(ft, network):
     assert before["a"].node_rank == 0
     assert before["b"].store.startswith(job.hosts["a"].address + ":")
     job.hosts["a"].move("10.77.9.9")
-    job.agents["a"].expect("connected to the master again")
+    job.agents["a"].expect("reconnected to the master")
     job.told("fail", 1)
     job.agents["b"].expect(r"store=10\.77\.9\.9:")
     job.ends("ab")
@@ -92,7 +92,7 @@ def test_a_link_that_is_back_within_the_grace_touches_no_worker(ft, network):
     job.hosts["c"].cut()
     job.noticed("link cut", since, "c", "no connection to the master at .*workers keep running")
     job.hosts["c"].mend()
-    job.agents["c"].expect("connected to the master again")
+    job.agents["c"].expect("reconnected to the master")
     assert job.are_alive(*workers.values())
     # The master and the node agree again: a failure goes all the way and back.
     job.told("fail", 2)
@@ -111,7 +111,7 @@ def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network
     assert job.are_alive(before["c"]), "it cannot be told to stop"
     job.told("slow")  # its workers do not end when they are asked to stop
     job.hosts["c"].mend()
-    job.agents["c"].expect(r"round=0 node=2 killing 1 worker\(s\) at once: round 0 is over")
+    job.agents["c"].expect(r"round=0 node_rank=2 killing 1 worker\(s\) at once: round 0 is over")
     job.agents["c"].expect("this node is a spare")
     assert not job.are_alive(before["c"])
     asked = [job.was_asked_to_stop(before[name]) for name in "abc"]
@@ -138,7 +138,7 @@ def test_all_agents_but_one_are_killed(ft, network):
     for name in "bcd":
         job.agents[name].send(signal.SIGKILL)
     job.noticed("three of four agents killed", since, "a", r"stopping 1 worker.* was lost")
-    job.agents["a"].expect(r"node=0 started ranks=0 of 1 on 1 node")
+    job.agents["a"].expect(r"node_rank=0 started ranks=0 of 1 on 1 node")
     for name in "bcd":
         job.agents[name].wait()
     job.ends("a")

@@ -154,7 +154,7 @@ def start(ft: "Launcher", port: int, nodes: int, *args: object) -> "list[Command
 def expect_hang(agents: "list[Command]", pattern: str) -> None:
     """Wait for the restart of every node, and the end of the training."""
     for agent in agents:
-        agent.expect(rf"round=1 node=\d restart 1/1: {pattern} \(default rule\)$")
+        agent.expect(rf"round=1 node_rank=\d restart 1/1: {pattern} \(default rule\)$")
     for agent in agents:
         assert agent.wait() == 0
     assert sum(agent.stdout.count("trained 6 steps") for agent in agents) == 2
@@ -185,7 +185,7 @@ def test_a_frozen_process_is_found(
     job = (ft.script(JOB), "freezes", culprit, freezer)
     agents = start(ft, free_port, nodes, *options, *job)
     if (freezer / "freezer.state").exists():  # there not even SIGKILL ends it
-        agents[0].expect("round=0 node=0 stopping")
+        agents[0].expect("round=0 node_rank=0 stopping")
         (freezer / "freezer.state").write_text("THAWED")
     expect_hang(agents, first_line("freezes", culprit, nodes))
 
@@ -292,7 +292,7 @@ def test_a_rule_decides_on_a_stopped_process_and_status_says_why_it_stopped(
         *(ft.script(PROGRESS), "stops", ft.folder),
     )
     stopped = r"rank 0 on node 0 \(\S+\) is stopped \(by a signal\); no step for \d+ s \(step 2\)"
-    job.expect(rf"restart without a count \(0/1 used\): {stopped} \(rule hang=restart-free\)$")
+    job.expect(rf"restart \(not counted, 0/1 used\): {stopped} \(rule hang=restart-free\)$")
     said = ft.run("status", f"127.0.0.1:{free_port}", "--json").stdout
     assert re.fullmatch(stopped, json.loads(said)["last_stop"])
     job.send(signal.SIGTERM)

@@ -133,7 +133,9 @@ def check_unsaid(command: "Command", rank: int) -> str:
 
 def first_to_die(*commands: "Command") -> set[str]:
     """The first worker of each node that its agent saw end."""
-    ends = (re.findall(r"round=0 node=\d (rank .*)$", c.stderr, re.MULTILINE) for c in commands)
+    ends = (
+        re.findall(r"round=0 node_rank=\d (rank .*)$", c.stderr, re.MULTILINE) for c in commands
+    )
     return {end[0] for end in ends if end}
 
 

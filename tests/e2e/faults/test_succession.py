@@ -65,7 +65,7 @@ def test_the_leader_of_three_lone_masters_dies(ft, network):
     second = job.leader(besides=leader)
     masters[second].expect("round=0 taken over")
     job.ft.measured("leader of three lone masters killed: taken over", since)
-    job.expect("de", "connected to the master again")
+    job.expect("de", "reconnected to the master")
     assert job.are_alive(*started.values())
     job.told("fail", 0)
     assert job.started("de", 1)
@@ -158,7 +158,7 @@ def test_the_leaders_host_loses_its_power_and_a_spare_takes_its_place(ft, networ
         job.ft.measured("leader without power: all run again", since)
     else:
         job.leader(besides=leader)
-        job.expect(left, "connected to the master again")
+        job.expect(left, "reconnected to the master")
     job.gate.touch()
     assert [job.agents[name].wait() for name in left] == [0] * 4
     job.worlds_never_met()
@@ -177,7 +177,7 @@ def test_the_leader_is_cut_off_and_comes_back(ft, network, has_token):
     since = time.monotonic()
     job.hosts[leader].cut()
     left = without("abcde", leader)
-    job.agents[leader].expect("this host no longer leads")
+    job.agents[leader].expect("this host is no longer the leader")
     job.agents[leader].expect(ENDED)
     job.run_again(left)
     job.ft.measured("leader cut off: the others run again", since)
@@ -199,7 +199,7 @@ def test_one_way_of_the_leaders_link_is_lost(ft, network, way):
     ways = [(one, other) if way == "out" else (other, one) for one, other in ends]
     for sender, receiver in ways:
         sender.blackhole(receiver, add=True)
-    job.agents[leader].expect("this host no longer leads")
+    job.agents[leader].expect("this host is no longer the leader")
     job.agents[leader].expect(ENDED)
     job.run_again(left)
 
@@ -278,7 +278,7 @@ def test_two_of_three_lone_masters_are_lost_and_one_comes_back(ft, network):
     start_masters(job, other)
     second = job.leader(besides=leader)
     job.agents[second].expect("round=0 taken over")
-    job.expect("de", "connected to the master again")
+    job.expect("de", "reconnected to the master")
     assert job.are_alive(*started.values())
     job.ends("de" + without("abc", leader))
     assert job.worlds_never_met() == 1

@@ -495,7 +495,7 @@ def test_into_a_file_there_are_no_escape_codes(ft: "Launcher") -> None:
     assert sum("job=a\\x1b[31m\\njob " in event for event in events) == 1
     for what in ("started", "exited with 3"):
         told = [event for event in events if what in event and "round=" in event]
-        assert re.search(r"round=0 node=0", told[0])
+        assert re.search(r"round=0 node_rank=0", told[0])
 
 
 def test_the_progress_of_a_check_and_ctrl_c(ft):
@@ -505,7 +505,7 @@ def test_the_progress_of_a_check_and_ctrl_c(ft):
         terminal.type("\x03")
         lines = terminal.expect_text(r"status=130")
         assert lines[-1] == "", "the terminal's last line was not given back"
-        assert sum("check: received SIGINT: ending" in line for line in lines) == 1
+        assert sum("check: received SIGINT, exiting" in line for line in lines) == 1
     finally:
         terminal.close()
     assert not ft.processes()

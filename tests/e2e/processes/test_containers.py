@@ -205,7 +205,7 @@ def test_no_folder_that_can_be_written_is_a_sentence_and_none_is_needed(ft: "Lau
         "ft-run: error: No temporary folder for the workers' error files can be written "
         "([Errno 30] Read-only file system: '/tmp/"
         + command.stderr.partition("'/tmp/")[2].partition("'")[0]
-        + "'); set TMPDIR to one that can, or give --log-dir.\n"
+        + "'); set TMPDIR to a writable directory, or set --log-dir.\n"
     )
     command = ft.run("--standalone", "--log-dir", "/dev/null", script, program=program, **where)
     assert (command.process.returncode, command.stdout) == (0, "rank 0 of 1\n")
@@ -222,7 +222,7 @@ def test_a_host_name_that_does_not_resolve(ft: "Launcher", free_port: int) -> No
     agents = [ft.start(*args, program=program) for _ in range(2)]
     assert [agent.wait() for agent in agents] == [0, 0], [agent.stderr for agent in agents]
     assert sorted(agent.stdout for agent in agents) == ["rank 0 of 2\n", "rank 1 of 2\n"]
-    assert all(f" node={name}/" in agent.stderr for agent in agents)
+    assert all(f" node_id={name}/" in agent.stderr for agent in agents)
 
 
 ALL_REDUCE = """

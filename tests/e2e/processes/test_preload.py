@@ -163,7 +163,7 @@ def test_a_stop_does_not_wait_for_the_preload(ft):
     )
     command = ft.start("--standalone", "--preload", "slow", ft.script("print('ran')"))
     command.expect("^importing")
-    command.expect("waits for the preload")  # the agent has its signal handlers by then
+    command.expect("waiting for --preload imports")  # the agent has its signal handlers by then
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
     assert "ran" not in command.stdout
@@ -199,10 +199,10 @@ def test_a_stop_leaves_what_the_preload_has_started_alone(ft, free_port):
     first = ft.start(*args, "--preload", "slow", script)
     first.expect("hosted here")
     second = ft.start(*args, script, fail)
-    first.expect("waits for the preload")
+    first.expect("waiting for --preload imports")
     first.expect("^importing")
     fail.write_text("")
-    first.expect("round=1 .* waits for the preload")
+    first.expect("round=1 .* waiting for --preload imports")
     (ft.folder / "gate").touch()
     assert [first.wait(), second.wait()] == [0, 0]
     assert first.stdout.splitlines()[-1] == "attempt 1 warm True"
@@ -221,7 +221,7 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
     ft.script(f"import os\nos.write(1, b'importing\\n')\nopen({str(gate)!r}).read()\n", "slow.py")
     command = ft.start("--standalone", "--preload", "slow", ft.script("print('ran')"))
     command.expect("^importing")
-    command.expect("waits for the preload")
+    command.expect("waiting for --preload imports")
     command.send(signal.SIGUSR1)
     # All sleep again, the agent first: it has been handed on before there is a worker to end.
     ft.wait_until(lambda: all(map(sleeps, sorted(ft.processes()))), "the signal is handled")
@@ -235,11 +235,14 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
     [
         (
             ("--preload", "json.no_such_module"),
-            "preload: there is no module 'json.no_such_module'; workers start the ordinary way",
+            (
+                "preload: there is no module 'json.no_such_module'; falling back to normal "
+                "workers start"
+            ),
         ),
         pytest.param(
             ("--preload", "json.no_such_module", "--network-check"),
-            "preload: there is no module 'json.no_such_module'; workers start the ordinary way",
+            "preload: there is no module 'json.no_such_module'; falling back to normal worker start",
             marks=pytest.mark.slow,
         ),
         (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
@@ -293,7 +296,7 @@ def test_what_workers_left_running_is_ended_but_not_the_fork_server(ft):
     )
     command = ft.run("--standalone", "--preload", "colorsys", script)
     assert command.process.returncode == 0
-    assert re.search(r"ending 1 process\(es\) that the workers left running", command.stderr)
+    assert re.search(r"terminating 1 process\(es\) that the workers left running", command.stderr)
     assert not ft.processes()
 
 

@@ -84,7 +84,7 @@ def test_what_workers_left_running_is_ended_at_the_end_of_the_job(ft):
     )
     command = ft.run("--standalone", script)
     assert command.process.returncode == 0
-    assert re.search(r"ending 1 process\(es\) that the workers left running", command.stderr)
+    assert re.search(r"terminating 1 process\(es\) that the workers left running", command.stderr)
     assert not ft.processes()
 
 

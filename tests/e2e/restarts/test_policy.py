@@ -71,7 +71,7 @@ def test_a_usage_error_does_not_burn_the_budget(ft: "Launcher") -> None:
     script = ft.script("import argparse\nargparse.ArgumentParser().parse_args()\n")
     command = ft.run("--standalone", "--max-restarts", 5, script, "--misspelt")
     assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
-    assert command.stderr.count("round=1 node=0 restart 1/5: ") == 1
+    assert command.stderr.count("round=1 node_rank=0 restart 1/5: ") == 1
     assert (
         "(default rule repeated usage or import error=fail; 1 of 5 restarts used)"
         in (command.stderr.splitlines()[-1])
@@ -83,9 +83,9 @@ def test_a_free_restart_is_not_counted_and_says_so(ft: "Launcher") -> None:
     rule = ("--on-failure", "exit:75=restart-free")
     command = ft.run(*ALONE, *rule, script, 1, 75, 1, ft.folder)
     assert command.process.returncode == 0
-    (line,) = command.expect(r"round=1 node=0 restart (.*)")
+    (line,) = command.expect(r"round=1 node_rank=0 restart (.*)")
     assert re.match(
-        r"without a count \(0/0 used\): rank 1 .* exited with 75 \(rule exit:75=restart-free\)",
+        r"\(not counted, 0/0 used\): rank 1 .* exited with 75 \(rule exit:75=restart-free\)",
         line[1],
     )
 
@@ -111,7 +111,7 @@ def test_a_spare_takes_the_place_of_a_node_that_a_rule_excludes(
     ]
     told = nodes[node].stderr.splitlines()[-1]
     assert re.search(
-        rf"ft-run: error: the node '\S+/{node}' is excluded from this job and may not rejoin it: "
+        rf"ft-run: error: node '\S+/{node}' is excluded from this job and may not rejoin it: "
         rf"rank {node} on node {node} \(\S+\) exited with 9 \(rule exit:9=replace-node\)\.$",
         told,
     )
@@ -195,7 +195,7 @@ def test_restarts_that_do_no_new_step_end_the_job_with_status_3(ft: "Launcher") 
     assert command.wait() == exit_codes.POLICY_ENDED_JOB
     assert re.search(
         r"the failure policy ended the job: rank [01] on node 0 \(.*\) exited with 1.* "
-        r"\(2 restarts running without a step beyond step 9: --max-no-progress 2; "
+        r"\(2 consecutive restarts without a step beyond step 9: --max-no-progress 2; "
         r"3 of 9 restarts used\)",
         command.stderr,
     )

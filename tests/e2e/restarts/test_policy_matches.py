@@ -47,7 +47,7 @@ def test_an_error_that_record_has_written(ft: "Launcher") -> None:
     rule = ("--on-failure", "error:RuntimeError: .*assert=fail")
     command = ft.run(*ALONE, *rule, script)
     assert command.process.returncode == exit_codes.POLICY_ENDED_JOB
-    command.expect(r"round=1 node=0 restart 1/5: .*exited with 1: RuntimeError: link flap")
+    command.expect(r"round=1 node_rank=0 restart 1/5: .*exited with 1: RuntimeError: link flap")
     assert re.search(
         r"exited with 1: RuntimeError: device-side assert "
         r"\(rule error:RuntimeError: \.\*assert=fail; 1 of 5 restarts used\)$",
@@ -126,7 +126,7 @@ def test_restarts_are_spaced_and_the_wait_is_told(ft: "Launcher") -> None:
     command = ft.run(*ALONE, "--restart-backoff", "0s:60s", script)
     assert command.process.returncode == 0
     events = re.findall(
-        r"round=(\d) node=0 started|the next round is formed in (\d) s \(--restart-backoff\)",
+        r"round=(\d) node_rank=0 started|next round starts in (\d) s \(--restart-backoff\)",
         command.stderr,
     )
     assert events == [("0", ""), ("1", ""), ("", "1"), ("2", "")]
@@ -151,14 +151,14 @@ def test_a_node_that_fails_too_often_gives_way_to_a_spare(ft: "Launcher", free_p
     for restart in (0, 1):
         (ft.folder / f"broken{restart}").touch()
     # It stays while no spare could stand in.
-    bad.expect(r"round=2 node=1 restart 2/9: rank 1 .*exited with 7")
+    bad.expect(r"round=2 node_rank=1 restart 2/9: rank 1 .*exited with 7")
     spare = ft.start(*args)
     spare.expect("this node is a spare")
     (ft.folder / "broken2").touch()
     assert bad.wait() == exit_codes.NODE_EXCLUDED
-    assert "it was the root cause of 3 restarts, at last: rank 1" in verdict_of(bad.stderr)
+    assert "it was the root cause of 3 restarts, most recently: rank 1" in verdict_of(bad.stderr)
     spare.expect(
-        r"round=3 node=1 restart 3/9: rank 1 .*exited with 7 \(.*"
+        r"round=3 node_rank=1 restart 3/9: rank 1 .*exited with 7 \(.*"
         r"node \S+ is excluded after 3 failures \(--max-node-failures 2\)"
     )
     gate.touch()

@@ -63,7 +63,7 @@ def test_a_script_that_asks_may_end_and_the_others_go_on(ft: "Launcher", free_po
     assert "leaving the job (SIGTERM)" in nodes[1].stderr
     nodes[0].expect("rank 0 of 1 runs")
     assert nodes[0].wait() == 0
-    assert "will be gone soon (SIGTERM): all ranks leave" in nodes[0].stderr
+    assert "is being preempted (SIGTERM): all ranks leave" in nodes[0].stderr
     assert "(0 of 0 restarts used)" in nodes[0].stderr
 
 
@@ -103,7 +103,7 @@ def test_a_node_alone_leaves_a_checkpoint_of_its_last_step(ft: "Launcher") -> No
     node.send(signal.SIGTERM)
     assert node.wait() == 143
     done = steps_of(node)[-1] + 1
-    assert f"all ranks have left the state of step {done}:" in node.stderr
+    assert f"all ranks saved the snapshot of step {done}:" in node.stderr
     assert sorted(os.listdir(folder)) == ["latest", f"step-{done:08}"]
     assert loaded_by_dcp(folder / f"step-{done:08}")["optimizer"]["state"]["weight"]["step"] == done
     node = ft.start("--standalone", script, folder, done + 2)
@@ -121,7 +121,7 @@ def test_the_others_go_on_from_the_step_that_all_have_left(ft: "Launcher", free_
     assert nodes[0].wait() == 0
     assert steps_of(nodes[0]) == list(range(400))  # none is lost, and none done twice
     left = steps_of(nodes[1])[-1] + 1
-    assert f"all ranks have left the state of step {left}:" in nodes[1].stderr
+    assert f"all ranks saved the snapshot of step {left}:" in nodes[1].stderr
     # Memory is enough where a node stays.
     assert sorted(os.listdir(folder)) == ["latest", "step-00000400"]
 

@@ -26,7 +26,7 @@ if restart < times:
     threading.Event().wait()
 """
 
-STARTED = r"round=(\d+) node=(\d+) started ranks=(\S+) of .* pids=(\S+) store=(\S+)"
+STARTED = r"round=(\d+) node_rank=(\d+) started ranks=(\S+) of .* pids=(\S+) store=(\S+)"
 
 
 def started(commands, round_number):
@@ -67,7 +67,7 @@ def test_one_node_restarts_all_its_workers(ft, script):
 
 
 def host(command):
-    match = re.search(r"node=(\S+)/\d+ nproc", command.stderr)
+    match = re.search(r"node_id=(\S+)/\d+ nproc", command.stderr)
     assert match
     return match[1]
 
@@ -122,7 +122,7 @@ def test_a_node_that_was_done_runs_again_when_another_fails(ft, free_port):
     agents = [ft.start(*args), ft.start(*args)]
     writer = os.open(gate, os.O_WRONLY)
     for agent in agents:
-        if agent.expect(r"node=(\d) started")[0][1] == "0":
+        if agent.expect(r"node_rank=(\d) started")[0][1] == "0":
             agent.expect("all 1 worker.* finished; waiting for the other nodes")
     os.close(writer)
     assert [agent.wait() for agent in agents] == [0, 0]

@@ -85,8 +85,8 @@ def test_a_full_disk(ft: "Launcher") -> None:
         assert command.wait() == 1
         full = r"\[Errno 28\] No space left on device"
         failed = re.findall(
-            rf"The checkpoint of step (\d+) was not written: {full}.*; "
-            r"the newest complete one is of step \d+\.",
+            rf"checkpoint of step (\d+) not saved: {full}.*; the newest complete one is "
+            r"that of step \d+",
             command.stderr,
         )
         steps = kept(ft)

@@ -70,7 +70,7 @@ class Link:
     node: "Process"
     leader: "Process"
     bad_since: float | None = None
-    """Since then no sign of life gets from one end to the other and back."""
+    """Since then no keepalive response gets from one end to the other and back."""
     is_open: dict[bool, bool] = field(default_factory=lambda: {True: True, False: True})
     """By end; True: the leader's."""
     is_moving: set[bool] = field(default_factory=set)
@@ -365,7 +365,7 @@ class World:
             self._handle(process, Tick())
 
     def _step_down(self, process: Process) -> None:
-        self.tell(f"{process.name} no longer leads")
+        self.tell(f"{process.name} is no longer the leader")
         process.group = None
         process.held.clear()
         links, process.links = process.links, {}

@@ -37,8 +37,8 @@ def test_the_same_wait_a_moment_later_is_none() -> None:
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        (None, "restarts in a row are spaced"),
-        (PolicySpec(rules=("oom=fail",)), "restarts in a row are spaced"),
+        (None, "delay between consecutive restarts"),
+        (PolicySpec(rules=("oom=fail",)), "delay between consecutive restarts"),
         (PolicySpec(backoff_first_s=1.0, backoff_max_s=60.0), "--restart-backoff"),
     ],
 )
@@ -47,7 +47,7 @@ def test_a_delay_is_that_of_a_flag_only_where_it_was_given(
 ) -> None:
     options = LaunchOptions("train.py", RendezvousOptions(job_id="job"), policy=policy)
     event = waits(replace(FIRST, backoff_s=4.0), options)
-    assert str(event) == f"the next round is formed in 4 s ({why})"
+    assert str(event) == f"next round starts in 4 s ({why})"
 
 
 class Away:

@@ -81,9 +81,7 @@ def test_memory_that_was_in_use_before_the_workers_holds_nothing_up() -> None:
 def test_memory_of_others_holds_nothing_up_for_long() -> None:
     found, told = waited_s(Driver({"GPU-a": 0}, {"GPU-a": 50 * GB}))
     assert 10 < found < 20
-    assert told == [
-        "the workers are gone, but more memory of GPUs is in use than before them: GPU-a 50.0 GB"
-    ]
+    assert told == ["the workers have exited, but GPU memory is still in use: GPU-a 50.0 GB"]
 
 
 def test_what_goes_on_for_ever_is_bounded() -> None:

@@ -95,7 +95,7 @@ def test_the_advertised_address_is_that_of_the_route_to_the_master() -> None:
     assert AdvertisedAddress("no-such-host.invalid", None).find() == "127.0.0.1"
     assert AdvertisedAddress("127.0.0.1", "127.0.0.2").find() == "127.0.0.2"
     assert AdvertisedAddress(None, FOREIGN).find() == FOREIGN  # translated, perhaps
-    with pytest.raises(UsageError, match="neither an IP address nor a name that resolves"):
+    with pytest.raises(UsageError, match="neither an IP address nor a host name that resolves"):
         AdvertisedAddress(None, "no-such-host.invalid").find()
 
 

@@ -14,7 +14,10 @@ from ft_run.launcher.machine.worker_count import (
     resolve_worker_count,
 )
 
-ONE = "no accelerator and no CPU limit; for a worker per CPU, as by torchrun: --nproc-per-node cpu"
+ONE = (
+    "no accelerator and no CPU limit; --nproc-per-node cpu starts a worker per CPU, as torchrun "
+    "does"
+)
 QUOTA = "cgroup v2 cpu.max 350000/100000 at /pod"
 
 
@@ -169,14 +172,14 @@ def test_mig_devices_count_where_each_worker_is_shown_one(tmp_path: Path) -> Non
             "gpu",
             "cpu",
             {"nvidia": 2},
-            "--nproc-per-node=gpu contradicts --accelerator=cpu; "
+            "--nproc-per-node=gpu conflicts with --accelerator=cpu; "
             "give --nproc-per-node=auto, or leave --accelerator out.",
         ),
         (
             "xpu",
             "nvidia.com/gpu",
             {"xpu": 2},
-            "--nproc-per-node=xpu contradicts --accelerator=nvidia.com/gpu; "
+            "--nproc-per-node=xpu conflicts with --accelerator=nvidia.com/gpu; "
             "give --nproc-per-node=auto, or leave --accelerator out.",
         ),
         (

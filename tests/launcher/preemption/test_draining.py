@@ -10,7 +10,7 @@ from ft_run.launcher.preemption.draining import Draining
 from ft_run.rendezvous.protocol.drain_messages import Drain, Drained
 from ft_run.tests.harness.descriptors import own_descriptors
 
-ORDER = Drain(3, "node b will be gone soon (SIGTERM)", 30.0, is_whole=False)
+ORDER = Drain(3, "node b is being preempted (SIGTERM)", 30.0, is_whole=False)
 WORKER = """
 import sys
 from ft_run.training.worker.preemption import find_notice

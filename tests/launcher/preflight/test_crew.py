@@ -63,8 +63,8 @@ def test_the_answer_does_not_wait_for_a_worker_to_die_but_the_next_order_does() 
         assert spawner.did == ["spawn 1"], "nothing was killed before the answer"
         second = await crew.run(order(2, 0.5))
         assert second.failure == (
-            "the check could not be carried out: check workers could not be started: those of the"
-            " order before have not ended"
+            "the check could not run: check workers could not be started: the previous ones have "
+            "not exited"
         )
         assert spawner.did == ["spawn 1", "kill"]
         third = asyncio.create_task(crew.run(order(3, 2.0)))
@@ -92,7 +92,7 @@ def test_no_worker_starts_beside_one_that_survives_sigkill_for_now(
         crew = CheckCrew(cast(SpawnerClient, spawner), CrewPlan(CheckWorkerConfig("n")))
         assert "no answer within" in (await crew.run(order(1, 0.2))).failure
         second = await crew.run(order(2, 30.0))  # waits for the kill's time to be over
-        assert second.failure.endswith("those of the order before have not ended")
+        assert second.failure.endswith("the previous ones have not exited")
         assert spawner.did == ["spawn 1", "kill"]
         spawner.tell(Spawned(1, (0,)))  # late, and not the spawner's end
         spawner.tell(Empty())

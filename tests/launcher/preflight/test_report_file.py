@@ -52,8 +52,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UsageError) as error:
         check_report_path(path)
     assert error.value.sentence == (
-        f"--check-report was given {path!r}, which cannot be written; right would be a file"
-        " in a folder that exists and is writable."
+        f"cannot write --check-report {path!r}; expected a file in a directory that exists and is "
+        "writable."
     )
     with pytest.raises(UsageError, match="cannot be written: "):
         write_report(path, REPORT)
@@ -79,7 +79,7 @@ def test_a_pipe_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(UsageError) as error:
         write_report(str(path), REPORT)
-    expected = f"--check-report {str(path)!r} cannot be written: nothing reads it."
+    expected = f"cannot write --check-report {str(path)!r}: it is a pipe without a reader."
     assert error.value.sentence == expected
 
 

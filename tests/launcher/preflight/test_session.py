@@ -41,7 +41,7 @@ from ft_run.rendezvous.protocol.messages import (
 )
 
 PASSED = CheckVerdict(0, "", "2 of 2 nodes pass", "")
-OVER = Verdict(Outcome.SUCCEEDED, 0, "the checks are over: 2 of 2 nodes pass", 0, 0, None, (), 0)
+OVER = Verdict(Outcome.SUCCEEDED, 0, "checks finished: 2 of 2 nodes pass", 0, 0, None, (), 0)
 
 
 def order(number: int) -> CheckOrder:
@@ -141,8 +141,8 @@ def test_a_node_that_was_never_checked_ends_with_20_and_one_sentence(node):
             node.status()
         assert caught.value.exit_code == exit_codes.CHECKS_FAILED
         assert caught.value.sentence == (
-            "this node was not checked: it came, or came back, when the others were being checked"
-            " already (the checks are over: 2 of 2 nodes pass); right would be to check it again."
+            "this node was not checked: it joined, or reconnected, while the others were being "
+            "checked (checks finished: 2 of 2 nodes pass); run the check again."
         )
         assert node.link.said == [Heard()]
 

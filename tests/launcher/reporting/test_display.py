@@ -12,10 +12,10 @@ from ft_run.launcher.reporting.display import Display
 
 
 def test_an_event_is_one_line_with_the_time(capfd: pytest.CaptureFixture[str]) -> None:
-    Display().event(Remark("round=3 node=2 started"))
+    Display().event(Remark("round=3 node_rank=2 started"))
     line = capfd.readouterr().err
     assert line[2::3][:2] == "::"
-    assert line[8:] == " ft-run round=3 node=2 started\n"
+    assert line[8:] == " ft-run round=3 node_rank=2 started\n"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_what_nothing_reads_is_dropped_and_counted() -> None:
         assert os.read(reader, 10_000) == b"x" * 4096
         writer.put("last\n")
         told = os.read(reader, 10_000)
-    assert told == b"[4 lines that nothing read are dropped]\nlast\n"
+    assert told == b"[4 lines dropped: the console was not read]\nlast\n"
 
 
 def test_the_wait_for_a_reader_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_line_of_which_a_part_is_written_is_not_torn() -> None:
             found += os.read(reader, 100_000)
         writer.put("last\n")
         found += os.read(reader, 100_000)
-    assert found.decode() == line + "[1 lines that nothing read are dropped]\nlast\n"
+    assert found.decode() == line + "[1 lines dropped: the console was not read]\nlast\n"
 
 
 def test_what_is_kept_for_a_reader_is_bounded() -> None:

@@ -260,7 +260,7 @@ class TestAForkServer:
         came_out = both_ways("culprit", ["work.py"])
         assert came_out["fork_servers"][-1] == [
             "failed",
-            "importing opens sys.stdout anew, and it would not write to the workers' files",
+            "importing reopens sys.stdout, and it would not write to the workers' files",
         ]
         assert came_out["warm"][0]["out"] == "said\n"
 

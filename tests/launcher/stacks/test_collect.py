@@ -276,7 +276,7 @@ def test_a_process_without_the_hook_is_left_alone(
     for _ in range(2):
         (stack,) = ask(worker)
         assert (stack.state, stack.frames) == (RankState.UNKNOWN, ())
-        assert stack.remark in ("it is not watched", "it has put away the hook")
+        assert stack.remark in ("not watched", "the stacks hook was removed")
     os.kill(worker.pid, 0)
 
 

@@ -140,7 +140,7 @@ def test_of_more_than_two_places_the_others_are_counted(job: Path) -> None:
     found = judge(world(job, *others), 61)
     assert found.kind is HangKind.MISMATCH
     assert (
-        "but ranks 0-6,9-63 wait in all_reduce at job.py:13, and ranks are at 1 other place(s)"
+        "but ranks 0-6,9-63 wait in all_reduce at job.py:13, and ranks are at 1 other location(s)"
         in (found.words)
     )
 
@@ -186,7 +186,7 @@ def test_a_rank_of_which_nothing_is_known_is_not_taken_for_a_waiting_one() -> No
     unknown = [RankStack(rank, 0, "h", RankState.UNKNOWN) for rank in range(2)]
     found = judge(unknown, 61)
     assert found.kind is HangKind.RANK
-    assert found.words == "ranks 0-1 hang at a place that is not known; no step for 61 s"
+    assert found.words == "ranks 0-1 hang at an unknown location; no step for 61 s"
 
 
 def test_a_rank_has_moved_when_its_line_or_its_steps_differ(job: Path) -> None:

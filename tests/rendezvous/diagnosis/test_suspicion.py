@@ -156,7 +156,9 @@ def test_a_script_that_is_called_like_a_debugger_is_none() -> None:
 def test_a_call_that_may_take_long_has_the_time_until_the_first_step() -> None:
     stacks = [waits(0), reads(1, 41, library("torch/serialization.py"))]
     said = words(stacks, stacks, {0, 1})
-    assert said == "no step for 312 s, but rank 1 is in a call that may take long: dataset.py:41"
+    assert said == (
+        "no step for 312 s, but rank 1 is in a call that may take a long time: dataset.py:41"
+    )
     found = compare([stacks, stacks], {0: START_S, 1: START_S}, START_S)
     assert found.verdict is not None
     assert found.verdict.culprits == (1,)

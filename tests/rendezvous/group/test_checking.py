@@ -168,7 +168,7 @@ def test_too_few_are_left_and_everybody_hears_what_is_missing():
     assert verdict.outcome is Outcome.CHECKS_FAILED
     assert verdict.exit_code == 20
     assert verdict.sentence == (
-        "3 of at least 4 nodes are fit for the job after the checks: 3 of 4 nodes pass; faulty: b"
+        "3 of at least 4 nodes are usable after the checks: 3 of 4 nodes pass; faulty: b"
     )
 
 
@@ -284,7 +284,7 @@ def test_a_link_below_the_floors_is_told_of_and_excluded_if_asked_for():
     scene = checked("abc", 2, 3, world=world, spec=floors)
     scene.check_all()
     assert scene.verdict_on("c").sentence == (
-        "inter-node bandwidth 0.25 GB/s, less than the 0.5 asked for"
+        "inter-node bandwidth 0.25 GB/s, less than the required 0.5"
     )
     assert [scene.verdict_on(name).sentence for name in "ab"] == ["", ""]
     assert scene.assignment("c").nodes == 3
@@ -300,16 +300,17 @@ def test_two_nodes_below_a_floor_go_on_and_nobody_is_blamed():
     scene.check_all()
     assert [scene.verdict_on(name).exit_code for name in "ab"] == [0, 0]
     assert scene.verdict_on("a").sentence == (
-        "two nodes cannot tell which of them makes their inter-node latency miss its floor"
+        "with two nodes only, it is unknown which of them causes the inter-node latency to miss "
+        "its minimum or maximum"
     )
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"level": "zork"}, "the options of the checks make no sense: 'zork'"),
-        ({"floors": ("bogus=3",)}, "the options of the checks make no sense: no such metric"),
-        ({"floors": ("=3",)}, "the options of the checks make no sense: no such metric"),
+        ({"level": "zork"}, "invalid check options: 'zork'"),
+        ({"floors": ("bogus=3",)}, "invalid check options: no such metric"),
+        ({"floors": ("=3",)}, "invalid check options: no such metric"),
         ({"timeout_s": math.inf}, "--check-timeout inf makes no sense"),
         ({"straggler_threshold": math.nan}, "--straggler-threshold nan makes no sense"),
     ],
@@ -380,7 +381,7 @@ def test_an_answer_at_the_very_end_is_followed_by_no_order():
     assert scene.now == end
     assert [order.phase for order in scene.all_told("a", CheckOrder)] == ["facts", "solo", "pair"]
     assert scene.open_orders() == {}
-    assert scene.verdict_on("a").sentence == "the checks were not carried out to the end"
+    assert scene.verdict_on("a").sentence == "the checks were not completed"
 
 
 def test_the_grace_of_the_answers_adds_up_to_no_more_than_one():
@@ -471,7 +472,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure():
     scene._answered["a"] = scene.last("a", CheckOrder).number
     scene.check_all()
     assert scene.verdict_on("a").exit_code == 30
-    assert "its answer makes no sense" in scene.verdict_on("a").sentence
+    assert "invalid answer" in scene.verdict_on("a").sentence
 
 
 # --- how far it is, for people ---------------------------------------------------------------
@@ -918,9 +919,7 @@ def test_where_the_checks_are_the_job_each_node_has_its_own_exit_status():
     scene.check_all()
     assert [scene.verdict_on(name).exit_code for name in "abcd"] == [0, 30, 0, 0]
     assert scene.last("a", Verdict).exit_code == 0
-    assert scene.last("a", Verdict).sentence == (
-        "the checks are over: 3 of 4 nodes pass; faulty: b"
-    )
+    assert scene.last("a", Verdict).sentence == ("checks finished: 3 of 4 nodes pass; faulty: b")
     assert scene.rounds("a") == []
 
 

@@ -16,7 +16,7 @@ def test_a_node_may_leave_when_all_have_left_one_state() -> None:
     scene = running(1, 3, "abc")
     scene.say("b", Notice("SIGTERM", 15.0))
     for name in "abc":
-        reason = "node b will be gone soon (SIGTERM)"
+        reason = "node b is being preempted (SIGTERM)"
         assert scene.last(name, Drain) == Drain(0, reason, 15.0, is_whole=False)
         assert not scene.stops(name)
     drained(scene, "a", "b")
@@ -63,7 +63,7 @@ def test_when_all_will_be_gone_all_are_told_so() -> None:
     scene.say("a", Notice("gcp", 20.0))
     scene.wait(5)
     scene.say("b", Notice("gcp", 10.0))
-    reason = "node b will be gone soon (gcp)"
+    reason = "node b is being preempted (gcp)"
     assert scene.last("a", Drain) == Drain(0, reason, 10.0, is_whole=True)
     drained(scene, *"ab")
     assert scene.all_told("a", MayLeave) == scene.all_told("b", MayLeave) == [MayLeave(0, 8)]

@@ -85,7 +85,7 @@ def test_another_configuration_is_refused_with_the_difference(job, words):
         ),
         (
             {"protocol": 99},
-            f"it speaks protocol 99 (ft-run 1) and the master protocol {PROTOCOL_VERSION}; "
+            f"it uses protocol 99 (ft-run 1) and the master uses protocol {PROTOCOL_VERSION}; "
             "install the same ft-run on all nodes",
         ),
         (

@@ -94,7 +94,7 @@ def test_replace_node_excludes_the_node_of_the_root_cause_and_a_spare_comes() ->
     scene.fail("b", oom)
     scene.stopped("a", "b")
     told = scene.last("b", Excluded)
-    assert "the node 'b' is excluded from this job and may not rejoin it: rank 1" in told.sentence
+    assert "node 'b' is excluded from this job and may not rejoin it: rank 1" in told.sentence
     assert "OOM killer" in told.sentence
     assert "b" in scene.closed
     assert scene.ranks("a", "c") == [0, 1]
@@ -295,7 +295,7 @@ def test_a_node_that_fails_often_is_excluded_where_a_spare_can_stand_in() -> Non
         fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
         assert scene.rounds("c") == []
     fail_and_stop(scene, "b", worker_failure(1, code=7), "a")
-    assert "it was the root cause of 3 restarts, at last: rank 1" in (
+    assert "it was the root cause of 3 restarts, most recently: rank 1" in (
         scene.last("b", Excluded).sentence
     )
     assert scene.ranks("a", "c") == [0, 1]
@@ -401,7 +401,7 @@ def test_a_later_master_knows_who_is_excluded_whoever_comes_first() -> None:
     past = Past(excluded=("x",))
     for rank, name in enumerate("ab"):
         scene.attend(name, claim=claim_of(5, rank, past=past))
-    assert "an earlier master of this job excluded it" in scene.last("x", Excluded).sentence
+    assert "excluded by an earlier master of this job" in scene.last("x", Excluded).sentence
     assert scene.group.roster.get("x") is None
     assert scene.group.phase is GroupPhase.RUNNING
     assert scene.rounds("x") == []
@@ -473,7 +473,7 @@ def test_a_later_master_replaces_who_is_away_and_not_who_was_started_again() -> 
     assignment = scene.assignment("b")
     assert assignment.past == Past(excluded=("d",))
     assert assignment.reason == (
-        "node 3 (d) was lost: it did not come back to the new master with its workers of "
+        "node 3 (d) was lost: it did not reconnect to the new master with its workers of "
         "round 5 within 10 s"
     )
 
@@ -511,7 +511,7 @@ def test_there_may_be_a_hundred_rules() -> None:
     scene = Scene(1, policy=rules(*hundred, "oom=fail"))
     scene.attend("a")
     assert scene.last("a", Refused).sentence == (
-        "101 rules of --on-failure are too many; right would be at most 100."
+        "too many rules of --on-failure (101): expected at most 100."
     )
     scene = Scene(1, policy=rules(*hundred))
     scene.attend("a")
@@ -700,7 +700,7 @@ def test_restarts_without_a_step_end_the_job() -> None:
     assert verdict.exit_code == exit_codes.POLICY_ENDED_JOB
     assert verdict.sentence == (
         "the failure policy ended the job: rank 0 on node 0 (host-0) exited with 1 "
-        "(2 restarts running without a step: --max-no-progress 2; 2 of 9 restarts used)"
+        "(2 consecutive restarts without a step: --max-no-progress 2; 2 of 9 restarts used)"
     )
 
 
@@ -771,7 +771,9 @@ def test_a_later_master_goes_on_with_the_count() -> None:
     assert later.group.phase is GroupPhase.RUNNING
     later.say("a", Failed(2, worker_failure(0)))
     later.stopped("a", "b", progress=Progress(12, True))
-    assert "2 restarts running without a step beyond step 12" in later.last("a", Verdict).sentence
+    assert (
+        "2 consecutive restarts without a step beyond step 12" in later.last("a", Verdict).sentence
+    )
 
 
 def test_it_costs_nothing_where_it_is_not_asked_for() -> None:

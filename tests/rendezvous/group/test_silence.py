@@ -150,4 +150,4 @@ def test_who_is_lost_in_the_end_is_said_to_have_been_away_for_as_long_as_it_was(
     scene.wait(30)
     scene.attend("a")
     scene.wait(scene.group.settings.takeover_grace_s)
-    assert scene.notes.count("node b is lost: its connection was gone for 40 s") == 1
+    assert scene.notes.count("node b is lost: no connection for 40 s") == 1

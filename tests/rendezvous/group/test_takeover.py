@@ -439,7 +439,7 @@ def test_members_that_do_not_come_back_are_named():
     scene.wait(10)
     scene.stopped("a", "b")
     assert scene.assignment("a").reason == (
-        "node 2 (host-c) was lost: it did not come back to the new master with its workers of "
+        "node 2 (host-c) was lost: it did not reconnect to the new master with its workers of "
         "round 4 within 10 s, nor did 1 other(s)"
     )
 
@@ -464,7 +464,7 @@ def test_who_lost_a_peer_that_died_with_the_master_is_not_to_blame(words):
     of_three(scene, "c", worker_failure(2, message=words))
     assignment = scene.assignment("b")
     assert (assignment.round, assignment.restarts, assignment.cause) == (5, 0, None)
-    assert assignment.reason == "node 0 (a) came back anew, without its workers of round 4"
+    assert assignment.reason == "node 0 (a) restarted without its workers of round 4"
     assert scene.ranks("a", "b", "c") == [0, 1, 2]
 
 
@@ -505,7 +505,7 @@ def test_who_came_back_anew_is_named_where_all_the_others_run():
         of_three(scene, name, state=ClaimState.RUNNING)
     scene.stopped("b", "c")
     assignment = scene.assignment("b")
-    assert assignment.reason == "node 0 (a) came back anew, without its workers of round 4"
+    assert assignment.reason == "node 0 (a) restarted without its workers of round 4"
     assert assignment.restarts == 0
 
 
@@ -515,7 +515,7 @@ def test_who_had_never_heard_of_the_round_is_named():
         of_three(scene, name, state=ClaimState.RUNNING)
     scene.attend("a", claim=claim_of(3, 0, nodes=3, state=STOPPED))
     scene.stopped("b", "c")
-    reason = "node 0 (a) had never heard of round 4 when the master was lost"
+    reason = "node 0 (a) did not know round 4 when the master was lost"
     assert scene.assignment("b").reason == reason
 
 

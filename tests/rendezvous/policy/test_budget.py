@@ -76,7 +76,7 @@ def test_an_exclusion_says_why_and_stays() -> None:
     assert ledger.learn(["a", "b"]) == ["b"]
     assert ledger.excluded == ("a", "b")
     assert ledger.sentence("a") == (
-        "the node 'a' is excluded from this job and may not rejoin it: it burns."
+        "node 'a' is excluded from this job and may not rejoin it: it burns."
     )
     assert "an earlier master" in str(ledger.sentence("b"))
 

@@ -83,7 +83,7 @@ def test_the_words() -> None:
     assert record(NONE, NONE).exhausted(2) == ""
     assert record(NONE, NONE, NONE).exhausted(0) == ""
     assert record(NONE, NONE, NONE).exhausted(2) == (
-        "2 restarts running without a step: --max-no-progress 2"
+        "2 consecutive restarts without a step: --max-no-progress 2"
     )
     assert record(said(12), NONE).exhausted(1) == (
         "1 restart without a step beyond step 12: --max-no-progress 1"

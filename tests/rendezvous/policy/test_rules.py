@@ -17,7 +17,7 @@ from ft_run.rendezvous.policy.rules import (
 from ft_run.rendezvous.protocol.failure import Failure, FailureKind, node_lost, preempted
 from ft_run.tests.harness.scene import worker_failure
 
-LOST = node_lost(1, "h", "", "its connection was gone for 1 s")
+LOST = node_lost(1, "h", "", "no connection for 1 s")
 GONE = preempted(1, "h", "", "SIGTERM")
 OOM = worker_failure(0, code=-9, out_of_memory=True)
 
@@ -78,17 +78,17 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
     [
         ("exit:3", "it is not MATCH=ACTION", "exit:3=fail"),
         ("=fail", "it is not MATCH=ACTION", "exit:3=fail"),
-        ("exit:3=die", "there is no action 'die'", "restart, restart-free, fail or replace-node"),
-        ("exit:=fail", "'' is no exit status", "exit:N or exit:A-B"),
-        ("exit:x=fail", "'x' is no exit status", "exit:N or exit:A-B"),
+        ("exit:3=die", "unknown action 'die'", "restart, restart-free, fail or replace-node"),
+        ("exit:=fail", "'' is not an exit status", "exit:N or exit:A-B"),
+        ("exit:x=fail", "'x' is not an exit status", "exit:N or exit:A-B"),
         ("exit:0=fail", "no range of exit statuses of failures", "from 1 to 255"),
         ("exit:9-3=fail", "no range of exit statuses", "the lower one first"),
         ("exit:1-256=fail", "no range of exit statuses", "from 1 to 255"),
-        ("signal:SIGNONE=fail", "there is no signal 'SIGNONE'", "signal:SIGKILL"),
-        ("oops=fail", "there is no match 'oops'", "exit:N, exit:A-B, signal:NAME"),
+        ("signal:SIGNONE=fail", "unknown signal 'SIGNONE'", "signal:SIGKILL"),
+        ("oops=fail", "unknown match 'oops'", "exit:N, exit:A-B, signal:NAME"),
         ("check=fail", "check cannot be matched, since it is no failure of a round", "exit:N"),
         ("error:=fail", "the regular expression is empty", "error:CUDA"),
-        ("error:(=fail", "'(' is no regular expression (missing ): ()", "of RE2"),
+        ("error:(=fail", "'(' is not a regular expression (missing ): ()", "of RE2"),
         (r"error:(a)\1=fail", r"is no regular expression (invalid escape sequence: \1)", "of RE2"),
         ("error:a(?!b)=fail", "is no regular expression (invalid perl operator: (?!)", "of RE2"),
         ("error:(a{40}){40}=fail", "is no regular expression (invalid repetition size", "of RE2"),

@@ -31,7 +31,7 @@ def failure(rank: int = 0, code: int = 1, **more: Any) -> Failure:
         (failure(kind=FailureKind.START, message="no such file"), "could not be started: no such"),
         (
             failure(kind=FailureKind.STUCK, message="still in D"),
-            "(pid 100) does not die: still in D",
+            "(pid 100) cannot be killed: still in D",
         ),
         (failure(-1, -9, kind=FailureKind.STORE), "the store process on node -1 (host--1) was kil"),
         (node_lost(4, "h", "r", "its cable"), "node 4 (h) was lost: its cable"),

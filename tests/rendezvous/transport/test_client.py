@@ -200,7 +200,7 @@ def test_a_master_that_ends_a_stream_just_after_accepting_it(code: grpc.StatusCo
                 told.add(await node.events.get() if isinstance(event, LinkUp) else event)
             await asyncio.gather(*(node.link.close() for node in nodes))
         await server.stop(None)
-        ended = "the master ended the stream" if code is grpc.StatusCode.OK else "stopping"
+        ended = "the master closed the connection" if code is grpc.StatusCode.OK else "stopping"
         # What breaks in the middle of the first word is closed, without gRPC saying why.
         assert LinkDown(ended) in told
         assert told <= {LinkDown(ended), LinkDown("connection closed")}
@@ -239,7 +239,7 @@ def test_a_leader_among_several_is_found_when_it_has_heard_of_the_node() -> None
     async def test() -> None:
         server, endpoint = await attended(greet)
         node = Node(endpoint, attend, listed=[endpoint])
-        ended = LinkDown("the master ended the stream")
+        ended = LinkDown("the master closed the connection")
         events = [await node.events.get() for _ in range(4)]
         assert events == [ended, LinkUp(again=False), Challenge(), ended]
         await node.link.close()
@@ -406,7 +406,7 @@ def test_another_server_is_no_master() -> None:
         node = Node(endpoint, attend)
         event = await node.events.get()
         assert isinstance(event, LinkLost)
-        assert f"what listens at {endpoint} is not an ft-run master" in event.sentence
+        assert f"the server at {endpoint} is not an ft-run master" in event.sentence
         await node.link.close()
         await server.stop(None)
 
@@ -422,7 +422,7 @@ def test_another_server_in_place_of_a_master_is_no_reason_to_give_up(free_port: 
         await server.stop()
         await node.next(LinkDown)
         other, _ = await foreign_server(free_port)
-        while await node.next(LinkDown) != LinkDown("something else answers there"):
+        while await node.next(LinkDown) != LinkDown("not an ft-run master"):
             pass
         await other.stop(None)
         _, server, _ = await serve(free_port)

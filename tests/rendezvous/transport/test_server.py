@@ -174,7 +174,7 @@ def test_one_connection_has_so_many_streams_and_no_more() -> None:
     ("method", "code", "words"),
     [
         (f"/{SERVICE}/Status", grpc.StatusCode.OK, ""),  # it has nothing to say
-        (f"/{SERVICE}/Stacks", grpc.StatusCode.INVALID_ARGUMENT, "this request makes no sense"),
+        (f"/{SERVICE}/Stacks", grpc.StatusCode.INVALID_ARGUMENT, "invalid request"),
         ("/grpc.health.v1.Health/Check", grpc.StatusCode.NOT_FOUND, ""),
     ],
 )
@@ -224,13 +224,13 @@ def test_what_is_out_of_bounds_is_refused_in_one_sentence() -> None:
             for _ in range(2):
                 stream = await scene.say(encode_node(odd))
                 assert decode_master(await stream.read()) == Refused(
-                    "this node sent what makes no sense: port was given 4294967295, which no agent"
-                    " sends; right would be 0 to 65535."
+                    "this node sent an invalid message: port is 4294967295, which no agent sends; "
+                    "expected 0 to 65535."
                 )
                 assert await ended(stream)
             (refusal,) = scene.refusals  # once per reason
             assert refusal.node.startswith("a node at ipv4:127.0.0.1:")
-            assert refusal.sentence.startswith("it sent what makes no sense: port was")
+            assert refusal.sentence.startswith("it sent an invalid message: port was")
             assert scene.master.group.job is None
 
     run(test)
@@ -268,8 +268,8 @@ def test_it_is_told_which_node_was_refused_and_why_once_per_reason() -> None:
                 stream = await scene.say(encode_node(attend(number, "other")))
                 assert isinstance(decode_master(await stream.read()), Refused)
             said = (
-                "--rdzv-id 'other' is another job than 'j', "
-                "which this master serves; use another endpoint or the same id."
+                "--rdzv-id 'other' is not the job of this master ('j'); use the same id or "
+                "another endpoint."
             )
             assert scene.refusals == [NodeRefused("node h/1", said, said)]
 

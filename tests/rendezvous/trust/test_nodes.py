@@ -66,7 +66,7 @@ def test_a_master_that_falls_silent_is_missed_behind_a_closed_wire_too() -> None
             node = Node(await relay.start(), TokenTrust(TOKEN), silence_s=1.0)
             await node.next(Waiting)
             relay.falls_silent = True
-            assert (await node.next(LinkDown)).reason in ("no sign of life", "no answer")
+            assert (await node.next(LinkDown)).reason in ("no keepalive response", "no answer")
             await node.link.close()
             await relay.stop()
 

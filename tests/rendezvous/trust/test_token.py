@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("text", ["x", "7" * 38, "a" * 31, "A" * 31, "x" * 21, "pass word" * 2])
 def test_what_can_be_guessed_is_refused_and_not_shown(text: str) -> None:
     sentence = refused(text)
-    assert "less than 128 bits; right would be one that ft-run token makes." in sentence
+    assert "less than 128 bits; expected one made by ft-run token." in sentence
     assert text not in sentence.replace("characters", "") or len(text) < 3
 
 
@@ -48,7 +48,7 @@ def test_128_bits_of_text_are_taken(text: str) -> None:
 
 def test_an_empty_token_is_refused() -> None:
     assert refused(" \n") == (
-        "the token of FT_RUN_TOKEN is empty; right would be one that ft-run token makes."
+        "the token of FT_RUN_TOKEN is empty; expected one made by ft-run token."
     )
 
 
@@ -73,8 +73,8 @@ def test_a_file_of_this_user_alone_is_read(file: Path) -> None:
 def test_a_file_that_is_open_to_others_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
     assert file_sentence(file) == (
-        f"the token file {file} (--token-file) is open to other users (mode {mode:04o}); right"
-        f" would be chmod 600 {file}."
+        f"the token file {file} (--token-file) is accessible to other users (mode {mode:04o}); "
+        f"run chmod 600 {file}."
     )
 
 
@@ -130,8 +130,8 @@ def test_a_missing_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError) as error:
         read_trust(TrustOptions(token_file=str(file)))
     assert error.value.sentence == (
-        "--token-file needs the package cryptography, which is not installed; right would be"
-        " pip install 'ft-run[tls]' (or pip install cryptography)."
+        "--token-file needs the package cryptography, which is not installed; run pip install "
+        "'ft-run[tls]' (or pip install cryptography)."
     )
 
 
