@@ -36,13 +36,13 @@ def test_what_a_text_means(text, faults):
     ("text", "words"),
     [
         ("hnag", "has the unknown fault 'hnag'; expected one of fail, exit, hang"),
-        ("slow-compute", "slow-compute is the factor ''; expected a number"),
-        ("slow-compute=0.5", "was given the factor '0.5'"),
-        ("slow-communication=nan", "was given the factor 'nan'"),
+        ("slow-compute", "slow-compute has the invalid factor ''; expected a number"),
+        ("slow-compute=0.5", "has the invalid factor '0.5'"),
+        ("slow-communication=nan", "has the invalid factor 'nan'"),
         ("fail=2", "fail takes no factor; got '2'"),
         ("fail@host=a", "has the unknown selector 'host'; expected node, local-rank or phase"),
-        ("fail@local-rank=one", "local-rank was given 'one'"),
-        ("fail@phase=duo", "phase is 'duo'; expected one of facts, solo, pair"),
+        ("fail@local-rank=one", "invalid local-rank 'one'"),
+        ("fail@phase=duo", "invalid phase 'duo'; expected one of facts, solo, pair"),
     ],
 )
 def test_what_cannot_be_understood_is_said(text, words):

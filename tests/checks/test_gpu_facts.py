@@ -189,9 +189,9 @@ def test_a_healthy_gpu():
         ({"rows": (3, 1, 1, 0)}, "must be reset to replace a bad row"),
         ({"rows": (3, 1, 0, 1)}, "could not replace a bad row"),
         ({"pages": 1}, "must be reset to retire a bad page"),
-        ({"throttle": 0x40 | 0x4}, "slowed down by heat (hardware limit)"),
-        ({"temperature": 85}, "2 degrees below"),
-        ({"lanes": (8, 16)}, "8 PCIe lanes fewer"),
+        ({"throttle": 0x40 | 0x4}, "throttled by temperature (hardware limit)"),
+        ({"temperature": 85}, "2 degrees C below"),
+        ({"lanes": (8, 16)}, "8 fewer PCIe lanes"),
         ({"rows": (3, 0, 1, 0), "ecc": 0}, "will replace a row of its memory, whose errors were"),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_is_checked_on_which_machine(accelerator, seen, local_rank, answer)
 @pytest.mark.parametrize("option", ["--accelerator=amd.com/gpu", "--nproc-per-node=gpu"])
 @pytest.mark.parametrize(
     ("built_for", "why"),
-    [(None, "was built without GPU support"), ("amd.com/gpu", "finds none that works")],
+    [(None, "was built without GPU support"), ("amd.com/gpu", "finds no working GPU")],
 )
 def test_a_gpu_that_was_asked_for_is_not_replaced_by_a_cpu(option, built_for, why):
     with pytest.raises(CheckError) as error:
@@ -132,7 +132,7 @@ def test_gpus_that_torch_was_built_for_are_not_replaced_by_a_cpu():
     with pytest.raises(CheckError) as error:
         has_gpu(config, SeenGpus(0), "nvidia.com/gpu")
     assert str(error.value) == (
-        "there are GPUs (NVIDIA GPUs by NVML: 8), and this torch, built for them, finds no "
+        "GPUs found (NVIDIA GPUs by NVML: 8), but this torch, which was built for them, finds no "
         "working GPU (--accelerator=cpu checks CPUs)"
     )
     assert has_gpu(config, SeenGpus(8), "nvidia.com/gpu")

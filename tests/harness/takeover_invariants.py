@@ -133,7 +133,7 @@ class TakeoverWatch:
         if judged is None or assignment.round <= judged.world[0]:
             return
         taken = self._rounds[judged.world]
-        if cause is not None and "did not come back" in cause.message:
+        if cause is not None and "did not reconnect" in cause.message:
             self._was_away(taken, judged, cause)
         if assignment.restarts > judged.restarts + 1:
             raise TakeoverError(f"{assignment.restarts} restarts after {judged.restarts}")

@@ -177,7 +177,7 @@ def test_wrong_usage(ft):
     assert "unexpected argument 'node0' for ft-run check" in command.stderr
     command = ft.run("check", "--check-report", ft.folder / "missing" / "report.json")
     assert command.process.returncode == 2
-    assert "which cannot be written; right would be a file in a folder" in command.stderr
+    assert "; expected a file in a directory" in command.stderr
     one_cpu = ("--nproc-per-node", "cpu")
     cpu = min(os.sched_getaffinity(0))
     program = ("taskset", "-c", str(cpu), sys.executable, "-m", "ft_run")

@@ -47,7 +47,8 @@ def test_a_port_where_nothing_listens(ft: "Launcher", script: Path, free_port: i
     conf = f"is_host=0,{QUICK}"
     command = ft.start("--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-conf", conf, script)
     assert sentence(command, exit_codes.RENDEZVOUS_FAILED) == (
-        f"no master at 127.0.0.1:{free_port} within 5 s (connection refused); check --rdzv-endpoint, and that ft-run runs on that host."
+        f"no master at 127.0.0.1:{free_port} within 5 s (connection refused); check "
+        "--rdzv-endpoint, and that ft-run runs on that host."
     )
 
 
@@ -167,7 +168,8 @@ def test_usage_errors(ft: "Launcher", script: Path, arguments: tuple[str, ...], 
 def test_a_local_address_that_does_not_resolve(ft: "Launcher", script: Path) -> None:
     told = sentence(ft.start("--local-addr", "no-such-host.invalid", script), exit_codes.USAGE)
     assert told == (
-        "--local-addr 'no-such-host.invalid' is neither an IP address nor a host name that resolves."
+        "--local-addr 'no-such-host.invalid' is neither an IP address nor a host name that "
+        "resolves."
     )
 
 

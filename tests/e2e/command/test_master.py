@@ -172,7 +172,7 @@ def test_a_node_that_is_preempted_while_the_master_is_away_leaves_by_name(
     successor = job.master()
     goes.send(signal.SIGCONT)
     assert goes.wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
-    stays.expect(r"round=1 .*regroup with 1 node\(s\): node \d \(.*\) leaves: SIGTERM")
+    stays.expect(r"round=1 .*regroup with 1 node\(s\): node \d \(.*\) is leaving: SIGTERM")
     assert job.status()["restarts"] == 0
     job.open_gate()
     assert stays.wait() == 0
@@ -461,7 +461,7 @@ def test_strangers_do_not_disturb_a_running_job(ft: "Launcher", endpoint: str) -
             assert _say(channel, data) == []
         node = job.status()["nodes"][0]["node_id"]
         for changes, told in (
-            ({}, "belongs to another node that is alive"),
+            ({}, "is already used by another node"),
             ({"protocol": 99}, "uses protocol 99"),
             ({"job": pb.JobSpec(job_id="k")}, "another job"),
             ({"job": pb.JobSpec(max_nodes=1)}, "cannot work"),

@@ -54,7 +54,7 @@ def test_two_nodes_with_a_token(ft: "Launcher", free_port: int, options: tuple[s
     for question in ("status", "stacks"):
         asked = ft.run(question, endpoint)
         assert (asked.process.returncode, asked.stdout) == (exit_codes.REFUSED, "")
-        assert f"ft-run: error: the master at {endpoint} wants a token; right" in asked.stderr
+        assert f"ft-run: error: the master at {endpoint} requires a token; right" in asked.stderr
     gate.touch()
     assert [agent.wait() for agent in (host, other)] == [0, 0]
     told = host.stdout + host.stderr + other.stdout + other.stderr
@@ -75,7 +75,7 @@ def test_nodes_are_checked_together_with_a_token(ft: "Launcher", free_port: int)
     host.expect("hosted here")
     stranger = ft.run(*check, "--rdzv-conf", "connect_timeout=3")
     assert stranger.process.returncode == exit_codes.REFUSED
-    assert f"the master at {endpoint} wants a token;" in stranger.stderr
+    assert f"the master at {endpoint} requires a token;" in stranger.stderr
     other = ft.start(*check, env={"FT_RUN_TOKEN": file.read_text()})
     assert [node.wait() for node in (host, other)] == [0, 0]
     assert "2 of 2 nodes pass" in host.stdout + other.stdout
@@ -116,9 +116,9 @@ def test_two_nodes_with_certificates_of_their_own(ft: "Launcher", free_port: int
     assert "nodes 2 of 2" in ft.run("status", endpoint, *shown("other")).stdout
     quick = ("--rdzv-conf", "connect_timeout=3")
     strangers = {
-        "wants a certificate; right would be --tls-cert, --tls-key and --tls-ca.": (),
-        "is not trusted; right would be one that --tls-ca has signed": shown("foreign", "foreign"),
-        "does not trust the certificate of this node; right would be": shown("foreign"),
+        "requires a certificate; set --tls-cert, --tls-key and --tls-ca.": (),
+        "is not trusted; expected one that is signed by --tls-ca": shown("foreign", "foreign"),
+        "does not trust the certificate of this node; expected": shown("foreign"),
     }
     for sentence, flags in strangers.items():
         stranger = ft.run(*job, *quick, *flags, *script)
@@ -141,7 +141,7 @@ def test_a_node_with_another_token_is_told_so(ft: "Launcher", free_port: int) ->
         f"the token differs from that of the master at {endpoint};": ft.start(
             "--token-file", second, *node
         ),
-        f"the master at {endpoint} wants a token;": ft.start(*node),
+        f"the master at {endpoint} requires a token;": ft.start(*node),
         "has 5 characters, which is less than 128 bits;": ft.start(
             *node, env={"FT_RUN_TOKEN": "short"}
         ),

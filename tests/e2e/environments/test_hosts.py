@@ -196,7 +196,7 @@ def test_the_token_travels_by_ssh_and_is_in_no_list_of_processes(ft: Launcher, s
     assert sum("hosts-node" in line for line in lines) >= 3
     assert not any(secret.reveal() in line for line in lines)
     asked = ft.run("status", "a", host=ssh.hosts[1])
-    assert "wants a token" in asked.stderr
+    assert "requires a token" in asked.stderr
     ssh.go_on.touch()
     assert job.wait() == 0
 

@@ -122,7 +122,7 @@ def test_two_nodes_with_one_rank(ft, network):
     workers = job.started("ab", 0)
     twin = job.agent("c", "--node-rank", 1)
     assert twin.wait() == exit_codes.REFUSED
-    assert "--node-rank 1 belongs to another node that is alive" in twin.stderr
+    assert "--node-rank 1 is already used by another node" in twin.stderr
     assert job.are_alive(*workers.values())
     # A node that does not answer gives way before it would be a lost node.
     job.hosts["b"].freeze()

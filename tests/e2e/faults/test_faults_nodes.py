@@ -150,11 +150,13 @@ def test_a_preempted_node_leaves_and_the_others_regroup_at_no_cost(ft, network):
     before = job.start("abc")
     since = time.monotonic()
     job.agents["c"].send(signal.SIGTERM)
-    job.noticed("agent told to go", since, "ab", r"stopping 1 worker.*node 2 \(c\) leaves: SIGTERM")
+    job.noticed(
+        "agent told to go", since, "ab", r"stopping 1 worker.*node 2 \(c\) is leaving: SIGTERM"
+    )
     assert job.agents["c"].wait() == exit_codes.SIGNAL_BASE + signal.SIGTERM
     job.started("ab", 1)
     assert not job.are_alive(*before.values())
-    job.expect("ab", r"regroup with 2 node\(s\): node 2 \(c\) leaves: SIGTERM")
+    job.expect("ab", r"regroup with 2 node\(s\): node 2 \(c\) is leaving: SIGTERM")
     job.ends("ab")
     assert "(0 of 9 restarts used)" in job.agents["a"].stderr
 

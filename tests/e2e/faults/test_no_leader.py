@@ -74,7 +74,8 @@ def test_a_node_that_waits_for_a_leader_says_what_each_listed_host_answers(ft, l
     agent = start(ft, listed, f"{QUICK},connect_timeout=8")
     agent.expect(
         rf"no connection to the master; {listed[0]}: no leader yet; {listed[1]}: connection refused"
-        rf"; {listed[2]}: connection refused; 2 of 3 needed to elect a leader: trying again, gives up in"
+        rf"; {listed[2]}: connection refused; 2 of 3 needed to elect a leader: trying again, "
+        rf"gives up in"
     )
     assert agent.wait() == exit_codes.RENDEZVOUS_FAILED
     assert f"within 8 s ({listed[0]}: no leader yet; {listed[1]}: conn" in agent.stderr

@@ -165,7 +165,7 @@ def test_a_node_that_leaves_is_replaced_without_a_restart(ft, free_port):
         agent.expect("^round of")
     leaver.send(signal.SIGTERM)
     assert leaver.wait() == 128 + signal.SIGTERM
-    host.expect("stopping 1 worker.*leaves: SIGTERM")
+    host.expect("stopping 1 worker.*is leaving: SIGTERM")
     flag.touch()
     replacement = ft.start(*args)
     assert [host.wait(), replacement.wait()] == [0, 0]

@@ -213,7 +213,7 @@ def test_the_world_grows_once_for_several_newcomers_and_it_costs_nothing():
     assignment = scene.assignment("d")
     assert (assignment.nodes, assignment.round, assignment.restarts) == (4, 1, 0)
     assert assignment.cause is None
-    assert "grows from 2 to 4" in assignment.reason
+    assert "scaling up from 2 to 4" in assignment.reason
     scene.wait(1000)
     assert scene.rounds("a") == [0, 1]
 
@@ -369,7 +369,7 @@ def test_who_leaves_by_name_is_replaced_at_no_cost():
     assert scene.ranks("a", "c") == [0, 1]
     assert scene.assignment("a").restarts == 0
     assert scene.assignment("a").cause is None
-    assert "leaves: SIGTERM" in scene.assignment("a").reason
+    assert "is leaving: SIGTERM" in scene.assignment("a").reason
 
 
 def test_a_spare_or_a_waiting_node_leaves_at_once():

@@ -34,7 +34,7 @@ from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        (JobSpec("other", 2, 2, 1, 3), "--rdzv-id 'other' is another job than 'job'"),
+        (JobSpec("other", 2, 2, 1, 3), "--rdzv-id 'other' is not the job of this master ('job')"),
         (JobSpec("job", 1, 2, 1, 3), "the minimum of --nnodes is 1 here and 2 there"),
         (JobSpec("job", 2, 3, 1, 3), "the maximum of --nnodes is 3 here and 2 there"),
         (JobSpec("job", 2, 2, 2, 3), "--node-unit is 2 here and 1 there"),
@@ -48,14 +48,23 @@ from ft_run.tests.harness.scene import SPARE, Scene, claim_of, running
             "--rescale-delay in seconds is 60 here and not given there",
         ),
         (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.inf), "is never here and not given there"),
-        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=-1.0), "--rescale-delay -1 makes no sense"),
-        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.nan), "--rescale-delay nan makes"),
+        (JobSpec("job", 2, 2, 1, 3, rescale_delay_s=-1.0), "invalid value -1 for --rescale-delay"),
+        (
+            JobSpec("job", 2, 2, 1, 3, rescale_delay_s=math.nan),
+            "invalid value nan for --rescale-delay",
+        ),
         (
             JobSpec("job", 2, 2, 1, 3, hang=HangSpec(0.0, 1800.0)),
             "--hang-timeout in seconds (0 is auto) is 0 here and never there",
         ),
-        (JobSpec("job", 2, 2, 1, 3, hang=HangSpec(-1.0, 1.0)), "--hang-timeout -1 makes no sense"),
-        (JobSpec("job", 2, 2, 1, 3, hang=HangSpec(1.0, math.inf)), "--hang-timeout-start inf"),
+        (
+            JobSpec("job", 2, 2, 1, 3, hang=HangSpec(-1.0, 1.0)),
+            "invalid value -1 for --hang-timeout",
+        ),
+        (
+            JobSpec("job", 2, 2, 1, 3, hang=HangSpec(1.0, math.inf)),
+            "invalid value inf for --hang-timeout-start",
+        ),
         (JobSpec("job", 3, 2, 1, 3), "1 <= MIN <= MAX"),
         (JobSpec("job", 3, 4, 2, 3), "not a multiple of --node-unit"),
     ],
@@ -86,7 +95,7 @@ def test_another_configuration_is_refused_with_the_difference(job, words):
         (
             {"protocol": 99},
             f"it uses protocol 99 (ft-run 1) and the master uses protocol {PROTOCOL_VERSION}; "
-            "install the same ft-run on all nodes",
+            "install the same version of ft-run on all nodes",
         ),
         (
             {"claim": claim_of(number=2**31, rank=0)},
@@ -181,10 +190,10 @@ def test_a_rank_beyond_the_world_is_refused():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"restart_window_s": math.nan}, "--restart-window nan makes no sense"),
-        ({"restart_window_s": -1.0}, "--restart-window -1 makes no sense"),
-        ({"backoff_first_s": math.inf}, "--restart-backoff inf makes no sense"),
-        ({"backoff_max_s": -1.0}, "--restart-backoff -1 makes no sense"),
+        ({"restart_window_s": math.nan}, "invalid value nan for --restart-window"),
+        ({"restart_window_s": -1.0}, "invalid value -1 for --restart-window"),
+        ({"backoff_first_s": math.inf}, "invalid value inf for --restart-backoff"),
+        ({"backoff_max_s": -1.0}, "invalid value -1 for --restart-backoff"),
     ],
 )
 def test_numbers_of_a_policy_that_no_command_line_gives_are_refused(given, words):
@@ -292,7 +301,7 @@ def test_an_identity_whose_holder_answers_is_refused_to_another():
     assert len(scene.all_told("b", Challenge)) == 1
     scene.wait(0.9)
     scene.say("b", ChallengeReply())
-    assert "'b' belongs to another node" in scene.last("twin", Refused).sentence
+    assert "'b' is already used by another node" in scene.last("twin", Refused).sentence
     assert scene.last("twin", Refused).is_displaced, "should it have workers, they are stale"
     scene.wait(10)
     assert scene.stops("a") == []
@@ -333,7 +342,7 @@ def test_a_rank_that_another_host_has_is_contested_as_well():
     scene.attend("b", wanted_rank=0)
     assert scene.all_told("a", Challenge)
     scene.say("a", ChallengeReply())
-    assert "--node-rank 0 belongs" in scene.last("b", Refused).sentence
+    assert "--node-rank 0 is already used" in scene.last("b", Refused).sentence
     scene.attend("c", wanted_rank=0)
     scene.wait(1)
     scene.attend("d", wanted_rank=1)
@@ -486,4 +495,4 @@ def test_what_is_no_other_host_or_wants_the_same_rank_is_refused(rank):
     other = "10.0.0.1" if rank is None else "10.0.0.2"
     scene.attend("b", node_id="vm/0", address=other, wanted_rank=rank)
     scene.say("a", ChallengeReply())
-    assert "belongs to another node" in scene.last("b", Refused).sentence
+    assert "is already used by another node" in scene.last("b", Refused).sentence

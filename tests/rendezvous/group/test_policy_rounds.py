@@ -178,14 +178,14 @@ def test_a_preempted_node_costs_nothing_unless_a_rule_says_so() -> None:
         assignment = scene.assignment("c")
         assert assignment.restarts == restarts
         assert (assignment.cause is not None) == bool(restarts)
-        assert assignment.reason == "node 1 (b) leaves: SIGTERM"
+        assert assignment.reason == "node 1 (b) is leaving: SIGTERM"
     scene = running(2, names="abc", policy=rules("preempted=fail"))
     scene.say("b", Leave("SIGTERM"))
     scene.stopped("a", "b")
     verdict = scene.last("a", Verdict)
     assert verdict.cause is not None
     assert verdict.cause.kind is FailureKind.PREEMPTED
-    assert "the failure policy ended the job: node 1 (b) leaves: SIGTERM" in verdict.sentence
+    assert "the failure policy ended the job: node 1 (b) is leaving: SIGTERM" in verdict.sentence
 
 
 def test_a_failure_while_a_node_leaves_costs_nothing() -> None:
@@ -503,7 +503,7 @@ def test_a_rule_that_makes_no_sense_here_is_refused() -> None:
     job = JobSpec("job", 1, 1, 1, 3, rules("future:7=fail"))
     scene.links["a"], scene._names[1] = 1, "a"
     scene.handle(Received(1, Attend(1, "1", job, spec, scene.offer("a"), None)))
-    assert "a rule of --on-failure makes no sense" in scene.last("a", Refused).sentence
+    assert "invalid rule of --on-failure" in scene.last("a", Refused).sentence
 
 
 def test_there_may_be_a_hundred_rules() -> None:
@@ -519,7 +519,8 @@ def test_there_may_be_a_hundred_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job_id", "words"), [("other", "is another job than 'job'"), ("job", "options differ")]
+    ("job_id", "words"),
+    [("other", "is not the job of this master ('job')"), ("job", "options differ")],
 )
 def test_the_rules_of_who_does_not_belong_to_the_job_are_not_read(job_id: str, words: str) -> None:
     scene = running(1, names="a")

@@ -142,7 +142,7 @@ def test_a_worker_that_does_not_die_ends_the_job():
     verdict = scene.last("a", Verdict)
     assert verdict.outcome is Outcome.WORKERS_FAILED
     assert verdict.cause == worker_failure(0)
-    assert "does not die" in verdict.sentence
+    assert "cannot be killed" in verdict.sentence
 
 
 def test_a_worker_that_does_not_die_in_a_regroup_is_the_cause():

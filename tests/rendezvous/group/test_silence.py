@@ -27,7 +27,7 @@ def back(scene: Scene, *names: str) -> None:
 def test_a_round_goes_on_when_the_master_was_cut_off_from_all_of_its_nodes() -> None:
     scene = cut_off()
     scene.wait(300)
-    assert scene.notes[-1] == "nothing is heard of any node: the round is kept for 600 s"
+    assert scene.notes[-1] == "no node responds: keeping the round for 600 s"
     back(scene, "a")
     scene.wait(9)
     back(scene, "b")

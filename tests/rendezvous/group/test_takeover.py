@@ -127,7 +127,7 @@ def test_members_that_do_not_come_back_in_time_cost_a_restart():
     scene.stopped("a", "b")
     assignment = scene.assignment("a")
     assert (assignment.round, assignment.restarts, assignment.nodes) == (5, 1, 2)
-    assert "did not come back" in assignment.reason
+    assert "did not reconnect" in assignment.reason
 
 
 def test_a_member_that_comes_back_too_late_stops_and_joins_again():
@@ -198,7 +198,7 @@ def test_a_fence_that_has_fired_although_no_node_is_lost_costs_no_restart_and_is
     for rank, name in enumerate("ab"):
         scene.attend(name, claim=claim_of(4, rank, state=STOPPED, term=5))
     assert scene.assignment("a").restarts == 0
-    assert "killed while no host led" in scene.assignment("a").reason
+    assert "killed while there was no leader" in scene.assignment("a").reason
 
 
 def test_workers_that_ended_after_the_stop_are_no_failure():
@@ -381,7 +381,7 @@ def test_who_was_asked_to_go_while_the_master_was_away_leaves_by_name(says):
     scene.stopped("a")
     assignment = scene.assignment("b")
     assert (assignment.round, assignment.restarts, assignment.cause) == (5, 0, None)
-    assert assignment.reason == "node 2 (c) leaves: SIGTERM"
+    assert assignment.reason == "node 2 (c) is leaving: SIGTERM"
 
 
 def test_the_failure_of_who_left_counts_all_the_same():
@@ -404,7 +404,7 @@ def test_who_was_asked_to_go_while_its_link_was_cut_leaves_by_name(fails):
     scene.stopped("a")
     assert scene.assignment("a").restarts == fails
     if not fails:
-        assert scene.assignment("a").reason == "node 1 (b) leaves: SIGTERM"
+        assert scene.assignment("a").reason == "node 1 (b) is leaving: SIGTERM"
 
 
 def test_a_member_whose_place_another_process_has_is_not_waited_for():

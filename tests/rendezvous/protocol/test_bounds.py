@@ -125,13 +125,13 @@ def test_what_an_agent_says_is_taken(message: NodeMessage) -> None:
 
 @pytest.mark.parametrize("message", CASES)
 def test_every_number_and_text_is_bounded(message: NodeMessage) -> None:
-    with pytest.raises(bounds.OutOfBounds, match="right would be"):
+    with pytest.raises(bounds.OutOfBounds, match="expected "):
         bounds.check(message)
 
 
 @pytest.mark.parametrize("message", [Leave(""), Notice("", 1.0)])
 def test_a_node_says_why_it_leaves(message: NodeMessage) -> None:
-    with pytest.raises(bounds.OutOfBounds, match="reason is empty; right would be why"):
+    with pytest.raises(bounds.OutOfBounds, match="reason is empty; expected the reason why"):
         bounds.check(message)
 
 
@@ -139,7 +139,9 @@ def test_a_node_says_why_it_leaves(message: NodeMessage) -> None:
 def test_names_can_be_shown(name: str) -> None:
     attend = typing.cast(Attend, MESSAGES[0])
     node = dataclasses.replace(attend.node, **{name: "\x1b[2J"})  # type: ignore[arg-type]  # texts
-    with pytest.raises(bounds.OutOfBounds, match=rf"^{name} '\\x1b\[2J' has characters that"):
+    with pytest.raises(
+        bounds.OutOfBounds, match=rf"^{name} '\\x1b\[2J' has unprintable characters"
+    ):
         bounds.check(dataclasses.replace(attend, node=node))
 
 

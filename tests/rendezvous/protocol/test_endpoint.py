@@ -38,7 +38,7 @@ def test_endpoints(text: str, host: str, port: int) -> None:
 def test_what_is_not_an_endpoint(text: str) -> None:
     with pytest.raises(UsageError) as error:
         Endpoint.parse(text)
-    assert "is not an endpoint; right would be HOST[:PORT], e.g. node0" in error.value.sentence
+    assert ": expected HOST[:PORT], e.g. node0" in error.value.sentence
     assert len(error.value.sentence) < 300
 
 

@@ -123,4 +123,4 @@ def test_a_worker_that_does_not_die_is_named_beside_the_root_cause():
         postmortem.remember(stuck)
         postmortem.conclude()
         assert postmortem.cause == (failure(0) if counted else stuck)
-        assert "does not die" in postmortem.reason
+        assert "cannot be killed" in postmortem.reason

@@ -143,7 +143,7 @@ def test_no_master_at_the_endpoint(nowhere: Endpoint) -> None:
         await node.link.close()
         node = Node(nowhere, attend, connect_timeout_s=0.0, port_is_taken=True)
         lost = await node.next(LinkLost)
-        assert lost.sentence.startswith(f"port {nowhere.port} of this host is in use by something")
+        assert lost.sentence.startswith(f"port {nowhere.port} of this host is in use by a process")
         await node.link.close()
 
     run(test)
@@ -156,7 +156,7 @@ def test_a_master_that_stays_away() -> None:
         await node.next(Start)
         await server.stop()
         lost = await node.next(LinkLost)
-        assert lost.sentence.startswith(f"the master at {endpoint} stayed away for 0 s")
+        assert lost.sentence.startswith(f"no connection to the master at {endpoint} for 0 s")
         await node.link.close()
 
     run(test)
@@ -219,7 +219,7 @@ def test_connections_that_bring_nothing_do_not_count_as_a_master() -> None:
         server, endpoint = await attended(hear_and_end)
         node = Node(endpoint, attend, master_timeout_s=0.5)
         lost = await node.next(LinkLost)
-        assert lost.sentence.startswith(f"the master at {endpoint} stayed away for 0.5 s")
+        assert lost.sentence.startswith(f"no connection to the master at {endpoint} for 0.5 s")
         await node.link.close()
         await server.stop(None)
 

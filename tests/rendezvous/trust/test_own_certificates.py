@@ -155,10 +155,10 @@ def test_files_that_do_not_belong_together_are_refused(files: Folder) -> None:
         files.trust()
     files.write(papers(TOKEN))
     (files.path / "ca").write_text("x")
-    with pytest.raises(UsageError, match="has no certificate; right would be a PEM file"):
+    with pytest.raises(UsageError, match="has no certificate; expected a PEM file"):
         files.trust()
     (files.path / "key").chmod(0o644)
-    with pytest.raises(UsageError, match="is open to other users"):
+    with pytest.raises(UsageError, match="is accessible to other users"):
         files.trust()
     (files.path / "cert").unlink()
     with pytest.raises(UsageError, match="No such file"):

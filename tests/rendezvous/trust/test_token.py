@@ -82,9 +82,9 @@ def test_a_file_that_is_open_to_others_is_refused(file: Path, mode: int) -> None
     ("uid", "mode", "wrong"),
     [
         (0, 0o440, ""),
-        (0, 0o444, "open to other users (mode 0444)"),
-        (0, 0o460, "open to other users (mode 0460)"),
-        (1000, 0o440, "open to other users (mode 0440)"),
+        (0, 0o444, "accessible to other users (mode 0444)"),
+        (0, 0o460, "accessible to other users (mode 0460)"),
+        (1000, 0o440, "accessible to other users (mode 0440)"),
         (1001, 0o600, "belongs to another user (uid 1001)"),
     ],
 )
