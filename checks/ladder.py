@@ -65,7 +65,7 @@ class Ladder:
                 pass now.
 
         Raises:
-            ValueError: a floor of the spec makes no sense.
+            ValueError: a minimum of the spec makes no sense.
         """
         self._spec = spec
         self._level = Level(spec.level)
@@ -279,7 +279,7 @@ def _progress(results: Results, step: Step, known: Collection[str] | None = None
     if step.phase is Phase.ALL:
         nodes = step.meetings[0]
         count = "" if known is None else f", {sum(n in known for n in nodes)} have answered"
-        return f"{step.phase.value}: all {len(nodes)} together{count}"
+        return f"{step.phase.title}: all {len(nodes)} together{count}"
     total = len(step.meetings)
     unit = "node" if step.phase in (Phase.FACTS, Phase.SOLO) else "pair"
     what = unit if total == 1 else unit + "s"
@@ -289,7 +289,7 @@ def _progress(results: Results, step: Step, known: Collection[str] | None = None
         done = sum(all(node in known for node in meeting) for meeting in step.meetings)
         count = f"{done} of {total} {what} done"
     more = {Phase.SOLO: ", each alone", Phase.SUSPECTS: f", round {results.rounds + 1}"}
-    return f"{step.phase.value}: {count}{more.get(step.phase, '')}"
+    return f"{step.phase.title}: {count}{more.get(step.phase, '')}"
 
 
 def _slowest(results: Results) -> str:

@@ -107,7 +107,7 @@ def _is_slow_alone(results: Results, node: str) -> bool:
 
 
 def is_slow(results: Results, metric: str, node: str) -> bool:
-    """Return whether a node is worse than the median of its peers allows, or than a floor.
+    """Return whether a node is worse than the median of its peers allows, or than a minimum.
 
     Args:
         results: what is known.
@@ -117,7 +117,7 @@ def is_slow(results: Results, metric: str, node: str) -> bool:
     value = results.best[metric].get(node)
     if value is None:
         return False
-    if results.misses_floor(metric, value):
+    if results.misses_minimum(metric, value):
         return True
     reference = results.median_of_peers(metric, node)
     return reference is not None and results.is_worse(metric, value, reference)

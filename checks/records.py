@@ -33,6 +33,11 @@ class Phase(enum.Enum):
     ALL = "all"
     """One all-reduce over all nodes that are left."""
 
+    @property
+    def title(self) -> str:
+        """Its name for people; the value is that of messages and reports."""
+        return "system information" if self is Phase.FACTS else self.value
+
 
 class Level(enum.Enum):
     """How much is measured: ``--check-level``."""

@@ -37,7 +37,7 @@ class Rules:
 
     straggler_threshold: float = defaults.STRAGGLER_THRESHOLD
     """How many times worse than the median of its peers makes a straggler."""
-    floors: Metrics = field(default_factory=Metrics)
+    minimums: Metrics = field(default_factory=Metrics)
     """What each metric must reach at least; for a latency, what it must not exceed."""
     compute_threshold: float = 0.0
     """The threshold of the matrix product, which varies less than the others; 0: the same."""
@@ -47,16 +47,16 @@ class Rules:
         """Return the rules that a job wants.
 
         Raises:
-            ValueError: a floor names no metric or no number.
+            ValueError: a minimum names no metric or no number.
         """
-        floors = {}
+        minimums = {}
         for text in spec.floors:
             name, _, number = text.partition("=")
-            floors[name] = float(number)
-        unknown = floors.keys() - set(metric_names())
+            minimums[name] = float(number)
+        unknown = minimums.keys() - set(metric_names())
         if unknown:
             raise ValueError(f"no such metric: {', '.join(sorted(unknown))}")
-        return Rules(spec.straggler_threshold, Metrics(**floors), spec.compute_threshold)
+        return Rules(spec.straggler_threshold, Metrics(**minimums), spec.compute_threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +134,15 @@ class Results:
         return NOT_CARRIED_OUT not in self.solo_failures.get(node, ("", NOT_CARRIED_OUT))[1]
 
     def _unmeasured(self, metrics: Metrics) -> str:
-        """Return, in words, which metric has a floor and was not measured; empty for none.
+        """Return, in words, which metric has a minimum and was not measured; empty for none.
 
-        Nothing says that it would reach the floor: fail closed.
+        Nothing says that it would reach the minimum: fail closed.
         """
         for metric in SOLO_METRICS:
-            floor = getattr(self.rules.floors, metric)
-            if floor is not None and getattr(metrics, metric) is None:
+            minimum = getattr(self.rules.minimums, metric)
+            if minimum is not None and getattr(metrics, metric) is None:
                 what, unit = METRIC_WORDS[metric]
-                return f"{what} was not measured, but a minimum of {floor:.3g} {unit} is required"
+                return f"{what} was not measured, but a minimum of {minimum:.3g} {unit} is required"
         return ""
 
     @cached_property
@@ -300,7 +300,7 @@ class Results:
 
     @cached_property
     def slow_in_meetings(self) -> frozenset[str]:
-        """Nodes that might be slow: worse, by the threshold, than the fastest, or below a floor.
+        """Nodes that might be slow: worse, by the threshold, than the fastest, or below a minimum.
 
         The fastest rather than the median: where slow nodes are in most pairs, few pairs show
         how fast the others are. This decides only which nodes meet again.
@@ -313,7 +313,7 @@ class Results:
                 continue
             reference = pick(values.values())
             for node, value in values.items():
-                if self.is_worse(metric, value, reference) or self.misses_floor(metric, value):
+                if self.is_worse(metric, value, reference) or self.misses_minimum(metric, value):
                     found.add(node)
         return frozenset(found)
 
@@ -326,12 +326,12 @@ class Results:
             return value > reference * threshold
         return value * threshold < reference
 
-    def misses_floor(self, metric: str, value: float) -> bool:
+    def misses_minimum(self, metric: str, value: float) -> bool:
         """Return whether a value is worse than what the user asks for at least."""
-        floor = getattr(self.rules.floors, metric)
-        if floor is None:
+        minimum = getattr(self.rules.minimums, metric)
+        if minimum is None:
             return False
-        return bool(value > floor if metric in LOWER_IS_BETTER else value < floor)
+        return bool(value > minimum if metric in LOWER_IS_BETTER else value < minimum)
 
     def _records(self, *phases: Phase) -> Iterator[tuple[Phase, Meeting, Record]]:
         for answered in self.steps:

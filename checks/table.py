@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from .records import Phase
 from .verdict import NodeVerdict, Standing, Verdicts
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def print_verdicts(verdicts: Verdicts, console: "Console") -> None:
     reasons_inside = has_reasons and console.width >= _WIDE
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("NODE", overflow="fold")
-    table.add_column("FACTS", no_wrap=True)
+    table.add_column("SYSTEM", no_wrap=True)
     for name in metrics:
         title, unit = _COLUMNS[name]
         table.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
@@ -106,7 +107,7 @@ def _reason_lines(nodes: Iterable[NodeVerdict]) -> list[str]:
 
 
 def _facts(node: NodeVerdict) -> "Text":
-    if node.reason.startswith("facts:"):
+    if node.reason.startswith(f"{Phase.FACTS.title}:"):
         return _text("failed", _STYLES[Standing.FAULTY])
     if node.remarks:
         return _text("warned", "yellow")

@@ -125,7 +125,7 @@ def _standing(
     if node in results.solo_failures:
         phase, reason = results.solo_failures[node]
         standing = Standing.FAULTY if results.is_bad_alone(node) else Standing.UNDECIDED
-        return standing, f"{phase.value}: {reason}"
+        return standing, f"{phase.title}: {reason}"
     if len(results.sound) == 1 and (node in results.trusted or _was_alone(results, node)):
         return Standing.PASSED, ""
     if node not in results.trusted:
@@ -215,7 +215,9 @@ def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[st
             metric
             for metric in MEETING_METRICS
             if is_slow(results, metric, node)
-            and (metric not in unclear or results.misses_floor(metric, results.best[metric][node]))
+            and (
+                metric not in unclear or results.misses_minimum(metric, results.best[metric][node])
+            )
         ]
     return found
 
@@ -223,8 +225,8 @@ def _stragglers(results: Results, node: str, unclear: frozenset[str]) -> list[st
 def _unclear_metrics(results: Results) -> frozenset[str]:
     """Return the metrics by which half of the nodes are slower than their peers.
 
-    Which nodes are slow is then unknown, but for a floor. A meeting that was slow lowers two nodes
-    at once.
+    Which nodes are slow is then unknown, but for a minimum. A meeting that was slow lowers two
+    nodes at once.
     """
     return frozenset(metric for metric in MEETING_METRICS if _are_many_slow(results, metric))
 
@@ -239,11 +241,11 @@ def _slow_words(results: Results, node: str, metric: str) -> str:
     what, unit = METRIC_WORDS[metric]
     values = results.best[metric]
     own = f"{what} {values[node]:.3g} {unit}"
-    if results.misses_floor(metric, values[node]):
+    if results.misses_minimum(metric, values[node]):
         bound = "more than" if metric in LOWER_IS_BETTER else "less than"
-        return f"{own}, {bound} the required {getattr(results.rules.floors, metric):.3g}"
+        return f"{own}, {bound} the required {getattr(results.rules.minimums, metric):.3g}"
     reference = results.median_of_peers(metric, node)
-    assert reference is not None, "without peers nothing is slow but for a floor"
+    assert reference is not None, "without peers nothing is slow but for a minimum"
     times = values[node] / reference if metric in LOWER_IS_BETTER else reference / values[node]
     return f"{own}, {times:.1f} times worse than the median {reference:.3g} {unit} of its peers"
 
@@ -288,7 +290,7 @@ def _remarks(
         for metric in MEETING_METRICS
         if len(results.sound) == 2
         and node in results.best[metric]
-        and results.misses_floor(metric, results.best[metric][node])
+        and results.misses_minimum(metric, results.best[metric][node])
     ]
     return tuple(found)
 

@@ -34,7 +34,7 @@ class CheckpointFailed(Event):
         return f"checkpoint of step {self.step} not saved: {self.reason}{has}"
 
 
-class BreakpointUnsaved(Event):
+class SnapshotUnsaved(Event):
     """The newest snapshot was not written before the job ended, or this node left."""
 
     step: int

@@ -35,7 +35,7 @@ class NodeJudged(Event):
     line = "checks: {node} {standing}: {reasons}"
 
 
-class NodePassedWithRemark(Event):
+class NodePassedWithWarning(Event):
     """The checks let this node in, but found something."""
 
     sentence: str

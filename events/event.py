@@ -55,7 +55,7 @@ class RoundEvent(Event):
         return f"round={self.round} node_rank={self.node_rank}"
 
 
-class Remark(Event):
+class LogMessage(Event):
     """A sentence about the options, a file or a log, from where they are read."""
 
     sentence: str

@@ -50,7 +50,7 @@ class NodeLeaves(MasterEvent):
     line = "master: node {node_id} is leaving: {reason}"
 
 
-class NodeGivesNotice(MasterEvent):
+class NodePreemptionNoticed(MasterEvent):
     """A node is being preempted; all ranks leave one state first, within ``limit_s``."""
 
     node_id: str
@@ -121,7 +121,7 @@ class OptionsReplaced(MasterEvent):
     line = "master: node {node_id} was already running this job: using its options"
 
 
-class AllSilent(MasterEvent):
+class NoNodeResponds(MasterEvent):
     """Nothing is heard of any node: the round is kept for a time."""
 
     kept_s: float
@@ -129,7 +129,7 @@ class AllSilent(MasterEvent):
     line = "master: no node responds: keeping the round for {kept_s:g} s"
 
 
-class NodesHeardAgain(MasterEvent):
+class NodesRespondAgain(MasterEvent):
     """The silence of all nodes is over."""
 
     line = "master: nodes respond again"
@@ -176,7 +176,7 @@ class RoundTakenOver(MasterEvent):
     )
 
 
-class VerdictGiven(MasterEvent):
+class JobFinished(MasterEvent):
     """The job is over."""
 
     sentence: str
@@ -199,7 +199,7 @@ class ChecksBegun(MasterEvent):
     line = "master: checking {nodes} of {of_nodes} nodes"
 
 
-class ChecksGivenUp(MasterEvent):
+class ChecksAborted(MasterEvent):
     """The checks end without a finding."""
 
     line = "master: checks aborted"
@@ -225,7 +225,7 @@ class MasterListening(Event):
     line = "master: listening at {endpoint} (port {port})"
 
 
-class WireOpen(Event):
+class UnauthenticatedClientsAccepted(Event):
     """A master listens beyond this host, and there is no token."""
 
     endpoint: str

@@ -193,7 +193,7 @@ class KilledOnRequest(Event):
     line = "second Ctrl-C: killing all remaining processes"
 
 
-class NodeGoneSoon(Event):
+class NodePreempted(Event):
     """This node is being preempted; the ranks have ``limit_s`` to leave the state of one step."""
 
     reason: str
@@ -217,7 +217,7 @@ class DrainOrdered(Event):
     line = "{reason}: saving a snapshot on all ranks (up to {limit_s:.0f} s)"
 
 
-class NoticeUnknown(Event):
+class PreemptionNoticesUnavailable(Event):
     """Whether this node is being preempted cannot be asked."""
 
     source: str

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from ... import defaults, exit_codes
 from ...errors import PortInUseError, UsageError
 from ...events.event import Event
-from ...events.master import EndpointsAreOne, HostLeads, MasterMoved, MasterNotHosted, WireOpen
+from ...events.master import (
+    EndpointsAreOne,
+    HostLeads,
+    MasterMoved,
+    MasterNotHosted,
+    UnauthenticatedClientsAccepted,
+)
 from ...rendezvous.group.events import GroupSettings
 from ...rendezvous.group.examination import Examination, Examiner
 from ...rendezvous.lease.times import LeaseTimes
@@ -241,7 +247,7 @@ class Hosting:
 def tell_if_open(address: Endpoint, trust: "Trust | None", note: Note) -> None:
     """Say that others may reach a master without a token."""
     if trust is None and not is_loopback(address.host):
-        note(WireOpen(str(address)))
+        note(UnauthenticatedClientsAccepted(str(address)))
 
 
 async def listed_host(

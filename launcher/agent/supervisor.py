@@ -142,7 +142,7 @@ class Supervisor:
         starter = self._starter
         logs = starter.log_dir.attempt(assignment.restarts, self._node.local_world_size)
         if logs.warning:
-            self._note(Remark(logs.warning, Severity.WARNING))
+            self._note(LogMessage(logs.warning, Severity.WARNING))
         self._records.begin()
         if starter.timers is not None:
             starter.timers.forget()

@@ -29,7 +29,7 @@ async def ask_master(
 
     from ...rendezvous.transport.channel_options import SERVICE, client_options
     from ...rendezvous.transport.client import in_words, is_foreign
-    from ...rendezvous.trust.doubt import doubt
+    from ...rendezvous.trust.handshake_errors import handshake_error
     from ...rendezvous.trust.wire import open_channel
 
     async with open_channel(options.endpoint, client_options(options.timeout_s), trust) as channel:
@@ -41,7 +41,9 @@ async def ask_master(
         try:
             return await ask(request, timeout=options.timeout_s)
         except grpc.aio.AioRpcError as error:
-            if (why := await doubt(error.details() or "", options.endpoint, trust)) is not None:
+            if (
+                why := await handshake_error(error.details() or "", options.endpoint, trust)
+            ) is not None:
                 raise RefusedError(why.sentence(options.endpoint)) from error
             if is_foreign(error):
                 raise RendezvousError(

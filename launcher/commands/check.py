@@ -17,7 +17,7 @@ from ...checks.verdict import Verdicts, exit_code, verdict
 from ...checks.worker_config import NOT_CARRIED_OUT
 from ...errors import UsageError
 from ...events.checks import CheckSignalled, ChecksProgressed
-from ...events.event import Remark, Severity
+from ...events.event import LogMessage, Severity
 from ...events.workers import PreloadChanged
 from ...rendezvous.protocol.check_messages import CheckOrder, CheckSpec
 from ...rendezvous.protocol.failure import signal_name
@@ -58,7 +58,7 @@ def run_check(options: LaunchOptions) -> int:
     for text in options.warnings:
         display.event(Remark(text))
     if options.preload and (remark := other_interpreter(os.environ)):
-        display.event(Remark(remark, Severity.WARNING))
+        display.event(LogMessage(remark, Severity.WARNING))
         options = replace(options, preload=())
     refuse_missing_modules(options.preload)
     workers = _workers(options, checks.spec)
@@ -81,7 +81,7 @@ def run_check(options: LaunchOptions) -> int:
         # A full disk must not turn the exit status of a faulty node into that of wrong usage.
         if status == exit_codes.SUCCESS:
             raise lost
-        display.event(Remark(lost.sentence, Severity.ERROR))
+        display.event(LogMessage(lost.sentence, Severity.ERROR))
     return status
 
 
@@ -165,7 +165,7 @@ class _Climb:
         results = Results((self._node,), rules=Rules.of(self._spec))
         while (step := plan(results)) is not None:
             again = any(answered.step.phase is step.phase for answered in results.steps)
-            self._doing = step.phase.value + (", again" if again else "")
+            self._doing = step.phase.title + (", again" if again else "")
             self._display.event(ChecksProgressed(self._doing, is_alone=True))
             record = await self._record(len(results.steps), step.phase)
             answered = Answered(step, {self._node: record})

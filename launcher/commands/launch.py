@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NoProcessError
-from ...events.event import Remark, Severity
+from ...events.event import LogMessage, Severity
 from ...rendezvous.trust.source import read_trust
 from ...values import replace
 from .. import startup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import RefusedError, UsageError
-from ...events.event import Remark, Severity
+from ...events.event import LogMessage, Severity
 from ...events.master import EndedElsewhere, MasterListening, MasterSignalled
 from ...events.node import JobEnded
 from ...rendezvous.group.events import GroupSettings

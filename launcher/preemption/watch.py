@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 
 from ...events.event import Event
-from ...events.node import NoticeUnknown
+from ...events.node import PreemptionNoticesUnavailable
 from .clouds import aws, azure, google
 from .metadata import MetadataError, Service
 from .notice import PreemptionNotice
@@ -50,7 +50,7 @@ async def watch(
     if source == "auto":
         cloud = cloud_of(dmi)
         if not cloud:
-            tell(NoticeUnknown(source, f"{dmi} names none of {', '.join(CLOUDS)}"))
+            tell(PreemptionNoticesUnavailable(source, f"{dmi} names none of {', '.join(CLOUDS)}"))
             return
     if cloud.startswith("file:"):
         seconds = await _file(cloud.removeprefix("file:"))
@@ -106,7 +106,7 @@ async def _persistently(
             return await ask()
         except MetadataError as error:
             if not failures:
-                tell(NoticeUnknown(source, str(error)))
+                tell(PreemptionNoticesUnavailable(source, str(error)))
         await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
         failures += 1
 

@@ -127,7 +127,7 @@ class CheckSession:
         if not self._is_all or self._found is not None or verdict.outcome is not Outcome.SUCCEEDED:
             return None
         return NodeUnfitError(
-            "this node was not checked: it joined, or reconnected, while the others were "
+            f"this node was not checked: it joined, or reconnected, while the others were "
             "being checked ({verdict.sentence}); run the check again.",
             exit_codes.CHECKS_FAILED,
         )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from ... import exit_codes
 from ...errors import NodeUnfitError, UsageError
-from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithRemark
-from ...events.event import Remark, Severity
+from ...events.checks import ChecksEnded, NodeJudged, NodePassedWithWarning
+from ...events.event import LogMessage, Severity
 from ...rendezvous.protocol.check_messages import CheckVerdict
 from ..options import CheckOptions
 from ..reporting.display import Display
@@ -42,7 +42,7 @@ def show_finding(found: CheckVerdict, display: Display, options: CheckOptions) -
     if found.exit_code:
         return  # the sentence is the last that this agent says
     if found.sentence:
-        display.event(NodePassedWithRemark(found.sentence))
+        display.event(NodePassedWithWarning(found.sentence))
     if not has_table:  # which ends with it
         display.event(ChecksEnded(found.conclusion))
 
@@ -83,7 +83,7 @@ def _print(report: str, display: Display, *, as_json: bool) -> None:
     try:
         print_report(report_from_json(report), report if as_json else None)
     except UsageError as error:
-        display.event(Remark(error.sentence, Severity.ERROR))
+        display.event(LogMessage(error.sentence, Severity.ERROR))
 
 
 def _show_table(report: str, display: Display) -> None:
@@ -106,4 +106,4 @@ def _write(report: str, path: str, display: Display) -> None:
     try:
         write_report(path, report)
     except UsageError as error:
-        display.event(Remark(error.sentence, Severity.ERROR))
+        display.event(LogMessage(error.sentence, Severity.ERROR))

@@ -32,7 +32,7 @@ def final_report(verdict: Verdict, script: str) -> str:
         entries.append(f"  and {unlisted} more")
     if stopped:
         entries.append(f"  {stopped} worker(s) ended while they were being stopped")
-    root = _entry(0, cause) + _stderr_lines(cause) + _doubt(cause, others)
+    root = _entry(0, cause) + _stderr_lines(cause) + _uncertainty(cause, others)
     title = f"{script} FAILED"
     width = min(_MAX_RULE, max(len(line) for line in [title, *root.splitlines()]))
     return "\n".join(
@@ -144,7 +144,7 @@ def _stderr_lines(failure: Failure) -> str:
     return "\n  stderr    : " + _joined(tail.splitlines()[-20:])
 
 
-def _doubt(cause: Failure, others: Iterable[Failure]) -> str:
+def _uncertainty(cause: Failure, others: Iterable[Failure]) -> str:
     """Return a line for a root cause that is only the first of several that look the same."""
     alike = [failure for failure in others if evidence(failure) is Evidence.UNSAID]
     if evidence(cause) is not Evidence.UNSAID or not alike:

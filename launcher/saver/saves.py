@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
-from ...events.checkpoints import BreakpointUnsaved, CheckpointFailed, CheckpointWritten
+from ...events.checkpoints import CheckpointFailed, CheckpointWritten, SnapshotUnsaved
 from ...events.event import Event
 from ...training.worker import snapshot_page as page
 from .client import SaverClient

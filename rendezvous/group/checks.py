@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from ... import defaults, exit_codes
-from ...events.master import ChecksBegun, ChecksConcluded, ChecksGivenUp, NodeFailedChecks
+from ...events.master import ChecksAborted, ChecksBegun, ChecksConcluded, NodeFailedChecks
 from ...values import dataclass, field
 from ..policy.postmortem import Postmortem
 from ..policy.recheck import casts_doubt_on_all, may_be_the_machine
@@ -161,27 +161,27 @@ class Checks:
         node.passed = is_trusted
         node.has_met = is_trusted and claim is not None and claim.nodes != 1
 
-    # --- doubt -------------------------------------------------------------------------------
+    # --- suspicion -------------------------------------------------------------------------------
 
     def round_ended(self, postmortem: Postmortem) -> None:
-        """A round is over: its failures may cast doubt on nodes, which have to pass again."""
+        """A round is over: its failures may make nodes suspect, which have to pass again."""
         spec = self._spec
         if spec is None or not postmortem.counted:
             return
         if spec.on_restart == "always":
-            self._doubt(list(self._roster))
+            self._suspect(list(self._roster))
         cause = postmortem.cause
         if spec.on_restart == "node" and cause is not None and may_be_the_machine(cause):
             all_nodes = casts_doubt_on_all(cause)
             suspects = [node for node in self._roster if all_nodes or node.rank == cause.node_rank]
-            self._doubt([node for node in suspects if node.round == self._state.round])
+            self._suspect([node for node in suspects if node.round == self._state.round])
 
-    def _doubt(self, nodes: Iterable[Node]) -> None:
+    def _suspect(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             node.passed = False
 
     def lost(self, node_id: str) -> None:
-        """A node was lost: there is doubt about it, should it come back."""
+        """A node was lost: it has to pass again, should it come back."""
         if self._spec is not None and self._spec.on_restart != "never":
             self._doubted.add(node_id)
 
@@ -215,7 +215,7 @@ class Checks:
     def give_up(self) -> None:
         """Forget the examination: there is no use for what it would find."""
         if self._current is not None:
-            self._out.note(ChecksGivenUp())
+            self._out.note(ChecksAborted())
             self._current = None
 
     def advance(self, now: float) -> Findings | None:

@@ -5,13 +5,13 @@ from ..protocol.failure import Failure
 from ..protocol.messages import Assignment, Outcome, Start
 from ..protocol.offer import Resumption
 from .checks import Findings
-from .lobby import Lobby
 from .outbox import Outbox
 from .phases import Checking, Gathering
 from .resumption import Line, resumption
 from .roster import Node, NodePhase
 from .rounds import Rounds
 from .state import JobState
+from .waiting import WaitingNodes
 from .world import Candidate, World, form, largest_size, order
 
 _ROUNDS_AHEAD_MAX = 10_000
@@ -21,22 +21,22 @@ _ROUNDS_AHEAD_MAX = 10_000
 class Formation:
     """Forms the rounds."""
 
-    def __init__(self, state: JobState, out: Outbox, lobby: Lobby, rounds: Rounds) -> None:
+    def __init__(self, state: JobState, out: Outbox, waiting: WaitingNodes, rounds: Rounds) -> None:
         """Begin with no round.
 
         Args:
             state: what is known of the job.
             out: where messages go.
-            lobby: where the nodes wait.
+            waiting: where the nodes wait.
             rounds: what a round becomes when it is formed.
         """
         self._state, self._roster, self._out = state, state.roster, out
-        self._lobby, self._rounds = lobby, rounds
+        self._waiting, self._rounds = waiting, rounds
 
     def try_form(self, now: float) -> None:
         """Form a world if there are enough nodes, and it is time."""
         job = self._state.job
-        if job is None or now < self._lobby.opens_at:
+        if job is None or now < self._waiting.opens_at:
             return
         ready = self._roster.ready_attached()
         size = self._state.usable(self._rounds.could_join())
@@ -47,9 +47,9 @@ class Formation:
             complete = settled
         else:
             complete = size == largest_size(job.max_nodes, job.node_unit) or (
-                settled and self._lobby.last_call() <= now
+                settled and self._waiting.last_call() <= now
             )
-        overdue = self._lobby.overdue(now)
+        overdue = self._waiting.overdue(now)
         if size and (complete or overdue):
             for node in self._roster.in_phase(NodePhase.STALE):
                 self._give_up(node)
@@ -58,7 +58,7 @@ class Formation:
             else:
                 self._form(size, now)
         elif overdue:
-            self._rounds.finish(Outcome.RENDEZVOUS_FAILED, now, self._lobby.not_enough())
+            self._rounds.finish(Outcome.RENDEZVOUS_FAILED, now, self._waiting.not_enough())
 
     def _fit(self) -> list[Node]:
         """Return the nodes that are known to be fit for the next world."""
@@ -84,7 +84,7 @@ class Formation:
         self._state.world_nodes = size
         self._state.formed_before = True
         self._state.former_ranks = {}
-        self._lobby.close()
+        self._waiting.close()
         ended = self._rounds.begin(now)
         reason = ended.reason or "all nodes connected"
         self._out.note(
@@ -98,8 +98,8 @@ class Formation:
             )
         )
         self._start(world, reason, ended.cause, resumed)
-        self._lobby.forget_newcomers()
-        waiting = self._lobby.waiting(now)
+        self._waiting.forget_newcomers()
+        waiting = self._waiting.waiting(now)
         for spare in self._roster.in_phase(NodePhase.READY):
             spare.rank = None
             self._out.send(spare, waiting)
@@ -157,8 +157,8 @@ class Formation:
 
     def _begin_checks(self, now: float) -> None:
         self._state.phase = Checking()
-        self._lobby.close()
-        self._lobby.forget_newcomers()
+        self._waiting.close()
+        self._waiting.forget_newcomers()
         self._rounds.gate.begin(now)
         self.advance_checks(now)
 
@@ -176,7 +176,7 @@ class Formation:
         elif found.costs_nodes and not self._state.usable(self._potential()):
             self._rounds.finish(Outcome.CHECKS_FAILED, now, self._too_few(found))
         else:
-            self._lobby.open(now)  # lost nodes may be replaced, and newcomers are next
+            self._waiting.open(now)  # lost nodes may be replaced, and newcomers are next
 
     def _potential(self) -> int:
         """Return how many nodes could be in a world if all went well from now on."""

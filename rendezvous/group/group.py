@@ -7,7 +7,7 @@ docs/internals/architecture.md.
 
 It is made of parts: ``joining`` (how nodes come), ``formation`` (when a round is formed and of
 which nodes), ``rounds`` (what becomes of it), ``checks`` (the gate before it), ``takeover`` (what
-an earlier master has left), ``lobby``, ``silence`` and ``ending``. They share a ``JobState`` and
+an earlier master has left), ``waiting``, ``liveness`` and ``ending``. They share a ``JobState`` and
 an ``Outbox``. Here events and time are handed to them, and every part that remembers a node is
 told when it is gone.
 """
@@ -15,11 +15,11 @@ told when it is gone.
 import math
 
 from ...events.master import (
-    AllSilent,
     JobForgotten,
     NodeDisconnected,
-    NodeGivesNotice,
-    NodesHeardAgain,
+    NodePreemptionNoticed,
+    NodesRespondAgain,
+    NoNodeResponds,
 )
 from ..policy.drain import Draining
 from ..protocol.check_messages import CheckResult
@@ -44,14 +44,14 @@ from .events import Command, Detached, Event, GroupSettings, Hung, Received
 from .examination import Examiner
 from .formation import Formation
 from .joining import Joining
-from .lobby import Lobby
+from .liveness import Judgement, Liveness
 from .outbox import Outbox
 from .phases import NAMES, Checking, Gathering, GroupPhase, Running, Stopping
 from .roster import Node, NodePhase
 from .rounds import IN_ROUND, Rounds
-from .silence import Judgement, Silence
 from .state import JobState
 from .takeover import Takeover
+from .waiting import WaitingNodes
 
 __all__ = ["Group", "GroupPhase"]
 
@@ -75,14 +75,14 @@ class Group:
         self.state = JobState(settings or GroupSettings(), master_id)
         self.settings, self.roster = self.state.settings, self.state.roster
         self._out = Outbox()
-        self._lobby = Lobby(self.state, self._out)
+        self._waiting = WaitingNodes(self.state, self._out)
         checks = Checks(self.state, self._out, examiner, self._gone)
-        self._rounds = Rounds(self.state, self._out, self._lobby, checks, self._gone)
-        self._formation = Formation(self.state, self._out, self._lobby, self._rounds)
+        self._rounds = Rounds(self.state, self._out, self._waiting, checks, self._gone)
+        self._formation = Formation(self.state, self._out, self._waiting, self._rounds)
         self._joining = Joining(
-            self.state, self._out, self._lobby, self._rounds, examiner, self._gone
+            self.state, self._out, self._waiting, self._rounds, examiner, self._gone
         )
-        self._silence = Silence(self.settings)
+        self._liveness = Liveness(self.settings)
         self._draining = Draining()
 
     # --- what others may know ----------------------------------------------------------------
@@ -128,8 +128,8 @@ class Group:
         """
         self.state.now = now
         if isinstance(event, Received):
-            if self._silence.spoke():
-                self._out.note(NodesHeardAgain())
+            if self._liveness.spoke():
+                self._out.note(NodesRespondAgain())
                 # A word on a stream that never broke says that there is nothing to come back from.
                 if isinstance(event.message, Attend):
                     self.roster.await_return(now + self.settings.takeover_grace_s)
@@ -145,7 +145,7 @@ class Group:
                 self._joining.displace(newcomer, now)
             self._advance(now)
         if not isinstance(self.state.phase, Checking):
-            self._lobby.tell_newcomers(now)
+            self._waiting.tell_newcomers(now)
         self._forget_job()
         return self._out.take()
 
@@ -160,7 +160,7 @@ class Group:
 
     def deadline(self) -> float | None:
         """Return when the next ``Tick`` is wanted; None for never."""
-        losses = self._silence.delayed(self.roster.next_loss())
+        losses = self._liveness.delayed(self.roster.next_loss())
         times = [losses, self._joining.contest.deadline()]
         match self.state.phase:
             case Ending() as ending:
@@ -178,9 +178,9 @@ class Group:
         return min((time for time in times if time is not None), default=None)
 
     def _gathering_deadlines(self) -> list[float | None]:
-        times = [self._lobby.join_deadline(), self._lobby.announce_at]
-        if self.state.now < self._lobby.opens_at:
-            times.append(self._lobby.opens_at)
+        times = [self._waiting.join_deadline(), self._waiting.announce_at]
+        if self.state.now < self._waiting.opens_at:
+            times.append(self._waiting.opens_at)
         # While a node is detached, its return or its loss comes before the last call.
         if not self.state.formed_before and self.roster.ready_attached() == len(self.roster):
             times.append(self._last_call())
@@ -206,7 +206,7 @@ class Group:
 
         Nodes with a bad link between them may be enough by their number alone.
         """
-        return self._lobby.last_call() if self.state.usable(self._rounds.could_join()) else None
+        return self._waiting.last_call() if self.state.usable(self._rounds.could_join()) else None
 
     def _forget_job(self) -> None:
         """No node is left of a job that has not begun: the next one comes to a job of its own.
@@ -219,7 +219,7 @@ class Group:
         if self.state.job is not None and is_waiting and not has_begun and not len(self.roster):
             self._out.note(JobForgotten())
             self._rounds.agree(None)
-            self._lobby.close()
+            self._waiting.close()
 
     def _gone(self, node: Node) -> None:
         """A node is gone: every part that remembers it is told here, and only here."""
@@ -261,7 +261,7 @@ class Group:
                 self._rounds.leave(node, reason)
             case Notice(reason, seconds):
                 if self._draining.notice(node.spec.node_id, reason, now + seconds):
-                    self._out.note(NodeGivesNotice(node.spec.node_id, reason, seconds))
+                    self._out.note(NodePreemptionNoticed(node.spec.node_id, reason, seconds))
             case Drained(round_number, step):
                 if round_number == self.state.round == node.round:
                     world = (self.state.round, self.state.formed_by)
@@ -283,33 +283,33 @@ class Group:
             return
         node.detached_at = now
         self.roster.detach(node, now + self.settings.node_grace_s)
-        self._silence.broke()
+        self._liveness.broke()
         self._rounds.postmortem.suspect(node.spec.node_id)
         self._joining.contest.postpone(node.spec, now)
         if not isinstance(phase, Ending):
             self._out.note(NodeDisconnected(node.spec.node_id))
             if self.roster.detached == len(self.roster) and self._spans_hosts():
-                self._silence.all_broke(now)
+                self._liveness.all_broke(now)
                 self._note_cut_off()
 
     def _timers(self, now: float) -> None:
-        loss_at = self._silence.delayed(self.roster.next_loss())
+        loss_at = self._liveness.delayed(self.roster.next_loss())
         if loss_at is not None and loss_at <= now:
             self._grace_is_over(now)
         for newcomer in self._joining.contest.won(now):
             self._joining.displace(newcomer, now)
         if isinstance(self.state.phase, Running) and self.state.phase.rescale_at <= now:
             self._rounds.rescale(self.state.phase)
-        announce_at = self._lobby.announce_at
+        announce_at = self._waiting.announce_at
         if announce_at is not None and announce_at <= now:
-            self._lobby.announce(now)
+            self._waiting.announce(now)
 
     def _grace_is_over(self, now: float) -> None:
         """Give up the nodes that are overdue, unless nothing is heard of any."""
         judgement = Judgement.LOST
         if not isinstance(self.state.phase, Ending) and self._spans_hosts():
             there = [node for node in self.roster if node.link is not None]
-            judgement = self._silence.judge(now, are_others_there=bool(there))
+            judgement = self._liveness.judge(now, are_others_there=bool(there))
         match judgement:
             case Judgement.LOST:
                 for node in self.roster.overdue(now):
@@ -322,7 +322,7 @@ class Group:
                 self._note_cut_off()
 
     def _note_cut_off(self) -> None:
-        self._out.note(AllSilent(self.settings.master_timeout_s))
+        self._out.note(NoNodeResponds(self.settings.master_timeout_s))
 
     def _spans_hosts(self) -> bool:
         """Whether nodes of several hosts are in the round, workers of which may be alive."""

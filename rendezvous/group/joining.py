@@ -29,13 +29,13 @@ from .admission import OWN_SIDE, Side, difference, identity_taken, refusal
 from .ending import Ending
 from .examination import Examiner
 from .identity import Contest, Newcomer, next_identity
-from .lobby import Lobby
 from .outbox import Outbox
 from .phases import Gathering
 from .roster import Incarnations, Node, NodePhase
 from .rounds import IN_ROUND, Rounds
 from .state import JobState
 from .takeover import Takeover, is_spare, over
+from .waiting import WaitingNodes
 
 _NO_PAST = Past()
 _TO_STOP = (NodePhase.STOPPING, NodePhase.STALE)
@@ -48,7 +48,7 @@ class Joining:
         self,
         state: JobState,
         out: Outbox,
-        lobby: Lobby,
+        waiting: WaitingNodes,
         rounds: Rounds,
         examiner: Examiner | None,
         gone: Callable[[Node], None],
@@ -58,13 +58,13 @@ class Joining:
         Args:
             state: what is known of the job.
             out: where messages go.
-            lobby: where nodes wait for the next round.
+            waiting: where nodes wait for the next round.
             rounds: told of what nodes bring with them.
             examiner: knows whether the options of checks make sense.
             gone: told of each node that is gone; ``Group`` tells the parts.
         """
         self._state, self._roster, self._out = state, state.roster, out
-        self._lobby, self._rounds = lobby, rounds
+        self._waiting, self._rounds = waiting, rounds
         self._examiner = examiner
         self._gone = gone
         self.contest = Contest()
@@ -265,9 +265,9 @@ class Joining:
         node.rank = former if rank is None else rank
         self._rounds.gate.admit(node, claim if self._may_teach(node) else None)
         self._out.note(NodeJoined(spec.node_id, spec.address))
-        if self._lobby.since is None and not self._state.formed_before:
-            self._lobby.open(now)
-        self._lobby.arrived(now)
+        if self._waiting.since is None and not self._state.formed_before:
+            self._waiting.open(now)
+        self._waiting.arrived(now)
         self._learn(node, claim, now)
         if self._roster.get(spec.node_id) is None:
             return  # it brought the news of its own exclusion

@@ -7,7 +7,7 @@ How nodes come is decided in ``joining``, when and of which nodes a round is for
 import math
 from collections.abc import Callable
 
-from ...events.master import NodeExcluded, NodeLeaves, NodeLost, RoundTakenOver, VerdictGiven
+from ...events.master import JobFinished, NodeExcluded, NodeLeaves, NodeLost, RoundTakenOver
 from ...values import replace
 from ..policy.decision import RoundDecision
 from ..policy.postmortem import Postmortem
@@ -17,13 +17,13 @@ from ..protocol.offer import Offer, Saving
 from .checks import Checks
 from .ending import Ending, sentence_of, spent, verdict_of
 from .events import Hung
-from .lobby import Lobby
 from .outbox import Outbox
 from .phases import Gathering, Running, Stopping
 from .resumption import Holder, Line, savings
 from .roster import Node, NodePhase
 from .state import JobState
 from .takeover import TakenOver, Takeover, TakeoverState, over
+from .waiting import WaitingNodes
 
 _DELAY_TOLD_S = 1.0
 IN_ROUND = (NodePhase.RUNNING, NodePhase.DONE, NodePhase.STOPPING)
@@ -36,7 +36,7 @@ class Rounds:
         self,
         state: JobState,
         out: Outbox,
-        lobby: Lobby,
+        waiting: WaitingNodes,
         checks: Checks,
         gone: Callable[[Node], None],
     ) -> None:
@@ -45,12 +45,12 @@ class Rounds:
         Args:
             state: what is known of the job.
             out: where messages go.
-            lobby: where nodes wait for the next round.
+            waiting: where nodes wait for the next round.
             checks: what stands between the ready nodes and a world.
             gone: told of each node that is gone; ``Group`` tells the parts.
         """
         self._state, self._roster, self._out = state, state.roster, out
-        self._lobby, self._gone = lobby, gone
+        self._waiting, self._gone = waiting, gone
         self.gate = checks
         self.postmortem = Postmortem()
         self.answer = RoundDecision()
@@ -200,8 +200,8 @@ class Rounds:
             nodes=self._state.world_nodes,
             now=now,
         )
-        self._lobby.not_before = now + answer.delay_s
-        self._lobby.open(self._lobby.not_before)
+        self._waiting.not_before = now + answer.delay_s
+        self._waiting.open(self._waiting.not_before)
         if answer.excluded is not None:
             self._out.note(NodeExcluded(answer.excluded))
         self.expel_excluded()
@@ -211,7 +211,7 @@ class Rounds:
             self._state.restarts += 1
         if answer.delay_s >= _DELAY_TOLD_S:
             for node in self._roster.in_phase(NodePhase.READY):
-                self._lobby.add(node)
+                self._waiting.add(node)
         self.gate.round_ended(self.postmortem)
 
     def _has_stand_in(self, node_id: str) -> bool:
@@ -236,7 +236,7 @@ class Rounds:
         members = {claim.node_rank: name for name, claim in taken.members.items()}
         state.members = taken.ranks | members
         self._keep_ranks(taken.ranks)
-        self._lobby.close()
+        self._waiting.close()
         self._out.note(
             RoundTakenOver(
                 state.round, len(members), state.world_nodes, state.restarts, taken.finding.value
@@ -375,8 +375,8 @@ class Rounds:
             now + self._state.settings.verdict_grace_s,
             self._savings() if outcome is not Outcome.SUCCEEDED else {},
         )
-        self._lobby.close()
-        self._out.note(VerdictGiven(verdict.sentence))
+        self._waiting.close()
+        self._out.note(JobFinished(verdict.sentence))
         there = [(node.link, node) for node in self._roster if node.link is not None]
         self._out.add([ending.tell(link, node.spec.node_id) for link, node in there])
 
@@ -393,6 +393,6 @@ class Rounds:
 
     def wait(self, node: Node, now: float) -> None:
         """A node has become ready: make use of it, and if it still waits then, say for what."""
-        self._lobby.add(node)
+        self._waiting.add(node)
         self.plan_rescale(now)
         self.gate.repeat_order(node)

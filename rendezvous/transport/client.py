@@ -20,7 +20,7 @@ from ..master.link import LinkDown, LinkEvent, LinkLost, LinkUp
 from ..protocol.endpoint import Endpoint
 from ..protocol.lease_messages import SuccessionSpec
 from ..protocol.messages import Attend, Excluded, NodeMessage, Refused, Verdict
-from ..trust.doubt import doubt
+from ..trust.handshake_errors import handshake_error
 from ..trust.wire import Trust, open_channel
 from .channel_options import (
     LED_BY_KEY,
@@ -299,7 +299,7 @@ class GrpcLink:
             await call.done_writing()
 
     async def _cannot_open(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> Exception:
-        if (why := await doubt(error.details() or "", endpoint, self._trust)) is not None:
+        if (why := await handshake_error(error.details() or "", endpoint, self._trust)) is not None:
             return _UnfitError(why.value, why.sentence(endpoint))
         return _NotAMasterError() if is_foreign(error) else _UnreachableError(in_words(error))
 

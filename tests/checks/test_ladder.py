@@ -511,7 +511,7 @@ def test_half_of_the_nodes_are_not_slower_than_the_other_half():
     ]
     verdicts = verdict(Results(names(4), steps=tuple(steps)))
     assert set(standings(verdicts).values()) == {Standing.PASSED}
-    floors = Rules(floors=Metrics(bandwidth_gb_per_s=0.7))
+    floors = Rules(minimums=Metrics(bandwidth_gb_per_s=0.7))
     verdicts = verdict(Results(names(4), steps=tuple(steps), rules=floors))
     assert {found.node for found in verdicts.nodes if found.slow} == {"n0", "n1"}
 
@@ -585,7 +585,7 @@ def test_the_product_can_have_a_threshold_of_its_own():
 
 
 def test_a_floor_is_missed_by_all_alike():
-    rules = Rules(floors=Metrics(compute_tflops=2.0, latency_us=40.0))
+    rules = Rules(minimums=Metrics(compute_tflops=2.0, latency_us=40.0))
     verdicts, _ = climb(World(names(3)), rules=rules)
     assert {v.slow for v in verdicts.nodes} == {("compute_tflops", "latency_us")}
     assert verdicts.of("n0").reason == (
@@ -595,7 +595,7 @@ def test_a_floor_is_missed_by_all_alike():
 
 
 def test_what_has_a_floor_and_was_not_measured_has_failed():
-    verdicts, results = climb(World(names(3)), rules=Rules(floors=Metrics(copy_gb_per_s=20)))
+    verdicts, results = climb(World(names(3)), rules=Rules(minimums=Metrics(copy_gb_per_s=20)))
     assert set(standings(verdicts).values()) == {Standing.FAULTY}
     assert verdicts.of("n0").reason == (
         "solo: host-to-device copy was not measured, but a minimum of 20 GB/s is required"
@@ -605,12 +605,12 @@ def test_what_has_a_floor_and_was_not_measured_has_failed():
 
 def test_a_failure_that_was_told_counts_before_what_was_not_measured():
     world = World(names(1), bad_alone=frozenset({"n0"}))
-    verdicts, _ = climb(world, rules=Rules(floors=Metrics(copy_gb_per_s=20)))
+    verdicts, _ = climb(world, rules=Rules(minimums=Metrics(copy_gb_per_s=20)))
     assert verdicts.of("n0").reason == "solo: the matrix product is wrong"
 
 
 def test_one_node_alone_is_held_to_the_floors():
-    verdicts, _ = climb(World(names(1)), rules=Rules(floors=Metrics(memory_gb_per_s=11)))
+    verdicts, _ = climb(World(names(1)), rules=Rules(minimums=Metrics(memory_gb_per_s=11)))
     assert verdicts.of("n0").slow == ("memory_gb_per_s",)
 
 

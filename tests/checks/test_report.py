@@ -83,7 +83,7 @@ def large(count: int, *faulty: int) -> Verdicts:
     nodes = []
     for number in range(count):
         standing = Standing.FAULTY if number in faulty else Standing.PASSED
-        reason = "facts: GPU 1 does not answer" if number in faulty else ""
+        reason = "system information: GPU 1 does not answer" if number in faulty else ""
         name = f"gpu-node-{number:05}.cluster.internal/0"
         nodes.append(NodeVerdict(name, standing, reason, METRICS, facts=facts))
     return Verdicts(tuple(nodes), (), f"{count - len(faulty)} of {count} nodes pass")
@@ -197,7 +197,9 @@ from ft_run.rendezvous.protocol.messages import CheckSpec, CheckVerdict
 found = CheckVerdict(0, "", "1 of 2 nodes pass; faulty: b/0", sys.stdin.read())
 show_finding(found, Display(), CheckOptions(CheckSpec("light", 60.0)))
 """
-FAULTY = NodeVerdict("b/0", Standing.FAULTY, "facts: GPU 1 does not answer", {}, facts={"gpus": 8})
+FAULTY = NodeVerdict(
+    "b/0", Standing.FAULTY, "system information: GPU 1 does not answer", {}, facts={"gpus": 8}
+)
 PASSED = NodeVerdict("a/0", Standing.PASSED, "", METRICS, facts={"gpus": 8})
 REPORT = report_to_json(Verdicts((PASSED, FAULTY), (), "1 of 2 nodes pass; faulty: b/0"))
 
@@ -231,10 +233,10 @@ def test_a_narrow_terminal_has_the_reasons_below_the_table(variables: dict[str, 
     assert lines == [
         "",
         "              COMPUTE  MEMORY  COPY  INTRA  LATENCY  BANDWIDTH",
-        "NODE  FACTS   TFLOP/s    GB/s  GB/s   GB/s       µs       GB/s  VERDICT",
+        "NODE  SYSTEM  TFLOP/s    GB/s  GB/s   GB/s       µs       GB/s  VERDICT",
         "a/0   ok          712    2411  51.2    361     23.1        189  passed",
         "b/0   failed        -       -     -      -        -          -  faulty",
-        "b/0: facts: GPU 1 does not answer",
+        "b/0: system information: GPU 1 does not answer",
         "1 of 2 nodes pass; faulty: b/0",
     ]
 
@@ -244,7 +246,7 @@ def test_a_wide_terminal_has_them_in_it(variables: dict[str, str]) -> None:
     text = shown(160, **variables)
     assert ("\x1b" in text) == (not variables)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    assert lines[4].rstrip().endswith("faulty   facts: GPU 1 does not answer")
+    assert lines[4].rstrip().endswith("faulty   system information: GPU 1 does not answer")
     assert max(map(len, lines)) <= 160
 
 
@@ -266,7 +268,7 @@ def test_without_a_terminal_a_line_for_each_node_with_something_to_tell(
     show_finding(found, Display(live=False), CheckOptions(CheckSpec("light", 60.0)))
     lines = [line.partition(" ft-run ")[2] for line in capfd.readouterr().err.splitlines()]
     assert lines == [
-        "checks: b/0 faulty: facts: GPU 1 does not answer;"
+        "checks: b/0 faulty: system information: GPU 1 does not answer;"
         " driver is 1 here and 2 on most other nodes",
         "checks: c/0 passed: GPU 3 is throttled by heat",
         "checks: 2 of 3 nodes pass",

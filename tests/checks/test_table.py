@@ -30,7 +30,9 @@ NODES = (
         remarks=("GPU 3 is throttled by heat",),
         facts=FACTS,
     ),
-    NodeVerdict("c/0", Standing.FAULTY, "facts: GPU 1 does not answer", {}, facts=FACTS),
+    NodeVerdict(
+        "c/0", Standing.FAULTY, "system information: GPU 1 does not answer", {}, facts=FACTS
+    ),
 )
 VERDICTS = Verdicts(NODES, (), "2 of 3 nodes pass; faulty: c/0; slow: b/0")
 
@@ -45,13 +47,13 @@ def test_at_80_columns_the_reasons_follow_the_table():
     lines = [line.rstrip() for line in printed(80).splitlines()]
     assert lines == [
         "              COMPUTE  MEMORY  COPY  INTRA  LATENCY  BANDWIDTH",
-        "NODE  FACTS   TFLOP/s    GB/s  GB/s   GB/s       µs       GB/s  VERDICT",
+        "NODE  SYSTEM  TFLOP/s    GB/s  GB/s   GB/s       µs       GB/s  VERDICT",
         "a/0   ok          712    2411  51.2    361     23.1        189  passed",
         "b/0   warned    ! 301    2411  51.2    361     23.1        189  slow",
         "c/0   failed        -       -     -      -        -          -  faulty",
         "b/0: compute 301 TFLOP/s, 2.4 times worse than the median 712 TFLOP/s of its",
         "peers; GPU 3 is throttled by heat",
-        "c/0: facts: GPU 1 does not answer",
+        "c/0: system information: GPU 1 does not answer",
         "2 of 3 nodes pass; faulty: c/0; slow: b/0",
     ]
 
@@ -74,7 +76,7 @@ def test_colour_adds_nothing_but_colour():
 def test_what_no_node_has_measured_has_no_column():
     node = NodeVerdict("a/0", Standing.PASSED, "", {"compute_tflops": 0.0951}, facts=FACTS)
     lines = printed(80, Verdicts((node,), (), "1 of 1 nodes pass")).splitlines()
-    assert lines[1].split() == ["NODE", "FACTS", "TFLOP/s", "VERDICT"]
+    assert lines[1].split() == ["NODE", "SYSTEM", "TFLOP/s", "VERDICT"]
     assert lines[2].split() == ["a/0", "ok", "0.0951", "passed"]
 
 

@@ -9,7 +9,7 @@ import ft_run.events
 import pytest
 from ft_run.events.checkpoints import CheckpointWritten
 from ft_run.events.checks import ChecksEnded
-from ft_run.events.event import Event, Remark, RoundEvent, Severity
+from ft_run.events.event import Event, LogMessage, RoundEvent, Severity
 from ft_run.events.master import (
     EndpointsAreOne,
     MasterEvent,
@@ -24,11 +24,11 @@ from ft_run.events.node import (
     JobEnded,
     MasterConnected,
     MasterUnreachable,
-    NodeGoneSoon,
+    NodePreempted,
     NodeSignalled,
     NodeStarted,
     NodeWaits,
-    NoticeUnknown,
+    PreemptionNoticesUnavailable,
     ThisNodeLeaves,
     ThisNodeRenamed,
     WorkersAlone,
@@ -49,8 +49,8 @@ from ft_run.values import is_value
 
 LOST: Failure = node_lost(1, "h1", "default", "its connection was closed")
 CASES: list[tuple[Event, int, str]] = [
-    (Remark("a key is ignored"), Severity.INFO, "a key is ignored"),
-    (Remark("x", Severity.ERROR), Severity.ERROR, "x"),
+    (LogMessage("a key is ignored"), Severity.INFO, "a key is ignored"),
+    (LogMessage("x", Severity.ERROR), Severity.ERROR, "x"),
     (
         ThisNodeRenamed("vm/0", "vm/1"),
         Severity.INFO,
@@ -139,7 +139,7 @@ CASES: list[tuple[Event, int, str]] = [
         "received SIGINT: stopping 2 worker(s) and leaving the job",
     ),
     (
-        NodeGoneSoon("SIGTERM", 30.0, 15.0),
+        NodePreempted("SIGTERM", 30.0, 15.0),
         Severity.WARNING,
         (
             "this node is being preempted in 30 s (SIGTERM): saving a snapshot on all ranks (up "
@@ -163,7 +163,7 @@ CASES: list[tuple[Event, int, str]] = [
         "leaving the job (SIGTERM)",
     ),
     (
-        NoticeUnknown("gcp", "no answer from 169.254.169.254 within 5 s"),
+        PreemptionNoticesUnavailable("gcp", "no answer from 169.254.169.254 within 5 s"),
         Severity.WARNING,
         (
             "--preemption-notice gcp: no answer from 169.254.169.254 within 5 s; continuing "
@@ -243,7 +243,7 @@ def classes() -> Iterator[type[Event]]:
 
 def test_every_event_has_a_text() -> None:
     found = set(classes())
-    assert {NodeLost, JobEnded, WorkerFailed, ChecksEnded, CheckpointWritten, Remark} <= found
+    assert {NodeLost, JobEnded, WorkerFailed, ChecksEnded, CheckpointWritten, LogMessage} <= found
     for kind in found:
         assert bool(kind.line) != (kind.__str__ is not Event.__str__), kind
         for _, name, _, _ in string.Formatter().parse(kind.line):

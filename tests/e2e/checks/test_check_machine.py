@@ -80,7 +80,7 @@ def test_facts_are_of_all_gpus_where_each_worker_sees_one(ft, gpu_machine):
     (node,) = json.loads(command.stdout)["nodes"]
     assert node["facts"]["gpus"] == 2
     assert node["reason"] == (
-        "facts: GPU 1 has 3 uncorrected memory errors since the driver was loaded"
+        "system information: GPU 1 has 3 uncorrected memory errors since the driver was loaded"
     )
 
 
@@ -92,5 +92,5 @@ def test_a_full_disk_is_found_before_torch_is_needed(ft):
     command = ft.run("check", "--log-dir", disk, "--json", program=program)
     assert command.process.returncode == 30
     (node,) = json.loads(command.stdout)["nodes"]
-    assert node["reason"] == "facts: the disk of the log directory is full"
+    assert node["reason"] == "system information: the disk of the log directory is full"
     assert node["metrics"] == {}

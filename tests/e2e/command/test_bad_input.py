@@ -91,7 +91,7 @@ def test_a_port_held_by_something_that_says_nothing(ft: "Launcher", script: Path
         command = ft.start("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", QUICK, script)
         told = sentence(command, exit_codes.RENDEZVOUS_FAILED)
     assert told.startswith(
-        f"port {port} of this host is in use by something that does not answer as an ft-run master"
+        f"port {port} of this host is in use by a process that is not an ft-run master"
     )
     assert "use another port" in told
 

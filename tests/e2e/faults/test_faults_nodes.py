@@ -19,7 +19,7 @@ def test_a_killed_agent_is_a_lost_node(ft, network):
     after = job.started("ab", 1)
     assert [after[name].node_rank for name in "ab"] == [0, 1]
     assert not job.are_alive(*before.values())
-    assert job.agents["a"].expect(r"restart 1/9: node 2 \(c\) was lost: its connection was gone")
+    assert job.agents["a"].expect(r"restart 1/9: node 2 \(c\) was lost: no connection for")
     job.ends("ab")
 
 

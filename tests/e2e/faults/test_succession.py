@@ -17,7 +17,7 @@ from ft_run.tests.e2e.listed import CALM, QUICK, Listed, without
 
 pytestmark = pytest.mark.root
 
-ENDED = "the workers here are killed|stopping 1 worker"
+ENDED = "killing the workers of this node|stopping 1 worker"
 """By the fence; or in order before that, where the leader has still found that nodes are lost."""
 
 

@@ -115,7 +115,7 @@ def test_a_spare_takes_the_place_of_a_node_that_a_rule_excludes(
         rf"rank {node} on node {node} \(\S+\) exited with 9 \(rule exit:9=replace-node\)\.$",
         told,
     )
-    assert ("goes on hosting the master" in nodes[node].stderr) == (node == 0)
+    assert ("still hosts the master" in nodes[node].stderr) == (node == 0)
     (line,) = nodes[2].expect("round=1 .* restart 1/1: (.*)")
     assert re.search(rf"\(rule exit:9=replace-node; node \S+/{node} is excluded\)", line[1])
 
@@ -133,7 +133,7 @@ def test_an_excluded_node_that_hosts_the_master_can_be_told_to_go(
     rule = ("--max-restarts", 1, "--on-failure", "exit:9=replace-node")
     nodes = start_nodes(ft, free_port, 3, *rule, script)
     gate.touch()
-    nodes[0].expect("goes on hosting the master")
+    nodes[0].expect("still hosts the master")
     for node in nodes[1:]:
         node.expect("round=1 .* started")
     nodes[0].send(signal.SIGTERM)

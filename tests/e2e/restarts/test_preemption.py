@@ -76,7 +76,9 @@ def test_a_notice_in_a_file_and_a_script_that_does_nothing_about_it(ft: "Launche
     node.expect("rank 0 of 1 runs")
     notice.write_text("2")
     assert node.wait() == 143
-    assert f"gone in 2 s (notice of file:{notice}): all ranks leave" in node.stderr
+    assert (
+        f"preempted in 2 s (notice of file:{notice}): saving a snapshot on all ranks"
+    ) in node.stderr
     assert "stopping 1 worker(s) and leaving the job" in node.stderr
 
 
@@ -86,7 +88,7 @@ def test_a_script_that_does_not_ask_is_stopped_at_once(ft: "Launcher") -> None:
     node.expect("runs")
     node.send(signal.SIGTERM)
     assert node.wait() == 143
-    assert "will be gone" not in node.stderr
+    assert "is being preempted" not in node.stderr
     assert "received SIGTERM: stopping 1 worker(s) and leaving the job" in node.stderr
 
 

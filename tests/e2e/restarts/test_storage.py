@@ -198,7 +198,7 @@ def test_a_saver_that_dies_is_replaced(odd: Odd) -> None:
 def test_a_storage_that_comes_and_goes(odd: Odd) -> None:
     odd.is_to("fail 5")  # one checkpoint fails: it is tried five times
     command = odd.start(FOREVER, -1, 20)
-    command.expect(r"The checkpoint of step 20 was not written: .*the storage is gone")
+    command.expect(r"checkpoint of step 20 not saved: .*the storage is gone")
     odd.ft.wait_until(lambda: list(odd.folder.glob("step-*/.metadata")) != [], "one is complete")
     leave(command)
     steps = kept(odd.ft, odd.folder)

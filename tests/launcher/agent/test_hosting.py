@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from ft_run.errors import UsageError
 from ft_run.events.event import Event, Severity
-from ft_run.events.master import HostLeads, JobForgotten, WireOpen
+from ft_run.events.master import HostLeads, JobForgotten, UnauthenticatedClientsAccepted
 from ft_run.launcher.agent.agent import Agent
 from ft_run.launcher.agent.hosting import Hosting, unheard
 from ft_run.launcher.agent.lifecycle import JobOver
@@ -319,7 +319,7 @@ def test_a_master_that_is_open_to_all_says_so_once(
         here = Hosting(RendezvousOptions(job_id="j", endpoint=endpoint), notes.append, trust)
         await here.start()
         assert here.serves_others
-        assert notes == ([WireOpen(str(endpoint))] if is_told else [])
+        assert notes == ([UnauthenticatedClientsAccepted(str(endpoint))] if is_told else [])
         await here.stop(wait=False)
 
     run(test)
@@ -333,7 +333,7 @@ def test_a_host_that_may_lead_says_so_too(port: int, trust: TokenTrust | None) -
         options = RendezvousOptions(job_id="j", endpoint=listed[0], endpoints=listed)
         here = Hosting(options, notes.append, trust)
         await here.start()
-        assert notes == ([] if trust else [WireOpen(str(listed[0]))])
+        assert notes == ([] if trust else [UnauthenticatedClientsAccepted(str(listed[0]))])
         await here.stop(wait=False)
 
     run(test)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from ft_run.events.node import NoticeUnknown
+from ft_run.events.node import PreemptionNoticesUnavailable
 from ft_run.launcher.preemption import clouds
 from ft_run.launcher.preemption.metadata import BODY_MAX, MetadataError, Service
 from ft_run.launcher.preemption.notice import PreemptionNotice
@@ -336,5 +336,5 @@ def test_no_cloud_is_told_and_the_node_runs_on(tmp_path: Path) -> None:
     said: list[object] = []
     asyncio.run(watch("auto", {}, said.append, said.append, str(tmp_path)))
     (told,) = said
-    assert isinstance(told, NoticeUnknown)
+    assert isinstance(told, PreemptionNoticesUnavailable)
     assert "gcp, aws, azure" in told.reason

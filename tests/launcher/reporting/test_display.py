@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 from ft_run.events.checks import ChecksProgressed
-from ft_run.events.event import Remark, Severity
+from ft_run.events.event import LogMessage, Severity
 from ft_run.launcher.reporting.display import Display
 
 
 def test_an_event_is_one_line_with_the_time(capfd: pytest.CaptureFixture[str]) -> None:
-    Display().event(Remark("round=3 node_rank=2 started"))
+    Display().event(LogMessage("round=3 node_rank=2 started"))
     line = capfd.readouterr().err
     assert line[2::3][:2] == "::"
     assert line[8:] == " ft-run round=3 node_rank=2 started\n"
@@ -30,14 +30,14 @@ def test_the_level_decides(
 ) -> None:
     monkeypatch.setenv("LOGLEVEL", level)
     display = Display()
-    for event in (ChecksProgressed("x"), Remark("x"), Remark("x", Severity.WARNING)):
+    for event in (ChecksProgressed("x"), LogMessage("x"), LogMessage("x", Severity.WARNING)):
         display.event(event)
     assert len(capfd.readouterr().err.splitlines()) == shown
 
 
 def test_nothing_but_text_gets_through(capfd: pytest.CaptureFixture[str]) -> None:
     display = Display()
-    display.event(Remark("a\x1b[31m\r\nb\x00\x7f\x9b\tü …\udcff", Severity.ERROR))
+    display.event(LogMessage("a\x1b[31m\r\nb\x00\x7f\x9b\tü …\udcff", Severity.ERROR))
     assert capfd.readouterr().err[8:] == " ft-run a\\x1b[31m\\r\\nb\\x00\\x7f\\x9b\tü …\\udcff\n"
 
 
@@ -93,13 +93,13 @@ def full_pipe() -> Iterator[int]:
 def test_a_reader_that_does_not_read_does_not_hold_the_job() -> None:
     with full_pipe() as reader:
         display = Display()
-        display.event(Remark("first"))
-        display.event(Remark("second"))  # this test hangs where these wait
+        display.event(LogMessage("first"))
+        display.event(LogMessage("second"))  # this test hangs where these wait
         filling = os.read(reader, 10000)
-        display.event(Remark("third"))
+        display.event(LogMessage("third"))
         display.close()
         lines = os.read(reader, 10000).decode().splitlines()
-        display.event(Remark("last"))
+        display.event(LogMessage("last"))
         last = os.read(reader, 10000)
     assert filling == b"x" * 4096
     assert [line.split()[-1] for line in lines] == ["first", "second", "third"]
@@ -110,5 +110,5 @@ def test_the_reader_is_gone() -> None:
     with full_pipe() as reader:
         os.close(reader)
         display = Display()
-        display.event(Remark("this is not read"))
+        display.event(LogMessage("this is not read"))
         display.close()

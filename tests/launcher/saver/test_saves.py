@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ft_run.events.checkpoints import BreakpointUnsaved, CheckpointFailed, CheckpointWritten
+from ft_run.events.checkpoints import CheckpointFailed, CheckpointWritten, SnapshotUnsaved
 from ft_run.events.event import Event
 from ft_run.launcher.processes.tree import descendants, is_zombie
 from ft_run.launcher.saver.saves import HeldShard, NodeShards, Saves

@@ -344,7 +344,7 @@ def test_who_does_not_answer_in_time_has_failed():
     scene.wait(32)
     scene.check_all()
     assert scene.verdict_on("c").exit_code == 30
-    assert scene.verdict_on("c").sentence == "facts: no answer within 30 s"
+    assert scene.verdict_on("c").sentence == "system information: no answer within 30 s"
     assert scene.assignment("a").nodes == 2
 
 
@@ -944,7 +944,7 @@ def test_a_warning_is_told_by_the_exit_status_if_asked_for():
         (CheckSpec("full", 60.0), "--check-level is full here and light there"),
         (
             CheckSpec("light", 60.0, floors=("latency_us=50.0",)),
-            "the list of floors (--min-..., --max-...) is 'latency_us=50.0' here and empty there",
+            "the list of minimums (--min-..., --max-...) is 'latency_us=50.0' here and empty there",
         ),
         (
             CheckSpec("light", 60.0, straggler_threshold=2.0),

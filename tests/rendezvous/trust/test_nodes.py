@@ -16,7 +16,7 @@ from ft_run.rendezvous.protocol.messages import (
 from ft_run.rendezvous.transport.server import MasterServer
 from ft_run.rendezvous.trust.certificates import WIRE_NAME, papers
 from ft_run.rendezvous.trust.credentials import TokenTrust
-from ft_run.rendezvous.trust.doubt import Doubt
+from ft_run.rendezvous.trust.handshake_errors import HandshakeError
 from ft_run.rendezvous.trust.source import TrustOptions, read_trust
 from ft_run.rendezvous.trust.token import write_token
 from ft_run.rendezvous.trust.wire import Trust
@@ -76,13 +76,13 @@ def test_a_master_that_falls_silent_is_missed_behind_a_closed_wire_too() -> None
 @pytest.mark.parametrize(
     ("masters", "nodes", "doubt"),
     [
-        (TokenTrust(TOKEN), None, Doubt.WANTS_TOKEN),
-        (TokenTrust(TOKEN), TokenTrust(OTHER), Doubt.OTHER_TOKEN),
-        (None, TokenTrust(TOKEN), Doubt.PLAIN),
+        (TokenTrust(TOKEN), None, HandshakeError.WANTS_TOKEN),
+        (TokenTrust(TOKEN), TokenTrust(OTHER), HandshakeError.OTHER_TOKEN),
+        (None, TokenTrust(TOKEN), HandshakeError.PLAIN),
     ],
 )
 def test_a_node_is_told_what_is_wrong_with_its_token_and_nothing_else(
-    masters: Trust | None, nodes: Trust | None, doubt: Doubt
+    masters: Trust | None, nodes: Trust | None, doubt: HandshakeError
 ) -> None:
     async def test() -> None:
         async with door(masters) as there:
@@ -158,7 +158,7 @@ def test_a_node_with_a_token_says_nothing_in_plain_text() -> None:
         endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
         node = Node(endpoint, TokenTrust(TOKEN))
         for _ in range(3):
-            assert await node.next(LinkDown) == LinkDown(Doubt.PLAIN.value)
+            assert await node.next(LinkDown) == LinkDown(HandshakeError.PLAIN.value)
         await node.link.close()
         server.close()
         await server.wait_closed()
@@ -184,7 +184,7 @@ def test_another_token_in_the_file_is_that_of_the_next_job(tmp_path: Path) -> No
             node = Node(there.endpoint, nodes)
             await node.next(Waiting)
             late = Node(there.endpoint, trust_of_file())
-            assert await late.events.get() == LinkDown(Doubt.OTHER_TOKEN.value)
+            assert await late.events.get() == LinkDown(HandshakeError.OTHER_TOKEN.value)
             await late.link.close()
             await node.link.close()
 

@@ -19,7 +19,7 @@ class Judgement(enum.Enum):
     KEEP = "no node answers: the master is cut off"
 
 
-class Silence:
+class Liveness:
     """What is known of the others since a stream broke. All times are the group's, in seconds."""
 
     def __init__(self, settings: GroupSettings) -> None:

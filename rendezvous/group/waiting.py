@@ -17,7 +17,7 @@ _ANNOUNCED_PER_S = 1000
 """Bounds the cost of telling all which are still missing while thousands of nodes join."""
 
 
-class Lobby:
+class WaitingNodes:
     """The wait before a world is formed. All times are those of the group's clock, in seconds."""
 
     def __init__(self, state: JobState, out: Outbox) -> None:

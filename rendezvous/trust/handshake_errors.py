@@ -15,7 +15,7 @@ from .wire import Trust
 _PROBE_S = 2.0
 
 
-class Doubt(enum.Enum):
+class HandshakeError(enum.Enum):
     """What is wrong between this process and the master, in the words for a log."""
 
     WANTS_TOKEN = "the master requires a token"  # noqa: S105 - no secret: a sentence
@@ -31,26 +31,26 @@ class Doubt(enum.Enum):
 
 
 _SENTENCES = {
-    Doubt.WANTS_TOKEN: (
+    HandshakeError.WANTS_TOKEN: (
         "the master at {endpoint} requires a token; set --token-file (or FT_RUN_TOKEN_FILE, "
         "FT_RUN_TOKEN) to the token of the job."
     ),
-    Doubt.WANTS_CERTIFICATE: (
+    HandshakeError.WANTS_CERTIFICATE: (
         "the master at {endpoint} requires a certificate; set --tls-cert, --tls-key and --tls-ca."
     ),
-    Doubt.OTHER_TOKEN: (
+    HandshakeError.OTHER_TOKEN: (
         "the token differs from that of the master at {endpoint}; expected the same token on all "
         "nodes of the job."
     ),
-    Doubt.OTHER_CERTIFICATE: (
+    HandshakeError.OTHER_CERTIFICATE: (
         "the certificate of the master at {endpoint} is not trusted; expected one that is signed "
         "by --tls-ca, with the endpoint's host among its names."
     ),
-    Doubt.NOT_TRUSTED: (
+    HandshakeError.NOT_TRUSTED: (
         "the master at {endpoint} does not trust the certificate of this node; expected one that "
         "is signed by the master's --tls-ca."
     ),
-    Doubt.PLAIN: (
+    HandshakeError.PLAIN: (
         "the master at {endpoint} does not use TLS, which this node requires (it has a token or a "
         "certificate); expected the same on all nodes of the job."
     ),
@@ -63,7 +63,9 @@ _NOT_TRUSTED = re.compile(
 _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|UNKNOWN_PROTOCOL")
 
 
-async def doubt(details: str, endpoint: Endpoint, trust: Trust | None) -> Doubt | None:
+async def handshake_error(
+    details: str, endpoint: Endpoint, trust: Trust | None
+) -> HandshakeError | None:
     """Return what a failed connection says of the trust between both ends; None: nothing.
 
     Args:
@@ -73,15 +75,19 @@ async def doubt(details: str, endpoint: Endpoint, trust: Trust | None) -> Doubt 
     """
     if (trust is None or trust.wire_name is None) and _CLOSED.search(details):
         wanted = await asyncio.to_thread(_wanted, endpoint)
-        return wanted if trust is None or wanted is None else Doubt.NOT_TRUSTED
+        return wanted if trust is None or wanted is None else HandshakeError.NOT_TRUSTED
     if trust is None:
         return None
     if _NOT_TRUSTED.search(details):
-        return Doubt.OTHER_CERTIFICATE if trust.wire_name is None else Doubt.OTHER_TOKEN
-    return Doubt.PLAIN if _NO_TLS.search(details) else None
+        return (
+            HandshakeError.OTHER_CERTIFICATE
+            if trust.wire_name is None
+            else HandshakeError.OTHER_TOKEN
+        )
+    return HandshakeError.PLAIN if _NO_TLS.search(details) else None
 
 
-def _wanted(endpoint: Endpoint) -> Doubt | None:
+def _wanted(endpoint: Endpoint) -> HandshakeError | None:
     """Return what a master wants that hung up on plain text: it may have just gone away, too."""
     import ssl
 
@@ -97,4 +103,8 @@ def _wanted(endpoint: Endpoint) -> Doubt | None:
             shown = wire.getpeercert(binary_form=True) or b""
     except (OSError, UnicodeError):
         return None
-    return Doubt.WANTS_TOKEN if WIRE_NAME.encode() in shown else Doubt.WANTS_CERTIFICATE
+    return (
+        HandshakeError.WANTS_TOKEN
+        if WIRE_NAME.encode() in shown
+        else HandshakeError.WANTS_CERTIFICATE
+    )
