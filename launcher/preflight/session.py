@@ -127,8 +127,8 @@ class CheckSession:
         if not self._is_all or self._found is not None or verdict.outcome is not Outcome.SUCCEEDED:
             return None
         return NodeUnfitError(
-            f"this node was not checked: it joined, or reconnected, while the others were "
-            "being checked ({verdict.sentence}); run the check again.",
+            "this node was not checked: it joined, or reconnected, while the others were "
+            f"being checked ({verdict.sentence}); run the check again.",
             exit_codes.CHECKS_FAILED,
         )
 

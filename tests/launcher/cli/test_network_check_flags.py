@@ -60,7 +60,7 @@ def test_nodes_are_held_to_floors_before_training() -> None:
     assert found.spec.floors == (
         *("compute_tflops=2.5", "latency_us=50.0", "bandwidth_gb_per_s=9.0"),
     )
-    assert Rules.of(found.spec).floors == Metrics(
+    assert Rules.of(found.spec).minimums == Metrics(
         compute_tflops=2.5, latency_us=50.0, bandwidth_gb_per_s=9.0
     )
 

@@ -55,7 +55,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, kind: str) -> None:
         f"cannot write --check-report {path!r}; expected a file in a directory that exists and is "
         "writable."
     )
-    with pytest.raises(UsageError, match="cannot write --check-report .*: "):
+    with pytest.raises(UsageError, match=r"cannot write --check-report .*: "):
         write_report(path, REPORT)
     assert link.is_symlink()
 
