@@ -228,7 +228,7 @@ class PreloadState(enum.Enum):
     STALE = "stale"
     """Files of its modules have changed: a fresh one is made."""
     FAILED = "failed"
-    """It cannot be started: workers start the ordinary way."""
+    """It cannot be started: falling back to normal worker start."""
 
 
 class PreloadChanged(Event):

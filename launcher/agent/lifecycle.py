@@ -19,7 +19,7 @@ from ...events.event import Event
 from ...events.node import (
     KilledOnRequest,
     MasterAwaitedToLeave,
-    NodeGoneSoon,
+    NodePreempted,
     NodeSignalled,
     ThisNodeLeaves,
 )
@@ -276,7 +276,7 @@ class Lifecycle:
         if not self._notice:
             self._notice = notice.reason
             self._go(Stage.PREEMPTED)
-            orders.append(NodeGoneSoon(notice.reason, notice.seconds, limit_s))
+            orders.append(NodePreempted(notice.reason, notice.seconds, limit_s))
         return [*orders, Wake(limit_s), *self._notify(at.now)]
 
     def _notify(self, now: float) -> list[LifeOrder]:

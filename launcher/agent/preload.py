@@ -33,7 +33,7 @@ def start_preload(
     if remark := other_interpreter(environ):
         return remark
     if options.script.startswith("-"):
-        return "--preload is ignored: the script is not a file; workers start the ordinary way"
+        return "--preload is ignored: the script is not a file; falling back to normal worker start"
     refuse_missing_modules(options.preload, options.script)
     if not options.only_checks:  # or only check workers are started
         spawner.preload(
@@ -66,9 +66,7 @@ def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
             continue
         if find_spec(package) is None:  # built in, or known to a finder that is installed
             raise UsageError(
-                f"--preload was given {shown(module)}, but Python finds no module"
-                f" {shown(package)}; right would be a module that {sys.executable} can"
-                " import, such as torch."
+                f"--preload was given {shown(module)}, but Python finds no module {shown(package)}; expected a module that {sys.executable} can import, e.g. torch."
             )
 
 
@@ -79,7 +77,7 @@ def other_interpreter(environ: Mapping[str, str]) -> str | None:
         return None
     return (
         f"--preload is ignored: PYTHON_EXEC={python} is another interpreter than that of "
-        f"ft-run, {sys.executable}; workers start the ordinary way"
+        f"ft-run, {sys.executable}; falling back to normal worker start"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ... import exit_codes
 from ...errors import NodeExcludedError
-from ...events.event import Event, Remark
+from ...events.event import Event, LogMessage
 from ...events.master import MasterKept
 from ...events.node import ForeignAddressAdvertised, NodeStarted
 from ..machine.network import AdvertisedAddress, PortReservation, is_local_address, resolve

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from ... import defaults
-from ...events.event import Event, Remark, Severity
+from ...events.event import Event, LogMessage, Severity
 from ...events.workers import (
     PreloadAwaited,
     TimerExpired,

@@ -40,7 +40,7 @@ def check_interpreter(environ: Mapping[str, str]) -> None:
     if shutil.which(python) is None:
         raise UsageError(
             f"PYTHON_EXEC was given {python!r}, which is not a program on the PATH or not "
-            "executable; right would be the path of a Python interpreter, or no PYTHON_EXEC."
+            "executable; expected the path of a Python interpreter."
         )
 
 

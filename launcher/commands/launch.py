@@ -79,7 +79,7 @@ def launch(options: LaunchOptions, conclude: "Callable[[Agent], None] | None" = 
     try:
         remark = start_preload(options, commands, os.environ, spawner)
         if remark is not None:  # it is of no use
-            display.event(Remark(remark, Severity.WARNING))
+            display.event(LogMessage(remark, Severity.WARNING))
             options = replace(options, preload=())
         new_crew = None
         if check_spawner is not None:

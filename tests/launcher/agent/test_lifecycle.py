@@ -10,7 +10,7 @@ from ft_run.errors import FtRunError
 from ft_run.events.node import (
     KilledOnRequest,
     MasterAwaitedToLeave,
-    NodeGoneSoon,
+    NodePreempted,
     NodeSignalled,
     ThisNodeLeaves,
 )
@@ -59,7 +59,7 @@ TOO_LATE = Situation(100.0 + LIMIT_S, is_master_missed=True)
 
 IS_PREEMPTED, LEAVES, WAITS = [(GCP, TRAINING)], [(SIGTERM, TRAINING)], [(SIGTERM, ALONE)]
 NOTIFIES = [
-    NodeGoneSoon("notice of gcp", 30.0, 20.0),
+    NodePreempted("notice of gcp", 30.0, 20.0),
     Wake(20.0),
     Notice("notice of gcp", 20),
 ]
@@ -108,7 +108,7 @@ TABLE: list[tuple[Events, LifeEvent, Situation, list[Any], Stage]] = [
     ([(BAD, STOPPING)], SIGINT, STOPPING, [*signalled("SIGINT"), StopWorkers(2)], Stage.LEAVING),
     # workers that ask for notices save first on SIGTERM: half of --shutdown-timeout is theirs
     ([], SIGTERM, ASKING,
-     [NodeGoneSoon("SIGTERM", 10.0, 5.0), Wake(5.0), Notice("SIGTERM", 5.0)],
+     [NodePreempted("SIGTERM", 10.0, 5.0), Wake(5.0), Notice("SIGTERM", 5.0)],
      Stage.PREEMPTED),
     ([(SIGTERM, ASKING)], SIGTERM, ASKING, [*signalled("SIGTERM"), StopWorkers(15)], Stage.LEAVING),
     (IS_PREEMPTED, SIGTERM, ASKING, [Wake(5.0), Notice("notice of gcp", 5.0)],

@@ -281,7 +281,7 @@ def test_errors_are_told_once_and_a_notice_after_them_is_heard() -> None:
             await watch("gcp", {"GCE_METADATA_HOST": where}, said.append, said.append)
         assert len(asked) == 3
         first, last = said
-        assert isinstance(first, NoticeUnknown)
+        assert isinstance(first, PreemptionNoticesUnavailable)
         assert last == PreemptionNotice("notice of gcp", 30.0)
 
     run(test)

@@ -173,7 +173,7 @@ class TestTorch:
 
 
 class TestAForkServer:
-    """When it is of no use, workers start the ordinary way, and one sentence says why."""
+    """When it is of no use, falling back to normal worker start, and one sentence says why."""
 
     @pytest.mark.parametrize(
         ("source", "reason"),
