@@ -11,7 +11,7 @@ class CheckpointWritten(Event):
     bytes: int
     seconds: float
     is_last: bool
-    """It was written because the job ends, or this node leaves."""
+    """Whether it was written because the job ends, or this node leaves."""
 
     def __str__(self) -> str:
         took = f"{self.bytes / 1e6:.1f} MB in {self.seconds:.1f} s"
@@ -24,7 +24,7 @@ class CheckpointFailed(Event):
     step: int
     reason: str
     newest: int = -1
-    """The step of the newest one that this node has made visible; -1: none."""
+    """The step of the newest complete checkpoint of this node; -1: none."""
 
     severity = Severity.WARNING
 

@@ -4,7 +4,7 @@ from .event import Event, Severity
 
 
 class ChecksProgressed(Event):
-    """Progress of the checks; ``is_alone``: those of ``ft-run check`` on one node."""
+    """Progress of the checks; ``is_alone``: of ``ft-run check`` on one node."""
 
     progress: str
     is_alone: bool = False
@@ -25,7 +25,7 @@ class CheckSignalled(Event):
 
 
 class NodeJudged(Event):
-    """A result of the checks for one node that is worth a line."""
+    """The result of the checks for a node that has not passed, or has a warning."""
 
     node: str
     standing: str
@@ -36,7 +36,7 @@ class NodeJudged(Event):
 
 
 class NodePassedWithWarning(Event):
-    """The checks let this node in, but found something."""
+    """This node passed the checks with a warning."""
 
     sentence: str
 

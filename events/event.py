@@ -56,7 +56,7 @@ class RoundEvent(Event):
 
 
 class LogMessage(Event):
-    """A sentence about the options, a file or a log, from where they are read."""
+    """A message about the options, a file or a log."""
 
     sentence: str
     severity: Severity = Severity.INFO

@@ -1,4 +1,4 @@
-"""Events of the master: what it notes of the nodes, rounds and checks of its job, and of itself.
+"""Events of the master: the nodes, rounds and checks of its job, and the master itself.
 
 A node is named by its identity. Sentences that other parts of the product make (a reason, a
 refusal, a finding of the checks) are passed on as they are.
@@ -8,7 +8,7 @@ from .event import Event, Severity
 
 
 class MasterEvent(Event):
-    """What a master notes of its job. A node that hosts the master shows it as a detail."""
+    """An event of the job at the master. A node that hosts the master shows it at DEBUG."""
 
     severity = Severity.DEBUG
 
@@ -17,7 +17,7 @@ class MasterEvent(Event):
 
 
 class NodeJoined(MasterEvent):
-    """A node attends for the first time."""
+    """A node joined the job."""
 
     node_id: str
     address: str
@@ -26,7 +26,7 @@ class NodeJoined(MasterEvent):
 
 
 class NodeReconnected(MasterEvent):
-    """A node whose stream had broken attends again."""
+    """A node reconnected."""
 
     node_id: str
 
@@ -34,7 +34,7 @@ class NodeReconnected(MasterEvent):
 
 
 class NodeDisconnected(MasterEvent):
-    """The stream of a node has broken; its grace begins."""
+    """A node lost its connection; it is lost if it does not reconnect within ``node_grace``."""
 
     node_id: str
 
@@ -42,7 +42,7 @@ class NodeDisconnected(MasterEvent):
 
 
 class NodeLeaves(MasterEvent):
-    """A node was asked to leave the job."""
+    """A node is leaving the job."""
 
     node_id: str
     reason: str
@@ -51,7 +51,7 @@ class NodeLeaves(MasterEvent):
 
 
 class NodePreemptionNoticed(MasterEvent):
-    """A node is being preempted; all ranks leave one state first, within ``limit_s``."""
+    """A node is being preempted; all ranks save a snapshot first, within ``limit_s``."""
 
     node_id: str
     reason: str
@@ -64,7 +64,7 @@ class NodePreemptionNoticed(MasterEvent):
 
 
 class NodeLost(MasterEvent):
-    """The grace of a node is over, or another process has its identity."""
+    """A node is lost: it did not reconnect in time, or another process replaced it."""
 
     node_id: str
     reason: str
@@ -81,7 +81,7 @@ class NodeExcluded(MasterEvent):
 
 
 class NodeFailedChecks(MasterEvent):
-    """The checks send a node away."""
+    """A node failed the checks."""
 
     node_id: str
     sentence: str
@@ -90,13 +90,13 @@ class NodeFailedChecks(MasterEvent):
 
 
 class NodeRefused(MasterEvent):
-    """The master refuses a node; ``node`` names it for people."""
+    """The master refused a node."""
 
     node: str
     sentence: str
     """For the master's console."""
     reason: str
-    """What the node is told: the same for all that are refused for one reason."""
+    """The reason that the node receives."""
 
     severity = Severity.WARNING
 
@@ -105,7 +105,7 @@ class NodeRefused(MasterEvent):
 
 
 class NodeRenamed(MasterEvent):
-    """A node was given an identity, since another host of its name is there."""
+    """A node received another id, since another host with its name is connected."""
 
     node_id: str
     host: str
@@ -114,7 +114,7 @@ class NodeRenamed(MasterEvent):
 
 
 class OptionsReplaced(MasterEvent):
-    """A node of the running job has come: its options hold, not those of the nodes here."""
+    """A node of the running job connected: its options apply, not those of the nodes here."""
 
     node_id: str
 
@@ -122,7 +122,7 @@ class OptionsReplaced(MasterEvent):
 
 
 class NoNodeResponds(MasterEvent):
-    """Nothing is heard of any node: the round is kept for a time."""
+    """No node responds: the master may be cut off, and keeps the round for ``kept_s``."""
 
     kept_s: float
 
@@ -130,7 +130,7 @@ class NoNodeResponds(MasterEvent):
 
 
 class NodesRespondAgain(MasterEvent):
-    """The silence of all nodes is over."""
+    """Nodes respond again."""
 
     line = "master: nodes respond again"
 
@@ -139,7 +139,7 @@ class NodesRespondAgain(MasterEvent):
 
 
 class RoundFormed(MasterEvent):
-    """A round begins."""
+    """A round starts."""
 
     round: int
     nodes: int
@@ -155,7 +155,7 @@ class RoundFormed(MasterEvent):
 
 
 class TakeoverBegun(MasterEvent):
-    """Nodes of a round of an earlier master are here; the others are awaited."""
+    """Nodes of a round of an earlier master have connected; the master waits for the others."""
 
     round: int
 
@@ -163,7 +163,7 @@ class TakeoverBegun(MasterEvent):
 
 
 class RoundTakenOver(MasterEvent):
-    """The round of an earlier master is this one's now; ``nodes`` of its ``of_nodes`` are here."""
+    """The master has taken over a round; ``nodes`` of its ``of_nodes`` are connected."""
 
     round: int
     nodes: int
@@ -177,7 +177,7 @@ class RoundTakenOver(MasterEvent):
 
 
 class JobFinished(MasterEvent):
-    """The job is over."""
+    """The job has finished."""
 
     sentence: str
 
@@ -185,13 +185,13 @@ class JobFinished(MasterEvent):
 
 
 class JobForgotten(MasterEvent):
-    """No node is left of a job that has not begun."""
+    """All nodes left before the first round."""
 
     line = "master: all nodes left before the first round"
 
 
 class ChecksBegun(MasterEvent):
-    """``nodes`` of ``of_nodes`` are checked: the others are known to be good."""
+    """``nodes`` of ``of_nodes`` are checked: the others have passed before."""
 
     nodes: int
     of_nodes: int
@@ -200,13 +200,13 @@ class ChecksBegun(MasterEvent):
 
 
 class ChecksAborted(MasterEvent):
-    """The checks end without a finding."""
+    """The checks end without a result."""
 
     line = "master: checks aborted"
 
 
 class ChecksConcluded(MasterEvent):
-    """What the checks found in all."""
+    """The result of the checks of all nodes."""
 
     sentence: str
 
@@ -217,7 +217,7 @@ class ChecksConcluded(MasterEvent):
 
 
 class MasterListening(Event):
-    """A master without an agent is there."""
+    """A master without an agent is listening."""
 
     endpoint: str
     port: int
@@ -226,7 +226,7 @@ class MasterListening(Event):
 
 
 class UnauthenticatedClientsAccepted(Event):
-    """A master listens beyond this host, and there is no token."""
+    """The master accepts unauthenticated clients from other hosts."""
 
     endpoint: str
 
@@ -237,7 +237,7 @@ class UnauthenticatedClientsAccepted(Event):
 
 
 class MasterMoved(Event):
-    """The endpoint's port has become free: this agent hosts the master from now on."""
+    """The endpoint's port is free: this agent hosts the master from now on."""
 
     address: str
 
@@ -254,7 +254,7 @@ class MasterNotHosted(Event):
 
 
 class MasterKept(Event):
-    """This node, excluded or asked to leave, ends but for the master that it hosts."""
+    """This node has stopped its workers, but still hosts the master."""
 
     is_excluded: bool
 
@@ -270,7 +270,7 @@ class MasterKept(Event):
 
 
 class MasterSignalled(Event):
-    """A signal ends a master without an agent."""
+    """A signal stops a master without an agent."""
 
     signal: str
     has_nodes: bool
@@ -285,7 +285,7 @@ class MasterSignalled(Event):
 
 
 class HostLeads(Event):
-    """With several endpoints: this host leads from now on, or no longer (term 0)."""
+    """With several endpoints: this host is the leader from now on, or no longer (term 0)."""
 
     term: int
 
@@ -295,7 +295,7 @@ class HostLeads(Event):
 
 
 class EndpointsAreOne(Event):
-    """Several of the listed endpoints, of so many in all, are this one process."""
+    """Several of the ``of`` endpoints are this one process."""
 
     endpoints: tuple[str, ...]
     of: int
@@ -310,7 +310,7 @@ class EndpointsAreOne(Event):
 
 
 class EndedElsewhere(Event):
-    """With several endpoints: the host that led has told this master that the job is over."""
+    """With several endpoints: the leader has reported that the job has finished."""
 
     exit_code: int
 

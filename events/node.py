@@ -25,7 +25,7 @@ def _duration(seconds: float) -> str:
 
 
 class NodeStarted(Event):
-    """An agent begins; ``source`` says where the number of workers is from."""
+    """An agent has started; ``source`` is where the number of workers comes from."""
 
     job_id: str
     node_id: str
@@ -37,7 +37,7 @@ class NodeStarted(Event):
 
 
 class ThisNodeRenamed(Event):
-    """Another host with this one's name was there first: the master gave another identity."""
+    """Another node with the same id was connected: the master has assigned a new id."""
 
     proposed: str
     given: str
@@ -48,7 +48,7 @@ class ThisNodeRenamed(Event):
 
 
 class ForeignAddressAdvertised(Event):
-    """The address given by ``--local-addr`` is none of this host."""
+    """The address of ``--local-addr`` is not an address of this host."""
 
     address: str
 
@@ -60,13 +60,13 @@ class ForeignAddressAdvertised(Event):
 
 
 class NodeWaits(Event):
-    """A node waits for a round."""
+    """This node waits for a round, or stands by as a spare."""
 
     waiting: Waiting
     is_backoff_given: bool
-    """The delay is that of ``--restart-backoff``."""
+    """Whether the delay is that of ``--restart-backoff``."""
     has_successors: bool = False
-    """Several hosts may lead: a new leader waits too."""
+    """Whether there are several endpoints: a new leader waits too."""
 
     def __str__(self) -> str:
         waiting = self.waiting
@@ -89,7 +89,7 @@ class NodeWaits(Event):
 
 
 class MasterConnected(Event):
-    """The master is there; ``is_again``: it had been, before."""
+    """This node is connected to the master; ``is_again``: reconnected."""
 
     is_again: bool
 
@@ -98,7 +98,7 @@ class MasterConnected(Event):
 
 
 class WorkersAlone(enum.Enum):
-    """What the workers of a node do that has no connection to the master; see ``ClaimState``."""
+    """State of the workers of a node without a connection to the master; see ``ClaimState``."""
 
     NONE = ""
     RUNNING = "workers keep running; "
@@ -108,7 +108,7 @@ class WorkersAlone(enum.Enum):
 
 
 class MasterUnreachable(Event):
-    """The connection to the master is gone, or cannot be made."""
+    """The connection to the master is lost, or cannot be established."""
 
     reason: str
     endpoint: str
@@ -116,9 +116,9 @@ class MasterUnreachable(Event):
     limit_s: float
     """Seconds until this node gives up."""
     is_again: bool
-    """It had been connected."""
+    """Whether this node was connected before."""
     hosts: tuple[str, ...] = ()
-    """Where no listed host is found to lead: what each of them has answered."""
+    """With several endpoints and no leader: the answer of each host."""
 
     severity = Severity.WARNING
 
@@ -137,7 +137,7 @@ class MasterUnreachable(Event):
 
 
 class MasterAwaitedToLeave(Event):
-    """A node leaves while the master is away, and waits at most this long to tell it."""
+    """This node is leaving, and tries for ``limit_s`` to reach the master to report it."""
 
     limit_s: float
 
@@ -148,7 +148,7 @@ class MasterAwaitedToLeave(Event):
 
 
 class WorkersFenced(Event):
-    """No host has led for too long, so the workers of this node are killed."""
+    """There has been no leader for too long: the workers of this node are killed."""
 
     limit_s: float
 
@@ -160,7 +160,7 @@ class WorkersFenced(Event):
 
 
 class FenceLate(Event):
-    """The workers of this node were killed later than a leader elsewhere has waited for."""
+    """The workers of this node were killed too late, after a new leader could start others."""
 
     late_s: float
 
@@ -175,7 +175,7 @@ class FenceLate(Event):
 
 
 class NodeSignalled(Event):
-    """A signal asks a node to leave."""
+    """A signal stops this node."""
 
     signal: str
     workers: int
@@ -187,14 +187,14 @@ class NodeSignalled(Event):
 
 
 class KilledOnRequest(Event):
-    """A second Ctrl-C: what is left is killed at once."""
+    """A second Ctrl-C: all remaining processes are killed."""
 
     severity = Severity.WARNING
     line = "second Ctrl-C: killing all remaining processes"
 
 
 class NodePreempted(Event):
-    """This node is being preempted; the ranks have ``limit_s`` to leave the state of one step."""
+    """This node is being preempted; all ranks have ``limit_s`` to save a snapshot."""
 
     reason: str
     seconds: float
@@ -208,7 +208,7 @@ class NodePreempted(Event):
 
 
 class DrainOrdered(Event):
-    """Another node is being preempted."""
+    """Another node is being preempted: this node takes part in the snapshot."""
 
     reason: str
     limit_s: float
@@ -218,7 +218,7 @@ class DrainOrdered(Event):
 
 
 class PreemptionNoticesUnavailable(Event):
-    """Whether this node is being preempted cannot be asked."""
+    """The source of preemption notices is not available."""
 
     source: str
     reason: str
@@ -228,7 +228,7 @@ class PreemptionNoticesUnavailable(Event):
 
 
 class ThisNodeLeaves(Event):
-    """This node leaves now; ``step`` is that which all ranks have left, -1: none is known."""
+    """This node leaves now; ``step`` is that of the snapshot that all ranks saved, -1: none."""
 
     reason: str
     workers: int
@@ -242,7 +242,7 @@ class ThisNodeLeaves(Event):
 
 
 class LogsKept(Event):
-    """Where this node's log files are."""
+    """The directory of this node's log files."""
 
     path: str
 
@@ -250,7 +250,7 @@ class LogsKept(Event):
 
 
 class JobEnded(Event):
-    """How the job ended, the same on every node."""
+    """The result of the job, the same on every node."""
 
     verdict: Verdict
 

@@ -17,11 +17,11 @@ def _joined(numbers: Sequence[int], between: str = ",") -> str:
 
 
 class RestartBegun(RoundEvent):
-    """A round begins after a failure; the same on every node."""
+    """A round starts after a failure; the same on every node."""
 
     cause: Failure
     decision: str
-    """Of the failure policy, in words; empty where the default rule decided."""
+    """The decision of the failure policy; empty: by the default rule."""
     is_free: bool
     """The restart is not counted."""
     restarts_used: int
@@ -38,7 +38,7 @@ class RestartBegun(RoundEvent):
 
 
 class RegroupBegun(RoundEvent):
-    """A round begins after a change of members."""
+    """A round starts after nodes have joined or left."""
 
     nodes: int
     reason: str
@@ -47,7 +47,7 @@ class RegroupBegun(RoundEvent):
 
 
 class WorkersStarted(RoundEvent):
-    """The workers of a round run on this node; ``pids`` in order of local rank."""
+    """The workers of a round have started on this node; ``pids`` in order of local rank."""
 
     first_rank: int
     pids: tuple[int, ...]
@@ -93,7 +93,7 @@ class WorkerFailed(RoundEvent):
 
 
 class TimerExpired(RoundEvent):
-    """A process did not take its timer back in time (``torch.distributed.elastic.timer``)."""
+    """A timer of a process expired (``torch.distributed.elastic.timer``)."""
 
     pid: int
     scope: str
@@ -106,7 +106,7 @@ class TimerExpired(RoundEvent):
 
 
 class HangDismissed(RoundEvent):
-    """Workers show no progress, but are not taken to hang; the sentence is the master's."""
+    """Workers show no progress, but do not hang according to the master."""
 
     sentence: str
 
@@ -115,7 +115,7 @@ class HangDismissed(RoundEvent):
 
 
 class StacksKept(RoundEvent):
-    """Where all ranks were when the workers hung has been written to a file."""
+    """The stacks of all ranks during a hang were written to a file."""
 
     path: str
 
@@ -123,14 +123,14 @@ class StacksKept(RoundEvent):
 
 
 class CollectivesRecorded(RoundEvent):
-    """NCCL's flight recorder has written down the last collectives of workers that hang."""
+    """NCCL's flight recorder has written the last collectives of workers that hang."""
 
     written: tuple[int, ...]
-    """Ranks that have."""
+    """Ranks that have answered."""
     late: tuple[int, ...]
-    """Ranks that have not within their time."""
+    """Ranks that did not answer in time."""
     files: str
-    """What the names of the files begin with; the rank follows."""
+    """Prefix of the file names; the rank follows."""
 
     def __str__(self) -> str:
         found = []
@@ -146,7 +146,7 @@ class CollectivesRecorded(RoundEvent):
 
 
 class WorkersStopped(RoundEvent):
-    """Workers are told to end; ``is_stale``: killed at once, the others went on without them."""
+    """Workers are stopped; ``is_stale``: killed at once, since a newer round runs without them."""
 
     workers: int
     reason: str
@@ -158,14 +158,14 @@ class WorkersStopped(RoundEvent):
 
 
 class WorkersKilled(RoundEvent):
-    """Workers, or what they left running, did not end in their time."""
+    """Workers, or processes that they left running, did not exit in time and receive SIGKILL."""
 
     workers: int
     timeout_s: float
     is_option: bool
-    """That time is ``--shutdown-timeout``, not a shorter one."""
+    """Whether that time is ``--shutdown-timeout``, not a shorter one."""
     leftovers: int
-    """Processes that workers left running, where all workers have ended."""
+    """Number of processes that workers left running, if all workers have exited."""
 
     severity = Severity.WARNING
 
@@ -178,12 +178,12 @@ class WorkersKilled(RoundEvent):
 
 
 class KillOutlived(Event):
-    """SIGKILL has not ended processes yet."""
+    """Processes are still alive after SIGKILL."""
 
     pids: tuple[int, ...]
     after_s: float
     with_gpus_s: float
-    """How long it may take where there are GPUs."""
+    """The limit for processes with GPUs."""
 
     def __str__(self) -> str:
         return (
@@ -194,7 +194,7 @@ class KillOutlived(Event):
 
 
 class LeftoversEnded(Event):
-    """Processes that workers left running are ended."""
+    """Processes that workers left running are terminated."""
 
     pids: tuple[int, ...]
 
@@ -206,7 +206,7 @@ class LeftoversEnded(Event):
 
 
 class GpuMemoryHeld(Event):
-    """The workers are gone, and memory of GPUs is not free; in bytes, by the UUID of the GPU."""
+    """The workers have exited, but GPU memory is in use; bytes by the UUID of the GPU."""
 
     held: Mapping[str, int]
 
@@ -221,25 +221,25 @@ class GpuMemoryHeld(Event):
 
 
 class PreloadState(enum.Enum):
-    """What became of the fork server that imports the modules of ``--preload``."""
+    """State of the fork server that imports the modules of ``--preload``."""
 
     LOADING = "loading"
     READY = "ready"
     STALE = "stale"
-    """Files of its modules have changed: a fresh one is made."""
+    """Files of its modules have changed: the modules are imported again."""
     FAILED = "failed"
-    """It cannot be started: falling back to normal worker start."""
+    """It cannot be used: workers start without it."""
 
 
 class PreloadChanged(Event):
-    """The modules of ``--preload`` are being imported, or are, or cannot be."""
+    """The state of the modules of ``--preload`` has changed."""
 
     state: PreloadState
     modules: tuple[str, ...]
     text: str
-    """How long it took, which file has changed, or why it failed."""
+    """The duration, the file that has changed, or the reason of the failure."""
     is_of_checks: bool = False
-    """It is for the check workers."""
+    """Whether it is for the check workers."""
 
     @property
     def severity(self) -> Severity:
@@ -263,7 +263,7 @@ class PreloadChanged(Event):
 
 
 class PreloadAwaited(RoundEvent):
-    """Workers of a round begin when modules have been imported."""
+    """The workers of a round start when the modules of ``--preload`` have been imported."""
 
     line = "{at} waiting for --preload imports"
 
@@ -272,7 +272,7 @@ class PreloadAwaited(RoundEvent):
 
 
 class LogFileEnded(Event):
-    """A worker's log file cannot be written any more; the worker runs on."""
+    """A worker's log file cannot be written any more; the worker keeps running."""
 
     path: str
     reason: str
@@ -286,7 +286,7 @@ class RelayLost(Event):
 
     pid: int
     streams: int
-    """How many were open; their workers get a broken pipe."""
+    """Number of open streams; their workers get a broken pipe."""
 
     severity = Severity.WARNING
     line = (
@@ -296,7 +296,7 @@ class RelayLost(Event):
 
 
 class RelayReplaced(Event):
-    """Another relay carries the output of the workers that are started from now on."""
+    """A new relay is used for the workers that start from now on."""
 
     pid: int
 
@@ -314,7 +314,7 @@ class RelayFull(Event):
 
 
 class OutputUnshown(Event):
-    """Nothing read the console: this much of the workers' output is not shown."""
+    """The console was not read: this much of the workers' output was dropped."""
 
     bytes: int
 

@@ -47,7 +47,8 @@ class FileTimers:
             self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(
-                f"{TIMER_FILE} was given {path!r}, where no FIFO can be made ({error.strerror}); expected a path that does not exist, in a directory of this host."
+                f"{TIMER_FILE}: cannot create a FIFO at {path!r} ({error.strerror}); "
+                "expected a path that does not exist, in a directory of this host."
             ) from None
         self.path = path
         self._rest = b""

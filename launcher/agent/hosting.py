@@ -333,7 +333,7 @@ def unheard(exit_code: int) -> Verdict:
     return Verdict(
         outcome=Outcome.SUCCEEDED if has_succeeded else Outcome.RENDEZVOUS_FAILED,
         exit_code=exit_code,
-        sentence="it finished while this node was not connected; see the other nodes for the result",
+        sentence="it finished while this node was not connected; other nodes show the result",
         restarts=0,
         rounds=0,
         cause=None,

@@ -66,7 +66,9 @@ def refuse_missing_modules(modules: Sequence[str], script: str = "") -> None:
             continue
         if find_spec(package) is None:  # built in, or known to a finder that is installed
             raise UsageError(
-                f"--preload was given {shown(module)}, but Python finds no module {shown(package)}; expected a module that {sys.executable} can import, e.g. torch."
+                f"--preload was given {shown(module)}, but Python finds no module "
+                f"{shown(package)}; expected a module that {sys.executable} can import, e.g. "
+                "torch."
             )
 
 

@@ -23,7 +23,7 @@ def test_the_generated_parts_are_not_empty() -> None:
     assert "| `node_timeout` | seconds, above 0 | 5 s |" in made["reference/rdzv-conf.md"]
     assert "| `PET_NNODES` | `--nnodes N\\|MIN:MAX` |" in made["reference/environment.md"]
     assert (
-        "| `KillOutlived` | SIGKILL has not ended processes yet. | `pids` (tuple"
+        "| `KillOutlived` | Processes are still alive after SIGKILL. | `pids` (tuple"
         in made["reference/events.md"]
     )
 

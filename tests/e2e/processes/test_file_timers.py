@@ -64,7 +64,7 @@ def test_the_fifo_is_where_the_user_wants_it_and_takes_the_place_of_an_old_one(f
     path.write_text("of another")
     command = ft.start("--standalone", script, env=env)
     assert command.wait() == exit_codes.USAGE
-    assert "where no FIFO can be made (File exists)" in command.stderr
+    assert "(File exists); expected a path that does not exist" in command.stderr
     assert path.read_text() == "of another"
 
 

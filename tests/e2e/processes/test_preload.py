@@ -242,7 +242,10 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
         ),
         pytest.param(
             ("--preload", "json.no_such_module", "--network-check"),
-            "preload: there is no module 'json.no_such_module'; falling back to normal worker start",
+            (
+                "preload: there is no module 'json.no_such_module'; falling back to normal worker "
+                "start"
+            ),
             marks=pytest.mark.slow,
         ),
         (("--preload", "colorsys", "--no-python"), "--preload is ignored with --no-python"),
@@ -285,7 +288,7 @@ def test_a_module_that_is_not_there_is_refused_before_anything_starts(ft):
     assert command.process.returncode == 2
     (line,) = command.stderr.splitlines()
     assert line.startswith(
-        "ft-run: error: --preload was given 'torhc.nn', but Python finds no module 'torhc'; right"
+        "ft-run: error: --preload was given 'torhc.nn', but Python finds no module 'torhc'; expected"
     )
     assert command.stdout == ""
 

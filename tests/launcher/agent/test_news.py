@@ -98,4 +98,4 @@ def test_what_is_waited_for_is_told_at_each_change_and_once_a_minute() -> None:
     away.attempt(64.0, fails, "a:1: no answer", "b:1: no answer", "c:1: no answer")
     ends = [text.partition("gives up in ")[2] for text in away.lines]
     assert ends == ["10 min", "9 min 58 s", "8 min 58 s", "8 min 57 s"]
-    assert "a:1: no leader yet; b:1: no answer; c:1: no answer; 2 of 3 elect" in away.lines[-1]
+    assert "a:1: no leader yet; b:1: no answer; c:1: no answer; 2 of 3 needed" in away.lines[-1]

@@ -102,5 +102,5 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_p
     logs = tmp_path / "logs"
     with pytest.raises(UsageError) as error:
         launch(options("--network-check", f"--check-report={report}", f"--log-dir={logs}"))
-    assert "--check-report was given" in error.value.sentence
+    assert "cannot write --check-report" in error.value.sentence
     assert not logs.exists()
