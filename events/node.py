@@ -202,7 +202,7 @@ class NodePreempted(Event):
 
     severity = Severity.WARNING
     line = (
-        "this node is being preempted in {seconds:.0f} s ({reason}): saving a snapshot on all "
+        "this node is being preempted ({reason}), {seconds:.0f} s left: saving a snapshot on all "
         "ranks (up to {limit_s:.0f} s)"
     )
 

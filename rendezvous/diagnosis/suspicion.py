@@ -109,7 +109,7 @@ def _beside_others(
         if judged:
             return Finding(judge(judged, idle), is_alone=True)
     first = next(one for one in ranks if one.gets_on)
-    return _slow(first.stack, "is moving", idle)
+    return _slow(first.stack, "is making progress", idle)
 
 
 def _all_alike(ranks: Sequence[_Rank], idle: float, may_take_long: bool) -> Finding:
@@ -179,7 +179,7 @@ def _together(looks: Sequence[Sequence[RankStack]]) -> list[_Rank]:
 def _excuse(one: _Rank, may_take_long: bool) -> str:
     """Return why a rank is not taken to hang; empty where nothing speaks against it."""
     if one.has_moved:
-        return "is moving"
+        return "is making progress"
     if one.stack.remark == _BY_DEBUGGER or _is_in(one.stack.frames, _DEBUGGERS):
         return "is in a debugger"
     if may_take_long and _is_in(one.stack.frames, _TAKE_LONG):

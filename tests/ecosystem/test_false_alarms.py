@@ -25,9 +25,9 @@ SLOW_S = 90.0
 """Above the 60 s of ``auto``, and the 10 s in which the master looks."""
 
 PARTS = {
-    "evaluates": "is moving",
-    "evaluates on rank 0": "rank 0 is moving",
-    "accumulates": "is moving",
+    "evaluates": "is making progress",
+    "evaluates on rank 0": "rank 0 is making progress",
+    "accumulates": "is making progress",
     "loads": "",
     "saves": "rank 0 is in a call that may take a long time",
     "compiles": "is in a call that may take a long time",

@@ -142,7 +142,7 @@ CASES: list[tuple[Event, int, str]] = [
         NodePreempted("SIGTERM", 30.0, 15.0),
         Severity.WARNING,
         (
-            "this node is being preempted in 30 s (SIGTERM): saving a snapshot on all ranks (up "
+            "this node is being preempted (SIGTERM), 30 s left: saving a snapshot on all ranks (up "
             "to 15 s)"
         ),
     ),

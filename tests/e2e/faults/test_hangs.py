@@ -302,7 +302,7 @@ def test_a_rule_decides_on_a_stopped_process_and_status_says_why_it_stopped(
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("evaluates", r"no step for \d+ s, but rank \d is moving: script.py:"),
+        ("evaluates", r"no step for \d+ s, but rank \d is making progress: script.py:"),
         pytest.param("says so", "", marks=pytest.mark.slow),
         pytest.param("loads", "", marks=pytest.mark.slow),
     ],
@@ -336,7 +336,7 @@ def test_a_rank_alone_is_found_while_the_other_gets_on(ft: "Launcher") -> None:
 def test_a_job_that_was_stopped_for_a_while_goes_on(ft: "Launcher") -> None:
     """As a scheduler suspends it: the workers alone, then all of it."""
     job = run_progress(ft, "evaluates")
-    job.expect("is moving")
+    job.expect("is making progress")
     (started,) = job.expect(r"pids=(\d+),(\d+)")
     workers = [int(pid) for pid in started.groups()]
     for pid in workers:

@@ -77,7 +77,7 @@ def test_a_notice_in_a_file_and_a_script_that_does_nothing_about_it(ft: "Launche
     notice.write_text("2")
     assert node.wait() == 143
     assert (
-        f"preempted in 2 s (notice of file:{notice}): saving a snapshot on all ranks"
+        f"being preempted (notice of file:{notice}), 2 s left: saving a snapshot on all ranks"
     ) in node.stderr
     assert "stopping 1 worker(s) and leaving the job" in node.stderr
 

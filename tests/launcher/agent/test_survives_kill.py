@@ -29,7 +29,7 @@ def test_workers_with_gpus_have_more_time_to_end_before_the_job_is_given_up(
         ((_, failure), _) = node.listener.worker_failed.call_args
         assert failure.kind is FailureKind.STUCK
         assert node.listener.workers_gone.call_count == 1
-        said = capfd.readouterr().err.count("process 101, 102 has not ended 10 s after SIGKILL")
+        said = capfd.readouterr().err.count("process 101, 102 still alive 10 s after SIGKILL")
         assert said == has_driver
 
     with_node(test)

@@ -78,7 +78,7 @@ def test_of_what_moves_all_nodes_of_the_round_are_told() -> None:
         node = Inquiry(scene, iter([both(5)] * (LOOKS - 1) + [both(6)]))
         node.suspect("a", 0)
         await node.over()
-        answer = NoHang(0, "no step for 61 s, but rank 0 is moving: train.py:6")
+        answer = NoHang(0, "no step for 61 s, but rank 0 is making progress: train.py:6")
         assert node.said == [(scene.links["a"], answer), (scene.links["b"], answer)]
         assert not node.hung
 

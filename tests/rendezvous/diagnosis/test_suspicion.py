@@ -51,20 +51,20 @@ def test_where_no_rank_moves_the_stacks_are_judged() -> None:
 @pytest.mark.parametrize("late", [{0}, {0, 1}])
 def test_a_rank_that_moves_is_named_and_nothing_hangs(late: set[int]) -> None:
     said = words([waits(0), reads(1)], [waits(0), reads(1, 42)], late)
-    assert said == "no step for 312 s, but rank 1 is moving: dataset.py:42"
+    assert said == "no step for 312 s, but rank 1 is making progress: dataset.py:42"
 
 
 def test_a_rank_that_moves_below_one_line_of_the_script_moves() -> None:
     before = [waits(0), reads(1, 41, library("torch/nn/linear.py"))]
     after = [waits(0), reads(1, 41, library("torch/nn/relu.py"))]
-    assert words(before, after, {0}).endswith("rank 1 is moving: dataset.py:41")
+    assert words(before, after, {0}).endswith("rank 1 is making progress: dataset.py:41")
 
 
 def test_a_rank_that_is_back_at_its_line_at_the_last_look_has_moved() -> None:
     same = [waits(0), reads(1)]
     found = compare([same, same, [waits(0), reads(1, 42)], same], {0: 70.0}, START_S)
     assert found.verdict is None
-    assert found.words.endswith("rank 1 is moving: dataset.py:41")
+    assert found.words.endswith("rank 1 is making progress: dataset.py:41")
 
 
 def test_a_rank_that_is_slow_to_answer_once_is_taken_by_what_it_says_else() -> None:
@@ -90,7 +90,7 @@ def test_late_ranks_that_have_done_a_step_meanwhile_go_on() -> None:
 def test_progress_that_is_only_said_is_progress_of_all() -> None:
     after = [reads(0, 7), replace(reads(1), ticks=13)]
     said = words([reads(0, 7), reads(1)], after, {0})
-    assert said == "no step for 312 s, but rank 1 is moving: dataset.py:41"
+    assert said == "no step for 312 s, but rank 1 is making progress: dataset.py:41"
 
 
 def test_a_rank_that_has_ended_leaves_nothing_to_say() -> None:
@@ -117,19 +117,19 @@ def test_a_rank_alone_is_judged_while_others_get_on() -> None:
 )
 def test_a_rank_that_need_not_get_on_is_not_judged_while_others_do(late: RankStack) -> None:
     said = words([reads(0), late], [reads(0, ticks=13), late], {1})
-    assert said == "no step for 313 s, but rank 0 is moving: dataset.py:41"
+    assert said == "no step for 313 s, but rank 0 is making progress: dataset.py:41"
 
 
 def test_one_of_which_nothing_is_known_is_not_judged_while_others_get_on() -> None:
     unknown = replace(reads(1), state=RankState.UNKNOWN, frames=(), remark="it has put away")
     before = [reads(0), unknown, waits(2)]
     said = words(before, [reads(0, ticks=13), unknown, waits(2)], {1, 2})
-    assert said == "no step for 313 s, but rank 0 is moving: dataset.py:41"
+    assert said == "no step for 313 s, but rank 0 is making progress: dataset.py:41"
 
 
 def test_a_rank_that_moves_alone_does_not_hang() -> None:
     said = words([reads(0), reads(1)], [reads(0, ticks=13), reads(1, 44)], {1})
-    assert said == "no step for 313 s, but rank 0 is moving: dataset.py:41"
+    assert said == "no step for 313 s, but rank 0 is making progress: dataset.py:41"
 
 
 @pytest.mark.parametrize(
