@@ -34,7 +34,7 @@ class NodeReconnected(MasterEvent):
 
 
 class NodeDisconnected(MasterEvent):
-    """A node lost its connection; it is lost if it does not reconnect within ``node_grace``."""
+    """A node disconnected; it is lost if it does not reconnect within ``node_grace``."""
 
     node_id: str
 

@@ -57,7 +57,7 @@ async def run_node(
     """
     rendezvous = options.rendezvous
     for warning in options.warnings:
-        display.event(Remark(warning))
+        display.event(LogMessage(warning))
     identity = NodeIdentity(rendezvous.job_id)
     address = advertised(rendezvous, display.event)
     port = PortReservation(address, rendezvous.worker_ports, rendezvous.worker_ports_flag)

@@ -56,7 +56,7 @@ def run_check(options: LaunchOptions) -> int:
     check_interpreter(os.environ)
     display = Display()
     for text in options.warnings:
-        display.event(Remark(text))
+        display.event(LogMessage(text))
     if options.preload and (remark := other_interpreter(os.environ)):
         display.event(LogMessage(remark, Severity.WARNING))
         options = replace(options, preload=())

@@ -54,7 +54,7 @@ class _LoneMaster:
         """Serve until the job is over or a signal comes; return the exit status."""
         display = self._display
         for warning in self._options.warnings:
-            display.event(Remark(warning))
+            display.event(LogMessage(warning))
         server, succession = await self._listen()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:

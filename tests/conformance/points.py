@@ -221,7 +221,7 @@ def a_spare_that_was_not_needed_succeeds_with_the_job(job: Job) -> None:
     job.until(lambda: len(job.starts()) == 2, "started")
     spare = job.agent("c", args, hosts=False)
     if job.launcher.name == "ft-run":
-        spare.expect("this node is a spare")
+        spare.expect("standing by as a spare")
     job.end()
     for agent in agents:
         agent.wait()

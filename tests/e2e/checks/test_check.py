@@ -67,7 +67,7 @@ def test_what_misses_a_floor_twice_is_a_warning(ft):
     command = ft.run(*args, env={"COLUMNS": "160"})
     assert command.process.returncode == 10
     assert " ! " in command.stdout
-    assert "less than the 1e+06 asked for" in command.stdout
+    assert "less than the required 1e+06" in command.stdout
 
 
 def test_a_log_folder_that_cannot_be_used_is_wrong_usage_and_no_fault_of_the_node(ft):

@@ -122,7 +122,7 @@ def test_nodes_meet_one_is_slow_and_a_wrong_value_is_seen_on_both(crews, free_po
 
 def test_a_fault_that_is_misspelt_fails_the_check(crews):
     (solo,) = crews({"phase": "solo"}, fault="hnag")
-    assert "FT_RUN_CHECK_FAULT names the fault 'hnag'" in solo["failure"]
+    assert "FT_RUN_CHECK_FAULT has the unknown fault 'hnag'" in solo["failure"]
     assert "expected one of fail, exit, hang" in solo["failure"]
 
 

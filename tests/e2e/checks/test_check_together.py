@@ -32,7 +32,7 @@ def test_two_nodes_are_checked_and_one_of_them_prints_the_table(together):
     assert len(tables) == 1
     assert "BANDWIDTH" in tables[0]
     assert "2 of 2 nodes pass" in tables[0]
-    assert all("the checks are over" in command.stderr for _, command in (first, second))
+    assert all("checks finished" in command.stderr for _, command in (first, second))
 
 
 @pytest.mark.slow

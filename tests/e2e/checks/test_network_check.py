@@ -136,7 +136,7 @@ def test_a_bad_rank_condemns_its_host_and_no_other(ft, network, kind):
     job = Job(ft, network, names(4), "2:4", fault=faults(kind, "h2"))
     assert job.statuses == {"h0": 0, "h1": 0, "h2": 30, "h3": 0}
     assert job.verdicts["h2"] == "faulty"
-    assert "not fit for the job: fails with" in job.said("h2")
+    assert "failed the checks: fails with" in job.said("h2")
     assert job.ranks == world(3)
 
 
@@ -190,12 +190,12 @@ def test_check_workers_that_are_stopped_each_time_condemn_their_host_and_no_othe
             stop_check_workers_that_meet(job)
             return job.commands[2].process.poll() is not None
 
-        ft.wait_until(has_ended, "h2 is sent away")
+        ft.wait_until(has_ended, "h2 rejected by the checks")
 
     job = Job(ft, network, names(4), "2:4", "--check-timeout", 60, meanwhile=meanwhile)
     assert job.statuses == {"h0": 0, "h1": 0, "h2": 30, "h3": 0}
     assert job.verdicts["h2"] == "faulty"
-    assert "not fit for the job: fails with" in job.said("h2")
+    assert "failed the checks: fails with" in job.said("h2")
     assert "no answer within" in job.said("h2")
     assert job.ranks == world(3)
 
@@ -213,7 +213,7 @@ def test_one_host_alone(ft, network):
     assert Job(ft, network, names(1), "1").statuses == {"h0": 0}
     job = Job(ft, network, names(1), "1", fault="fail@phase=solo")
     assert job.statuses == {"h0": 30}
-    assert "not fit for the job: solo:" in job.said("h0")
+    assert "failed the checks: solo:" in job.said("h0")
 
 
 @pytest.mark.slow

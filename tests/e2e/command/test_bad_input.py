@@ -255,7 +255,7 @@ while not os.path.exists(sys.argv[1]):
     ("given", "told"),
     [
         (("--max-restarts", 5), "--max-restarts is 5 here and 3 there"),
-        (("--rdzv-id", "other"), "--rdzv-id 'other' is another job than 'j'"),
+        (("--rdzv-id", "other"), "--rdzv-id 'other' is not the job of this master ('j')"),
         (("--node-rank", 7), "--node-rank 7 is not below the number of nodes (2)"),
     ],
 )

@@ -54,7 +54,7 @@ def test_two_nodes_with_a_token(ft: "Launcher", free_port: int, options: tuple[s
     for question in ("status", "stacks"):
         asked = ft.run(question, endpoint)
         assert (asked.process.returncode, asked.stdout) == (exit_codes.REFUSED, "")
-        assert f"ft-run: error: the master at {endpoint} requires a token; right" in asked.stderr
+        assert f"ft-run: error: the master at {endpoint} requires a token; set" in asked.stderr
     gate.touch()
     assert [agent.wait() for agent in (host, other)] == [0, 0]
     told = host.stdout + host.stderr + other.stdout + other.stderr
@@ -150,7 +150,7 @@ def test_a_node_with_another_token_is_told_so(ft: "Launcher", free_port: int) ->
     for sentence, told in nodes.items():
         assert sentence in told.stderr
     assert "joined" not in master.stderr
-    assert "open to all" not in master.stderr
+    assert "unauthenticated" not in master.stderr
     master.send(15)
     assert master.wait() == exit_codes.SIGNAL_BASE + 15
 
@@ -160,7 +160,7 @@ def test_a_master_without_a_token_says_that_it_is_open(ft: "Launcher", free_port
         master = ft.start("master", "--bind", bind)
         master.expect("listening at")
         if is_open:
-            master.expect("is open to all that reach it, since the job has no token")
+            master.expect("accepts unauthenticated clients: the job has no token")
         master.send(15)
         master.wait()
-        assert master.stderr.count("is open to all") == is_open
+        assert master.stderr.count("accepts unauthenticated clients") == is_open

@@ -217,7 +217,7 @@ def test_a_spare_of_an_allocation_of_its_own(ft: Launcher, cluster: Slurm) -> No
         script=RECIPES / "spare.sbatch",
         words=(job.number,),
     )
-    spare.expect("this node is a spare")
+    spare.expect("standing by as a spare")
     job.goes_on_without(cluster.nodes[1])
     cluster.wait_for_job(f"{spare.number}_1", "COMPLETED")
 
@@ -258,9 +258,7 @@ def test_three_nodes_of_one_host(ft: Launcher, network: Network) -> None:
         )
         job = Job(ft, cluster, "--nodes=3", "--ntasks-per-node=1", script=recipe)
         job.expect(r"rank \d of 3 run \S+ restarts 0 ", 3)
-        job.expect(
-            "gpu001:[0-9]+, gpu002:[0-9]+, gpu003:[0-9]+ are all this process: they count as"
-        )
+        job.expect("gpu001:[0-9]+, gpu002:[0-9]+, gpu003:[0-9]+ are all this process and count as")
         job.go_on.touch()
         cluster.wait_for_job(job.number, "COMPLETED")
         ft.wait_until(lambda: not ft.processes(), "all processes of the job have ended")

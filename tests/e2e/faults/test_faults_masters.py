@@ -137,7 +137,7 @@ def test_a_partition_leaves_two_worlds_with_one_number_of_which_one_goes_on(ft, 
     job.expect("abcd", "reconnected to the master")
     gone, kept = sorted([("ab", old), ("cd", new)], key=lambda w: job.are_alive(*w[1].values()))
     for name in gone[0]:
-        job.agents[name].expect("this node is a spare")
+        job.agents[name].expect("standing by as a spare")
     assert not job.are_alive(*gone[1].values())
     assert job.are_alive(*kept[1].values())
     job.ends("abcd")
@@ -308,7 +308,7 @@ def test_a_spare_outlives_the_host_of_the_master(ft, network):
     job = Cluster(ft, network, "abcd", "--nnodes", 3)
     before = job.start("abc")
     spare = job.agent("d")
-    spare.expect("this node is a spare")
+    spare.expect("standing by as a spare")
     job.kill_agent("a")
     job.expect("bcd", "no connection to the master")
     assert job.are_alive(before["b"], before["c"])

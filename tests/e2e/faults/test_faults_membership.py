@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 def test_a_spare_takes_the_rank_of_a_node_that_is_lost(ft, network):
     job = Cluster(ft, network, "abcd", "--nnodes", 3)
     job.start("abc")
-    job.agent("d").expect("this node is a spare")
+    job.agent("d").expect("standing by as a spare")
     since = time.monotonic()
     job.kill_agent("b")
     job.noticed("agent killed", since, "ac", r"node 1 \(b\) was lost")
@@ -28,7 +28,7 @@ def test_a_spare_takes_the_rank_of_a_node_that_is_lost(ft, network):
 def test_a_spare_stands_in_for_a_preempted_node_at_no_cost(ft, network):
     job = Cluster(ft, network, "abc", "--nnodes", 2)
     job.start("ab")
-    job.agent("c").expect("this node is a spare")
+    job.agent("c").expect("standing by as a spare")
     job.agents["b"].send(signal.SIGTERM)
     after = job.started("ac", 1)
     assert {name: after[name].node_rank for name in "ac"} == {"a": 0, "c": 1}
@@ -68,7 +68,7 @@ def test_a_late_comer_that_need_not_wait_enters_at_the_next_restart(ft, network)
     job = Cluster(ft, network, "abcm", "--nnodes", "2:3", "--rescale-delay", "never", master="m")
     master = job.master("m", "--rdzv-conf", "last_call_timeout=1,rescale_delay=0")
     job.start("ab")
-    job.agent("c").expect("this node is a spare")
+    job.agent("c").expect("standing by as a spare")
     job.told("fail", 1)
     after = job.started("abc", 1)
     assert {name: after[name].node_rank for name in "abc"} == {"a": 0, "b": 1, "c": 2}
@@ -87,7 +87,7 @@ def test_three_survivors_of_a_job_in_pairs(ft, network):
     job.kill_agent("b")
     after = job.started("ac", 1)
     assert sorted(started.node_rank for started in after.values()) == [0, 1]
-    job.agents["d"].expect("this node is a spare")
+    job.agents["d"].expect("standing by as a spare")
     assert not job.are_alive(before["d"])
     # The master that is no member goes on with its work: a failure, and a node that comes back.
     job.told("fail", 1)
@@ -110,7 +110,7 @@ def test_hosts_of_one_name_are_nodes_with_numbers_of_their_own(ft, network, is_r
     job.kill_agent("b")
     job.agent("b", *ranks["b"]).expect(r"node_id=vm/1 ")
     assert {name: at.node_rank for name, at in job.started("ab", 1).items()} == {"a": 0, "b": 1}
-    assert "another host is called" not in job.agents["a"].stderr + job.agents["b"].stderr
+    assert "duplicate host name" not in job.agents["a"].stderr + job.agents["b"].stderr
     job.ends("ab")
 
 

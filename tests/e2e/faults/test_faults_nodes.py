@@ -112,7 +112,7 @@ def test_a_link_that_stays_cut_costs_a_restart_and_stale_workers_end(ft, network
     job.told("slow")  # its workers do not end when they are asked to stop
     job.hosts["c"].mend()
     job.agents["c"].expect(r"round=0 node_rank=2 killing 1 worker\(s\) at once: round 0 is over")
-    job.agents["c"].expect("this node is a spare")
+    job.agents["c"].expect("standing by as a spare")
     assert not job.are_alive(before["c"])
     asked = [job.was_asked_to_stop(before[name]) for name in "abc"]
     assert asked == [True, True, False], "a stale worker writes no checkpoint"

@@ -253,7 +253,7 @@ def test_two_of_three_hosts_are_lost_and_one_comes_back(ft, network):
         job.hosts[name].cut()
         job.hosts[name].kill()
     left = without("abcde", leader, other)
-    job.expect(left, "the workers here are killed")
+    job.expect(left, "killing the workers of this node")
     job.hosts[other].mend()
     job.agent(other)
     job.run_again(left)

@@ -193,4 +193,4 @@ def test_a_killed_relay_is_replaced_with_the_next_round(ft: "Launcher") -> None:
     kill(ft, command, "relay")
     assert command.wait() == 0
     assert "[default0]:attempt 1\n" in command.stdout
-    assert "Another relay carries the workers' output now" in command.stderr
+    assert "started another relay for the workers' output" in command.stderr

@@ -75,7 +75,7 @@ def names(folder: Path) -> set[str]:
 def test_the_newest_snapshot_is_saved_before_the_end(ft: "Launcher") -> None:
     command = start(ft, 10**6, 8)
     assert command.wait() == 1
-    command.expect(r"The checkpoint of step 8 is complete: \S+/kept/step-00000008 \(")
+    command.expect(r"checkpoint of step 8 saved: \S+/kept/step-00000008 \(")
     assert kept(ft) == [8]
     command = start(ft, 10**6, -1)
     command.expect(r"begins at 8 ")

@@ -35,7 +35,7 @@ def test_there_is_room_when_it_is_tried_again(ft: "Launcher") -> None:
         command.expect("retrying the last checkpoint in 1 s")
         subprocess.run(["mount", "-o", "remount,size=4m", str(folder)], check=True)
         assert command.wait() == 0, command.stderr
-        command.expect(r"The checkpoint of step 12 is complete: ")
+        command.expect(r"checkpoint of step 12 saved: ")
         assert plain.kept(ft) == [12]
 
 

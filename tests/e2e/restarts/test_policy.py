@@ -41,7 +41,7 @@ def start_nodes(ft: "Launcher", port: int, count: int, *args: object) -> "list[C
         node.expect("round=0 .* started")
     for _ in range(2, count):
         nodes.append(ft.start(*common, *args))
-        nodes[-1].expect("this node is a spare")
+        nodes[-1].expect("standing by as a spare")
     return nodes
 
 

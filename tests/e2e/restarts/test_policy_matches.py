@@ -153,7 +153,7 @@ def test_a_node_that_fails_too_often_gives_way_to_a_spare(ft: "Launcher", free_p
     # It stays while no spare could stand in.
     bad.expect(r"round=2 node_rank=1 restart 2/9: rank 1 .*exited with 7")
     spare = ft.start(*args)
-    spare.expect("this node is a spare")
+    spare.expect("standing by as a spare")
     (ft.folder / "broken2").touch()
     assert bad.wait() == exit_codes.NODE_EXCLUDED
     assert "it was the root cause of 3 restarts, most recently: rank 1" in verdict_of(bad.stderr)

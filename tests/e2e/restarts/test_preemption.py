@@ -63,7 +63,7 @@ def test_a_script_that_asks_may_end_and_the_others_go_on(ft: "Launcher", free_po
     assert "leaving the job (SIGTERM)" in nodes[1].stderr
     nodes[0].expect("rank 0 of 1 runs")
     assert nodes[0].wait() == 0
-    assert "is being preempted (SIGTERM): all ranks leave" in nodes[0].stderr
+    assert "is being preempted (SIGTERM): saving a snapshot on all ranks" in nodes[0].stderr
     assert "(0 of 0 restarts used)" in nodes[0].stderr
 
 
@@ -156,4 +156,4 @@ def test_the_time_is_kept_with_a_storage_that_stalls(ft: "Launcher") -> None:
     node.expect("rank 0 of 1 is at 3")
     node.send(signal.SIGTERM)
     assert node.wait() == 143
-    assert "all ranks have left" not in node.stderr
+    assert "all ranks saved" not in node.stderr

@@ -76,7 +76,7 @@ def test_no_state_is_lost_with_hosts(ft: "Launcher", network: "Network", lost: i
     nodes["b"].expect(r"life 0 rank \d step 0")
     for name in spares:
         nodes[name] = ft.start(*job, *more, host=hosts[name])
-        nodes[name].expect("this node is a spare")
+        nodes[name].expect("standing by as a spare")
     nodes["b"].expect(r"life 0 rank \d step 1\d")
     for name in members[1:]:
         hosts[name].cut()

@@ -87,7 +87,7 @@ def test_savers_of_two_nodes_write_one_checkpoint(ft: "Launcher", free_port: int
     assert sorted(os.listdir(ft.folder / "checkpoints")) == ["latest", *(p.name for p in paths)]
     for path in paths:
         step = int(path.name.removeprefix("step-"))
-        host.expect(f"The checkpoint of step {step} is complete")  # so says the saver
+        host.expect(f"checkpoint of step {step} saved")  # so says the saver
     assert paths[-1].name == "step-00000030"
     assert "checkpoint of step" not in guest.stderr
     check(ft, host)
@@ -111,10 +111,10 @@ def test_what_a_failed_job_of_two_nodes_leaves_is_a_checkpoint(
 ) -> None:
     host, guest = start(ft, free_port, env={"ALL": "1"})
     found = guest.expect(r"life 0 of rank \d of 4 is (\d+)", 2)
-    host.expect(r"The checkpoint of step \d+ is complete")  # so says the saver
+    host.expect(r"checkpoint of step \d+ saved")  # so says the saver
     os.kill(int(found[0][1]), signal.SIGKILL)
     assert [host.wait(), guest.wait()] == [1, 1]
-    step = int(host.expect(r"The checkpoint of step (\d+) is complete")[-1][1])
+    step = int(host.expect(r"checkpoint of step (\d+) saved")[-1][1])
     assert step >= max(int(m[1]) for m in guest.expect(r"at (\d+) has")) - 2
     paths = kept(ft)
     assert paths[-1].name == f"step-{step:08}"
@@ -127,12 +127,12 @@ def test_what_a_failed_job_of_two_nodes_leaves_is_a_checkpoint(
 def test_what_a_lost_node_had_is_saved_from_replicas(ft: "Launcher", free_port: int) -> None:
     more = ("--snapshot-replicas", 1, "--max-restarts", 0)
     host, guest = start(ft, free_port, *more, every=16, env={"ALL": "1"})
-    host.expect(r"The checkpoint of step \d+ is complete")
+    host.expect(r"checkpoint of step \d+ saved")
     guest.expect("rank 2 of 4 at 40 has")
     guest.send(signal.SIGKILL)
     guest.wait()
     assert host.wait() == 1
-    step = int(host.expect(r"The checkpoint of step (\d+) is complete")[-1][1])
+    step = int(host.expect(r"checkpoint of step (\d+) saved")[-1][1])
     assert step >= 38
     assert kept(ft)[-1].name == f"step-{step:08}"
     check(ft, host)
@@ -142,7 +142,7 @@ def test_what_a_lost_node_had_is_saved_from_replicas(ft: "Launcher", free_port: 
 @pytest.mark.slow
 def test_savers_that_are_killed_on_both_nodes(ft: "Launcher", free_port: int) -> None:
     host, guest = start(ft, free_port, every=3, env={"ALL": "1"})
-    pattern = r"The checkpoint of step (\d+) is complete"
+    pattern = r"checkpoint of step (\d+) saved"
     for _ in range(20):
         host.expect(pattern)
         savers = [pid for pid, words in ft.processes().items() if "saver.process" in words]

@@ -132,7 +132,7 @@ def test_what_a_failed_job_leaves_is_a_checkpoint(ft: "Launcher", kind: str) -> 
         command.expect(f"life {life} of rank . goes on", 2)
         os.kill(int(found[1][1]), signal.SIGKILL)
     assert command.wait() == 1
-    saved = command.expect(r"The checkpoint of step (\d+) is complete")[0]
+    saved = command.expect(r"checkpoint of step (\d+) saved")[0]
     command = ft.start(*job, *arguments)
     assert ends(command, 2) == undisturbed
     begun = command.expect(r"life 0 of rank \d of 2 is \d+ from (\d+)", 2)
@@ -154,7 +154,7 @@ def test_another_number_of_ranks_goes_on_from_the_checkpoint(ft: "Launcher", kin
         assert command.process.returncode == 0, command.stderr
         begun = command.expect(r"life 0 of rank \d of \d is \d+ from (\d+) with (\w+)", ranks)
         assert {int(match[1]) for match in begun} == {10 * life}
-        command.expect(f"The checkpoint of step {steps} is complete")  # so says the saver
+        command.expect(f"checkpoint of step {steps} saved")  # so says the saver
         if known:
             assert {match[2] for match in begun} == {known}
         (known,) = {match[1] for match in command.expect(r"ends with (\w+)", ranks)}

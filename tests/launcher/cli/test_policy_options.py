@@ -107,11 +107,11 @@ def test_times(text: str, seconds: float) -> None:
     [
         (("--on-failure", "exit:3"),
          "invalid value 'exit:3' for --on-failure (not MATCH=ACTION): expected MATCH=ACTION"),
-        (("--on-failure", "exit:3=die"), "(there is no action 'die'): expected restart"),
+        (("--on-failure", "exit:3=die"), "(unknown action 'die'): expected restart"),
         (("--on-failure", "hang=fail", "--max-restarts=1"),
          "the rule hang=fail could never be used, because no --hang-timeout was given: only with"
          " it hangs are found; expected --hang-timeout SECONDS or --hang-timeout auto"),
-        (("--on-failure", "error:(=fail"), "is no regular expression"),
+        (("--on-failure", "error:(=fail"), "is not a regular expression"),
         (("--restart-window", "0"), f"expected {TIME}, > 0"),
         (("--restart-window", "1w"), f"expected {TIME}, > 0"),
         (("--restart-window", "1.2.3h"), f"expected {TIME}, > 0"),
@@ -230,7 +230,7 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
         ("[[rule]]\nmatch=3\naction='fail'", "rule 1 of FILE has no text for match"),
         ("rule = 'oom=fail'", "rule is not a list of tables; expected [[rule]] for each"),
         ("[[rule]]\nmatch='om'\naction='fail'",
-         "invalid value 'om=fail' for rule 1 of FILE (there is no match 'om'): expected"),
+         "invalid value 'om=fail' for rule 1 of FILE (unknown match 'om'): expected"),
         ("restart-window = 'x'", f"invalid value 'x' for restart-window in FILE: expected {TIME}"),
         ("restart-window = true", "'True' for restart-window in FILE: expected text or a number"),
         ("restart-window = ", "(not TOML: "),
@@ -336,7 +336,7 @@ def test_explain_names_the_rule_and_those_passed_over(capsys: pytest.CaptureFixt
     rules = ("--on-failure", "exit:3=fail", "--on-failure", "oom=replace-node")
     assert explain(capsys, "--explain", "exit:137 oom", *rules).splitlines() == [
         "skipped  exit:3=fail: the exit status 137 is not 3",
-        "matches  oom=replace-node (rule): the kernel's OOM killer ended the worker",
+        "matches  oom=replace-node (rule): the kernel's OOM killer killed the worker",
         "action for 'exit:137 oom': replace-node: the node leaves with exit status 30; a new"
         " round with another in its place, counted.",
     ]
@@ -361,8 +361,8 @@ def test_explain_says_why_an_error_without_words_is_no_typo(
     again = ("--after", "2s", "--again")
     told = explain(capsys, "--explain", "exit:1", *again)
     assert (
-        "skipped  repeated usage or import error=fail: nothing is known of the error: no "
-        "exception was captured, and stderr is captured by --tee 2 or --redirects 2 only"
+        "skipped  repeated usage or import error=fail: the error is unknown: no exception was "
+        "captured, and stderr is captured only by --tee 2 or --redirects 2"
     ) in told
     assert "action for 'exit:1': restart: " in told
     assert "action for 'exit:2': fail: " in explain(capsys, "--explain", "exit:2", *again)
@@ -386,7 +386,7 @@ def test_the_failure_that_is_described(text: str, status: int) -> None:
     ("text", "told"),
     [
         ("", "invalid value '' for --explain: expected words, e.g. "),
-        ("boom", "there is no match 'boom'"),
+        ("boom", "unknown match 'boom'"),
         ("exit:1-3", "but exit:1-3 is not one failure"),
         ("node-lost oom", "but with node-lost no worker has failed"),
     ],

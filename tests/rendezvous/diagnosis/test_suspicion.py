@@ -121,7 +121,9 @@ def test_a_rank_that_need_not_get_on_is_not_judged_while_others_do(late: RankSta
 
 
 def test_one_of_which_nothing_is_known_is_not_judged_while_others_get_on() -> None:
-    unknown = replace(reads(1), state=RankState.UNKNOWN, frames=(), remark="it has put away")
+    unknown = replace(
+        reads(1), state=RankState.UNKNOWN, frames=(), remark="the stacks hook was removed"
+    )
     before = [reads(0), unknown, waits(2)]
     said = words(before, [reads(0, ticks=13), unknown, waits(2)], {1, 2})
     assert said == "no step for 313 s, but rank 0 is making progress: dataset.py:41"
