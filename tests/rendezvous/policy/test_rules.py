@@ -76,8 +76,8 @@ def test_a_rule_is_written_as_it_was_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why", "right"),
     [
-        ("exit:3", "no MATCH or no ACTION", "exit:3=fail"),
-        ("=fail", "no MATCH or no ACTION", "exit:3=fail"),
+        ("exit:3", "not MATCH=ACTION", "exit:3=fail"),
+        ("=fail", "not MATCH=ACTION", "exit:3=fail"),
         ("exit:3=die", "unknown action 'die'", "restart, restart-free, fail or replace-node"),
         ("exit:=fail", "'' is not an exit status", "exit:N or exit:A-B"),
         ("exit:x=fail", "'x' is not an exit status", "exit:N or exit:A-B"),
