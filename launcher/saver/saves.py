@@ -182,7 +182,7 @@ class Saves:
         )
         written = await _within(writing, deadline) or WriteResult(_UNFINISHED)
         if written.error:
-            self._report(BreakpointUnsaved(step, written.error))
+            self._report(SnapshotUnsaved(step, written.error))
         elif written.bytes:
             self._report(_written(step, written, is_last=True))
 

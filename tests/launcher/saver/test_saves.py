@@ -379,7 +379,7 @@ def test_the_end_does_not_wait_for_ever(node: Node) -> None:
         pid = await node.until_writing()
         await node.saves.conclude(0.2, node.snapshot(2))
         words = "not finished within --shutdown-timeout"
-        assert node.told == [CheckpointFailed(1, words), BreakpointUnsaved(2, words)]
+        assert node.told == [CheckpointFailed(1, words), SnapshotUnsaved(2, words)]
         assert node.ended == [False]
         node.saves.close()
         await until(lambda: is_zombie(pid) or pid not in descendants(os.getpid()))
