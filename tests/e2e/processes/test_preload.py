@@ -237,7 +237,7 @@ def test_signals_for_the_program_do_not_end_workers_that_wait_for_the_preload(ft
             ("--preload", "json.no_such_module"),
             (
                 "preload: there is no module 'json.no_such_module'; falling back to normal "
-                "workers start"
+                "worker start"
             ),
         ),
         pytest.param(
