@@ -98,7 +98,7 @@ def resolve_worker_count(
         pass
     else:
         _refuse_impossible(count, machine or Machine())
-        return WorkerCount(count, "given as a number")
+        return WorkerCount(count, "fixed number")
     machine = machine or Machine()
     if nproc_per_node == "cpu":
         return _count_cpus(machine)

@@ -57,9 +57,9 @@ CASES: list[tuple[Event, int, str]] = [
         "duplicate host name vm: this node is vm/1",
     ),
     (
-        NodeStarted("j", "vm/0", 2, "given as a number", "standalone"),
+        NodeStarted("j", "vm/0", 2, "fixed number", "standalone"),
         Severity.INFO,
-        "job=j node_id=vm/0 nproc_per_node=2 (given as a number), standalone",
+        "job=j node_id=vm/0 nproc_per_node=2 (fixed number), standalone",
     ),
     (MasterListening("h:1", 2), Severity.INFO, "master: listening at h:1 (port 2)"),
     (

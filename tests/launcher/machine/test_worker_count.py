@@ -75,7 +75,7 @@ def test_a_number_is_taken_as_it_is(
     monkeypatch.setattr(Path, "iterdir", must_not_read)
     machine = Machine(nvml=must_not_ask)
     answer = resolve_worker_count(text, accelerator, {}, machine=machine)
-    assert answer == WorkerCount(count, "given as a number")
+    assert answer == WorkerCount(count, "fixed number")
 
 
 @pytest.mark.parametrize(
