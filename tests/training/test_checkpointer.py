@@ -468,7 +468,7 @@ def test_without_memory_there_are_checkpoints(
         "no snapshot of step 1: not enough memory for 2 copies of the state of 1 rank(s): 0.00 GB "
         "more needed, 0.00 GB available; snapshots are disabled, checkpoints only"
     )
-    assert written.startswith("the checkpoint of step 3 is complete: ")
+    assert written.startswith("checkpoint of step 3 saved: ")
     memory(-1)
     assert Script(tmp_path).train(10, until=3).resumed_at == 3
 
@@ -602,11 +602,9 @@ def test_a_disk_that_is_full(
         assert error == (lost.format(tmp_path) if 5 in full else "")
         assert pauses == ([1, 2, 4, 8] if 5 in full else [])
         for step in {2, 4, 5} - full:
-            assert said.count(f" ft-run the checkpoint of step {step} is complete: ") == 1
+            assert said.count(f" ft-run checkpoint of step {step} saved: ") == 1
         for step in full:
-            tries = said.count(
-                f"the checkpoint of step {step} was not written: [Errno 28] No space"
-            )
+            tries = said.count(f"checkpoint of step {step} not saved: [Errno 28] No space")
             assert tries == (5 if step == 5 else 1)
         assert not [name for name in os.listdir(tmp_path) if name.startswith(".step")]
 
@@ -642,7 +640,7 @@ def test_a_storage_that_hangs_at_the_end_is_not_waited_for_for_ever(
         f"waiting for the checkpoint of step 3 to be written to {url} (0.2 s so far, gives up "
         f"after 1 s without progress)"
     )
-    assert lost.startswith("the checkpoint of step 3 was not written: no response from the")
+    assert lost.startswith("checkpoint of step 3 not saved: no response from the")
     control.unlink()
     assert script.checkpointer.save(3)
     script.checkpointer.wait()
@@ -729,7 +727,7 @@ def test_the_last_checkpoint_stays_where_the_next_does_not_fit(
     monkeypatch.setattr(os, "rename", lambda *_: os.open(tmp_path / "x" / "y", os.O_RDONLY))
     assert not Script(tmp_path, checkpoint_every=2, keep=1).checkpointer.save(4)
     assert sorted(os.listdir(tmp_path)) == ["latest", "step-00000002"]
-    assert "the checkpoint of step 4 was not written: " in capfd.readouterr().err
+    assert "checkpoint of step 4 not saved: " in capfd.readouterr().err
 
 
 def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Checkpoints:
         elif self._ranks.rank == 0:
             took_s = time.monotonic() - started
             path = self._folder.path(step)
-            log(f"the checkpoint of step {step} is complete: {path} ({took_s:.1f} s)")
+            log(f"checkpoint of step {step} saved: {path} ({took_s:.1f} s)")
             report_written(self._rank, step)
         return error is None
 
@@ -145,8 +145,9 @@ class Checkpoints:
 
     def _log_failure(self, error: str) -> None:
         if self._ranks.rank == 0:
-            newest = f"; newest complete checkpoint: step {self.newest}" if self.newest >= 0 else ""
-            log(f"the checkpoint of step {self._step} was not written: {error}{newest}")
+            newest = f"; the newest complete one is that of step {self.newest}"
+            has = newest if self.newest >= 0 else ""
+            log(f"checkpoint of step {self._step} not saved: {error}{has}")
 
     def _finish(self, error: str | None) -> None:
         self._error, self._is_being_written = error, False
