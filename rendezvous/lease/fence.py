@@ -7,8 +7,12 @@ from the one at which that was noticed: a host that was frozen kills as soon as 
 
 import math
 
-_PAUSE_S = 2.0
-"""Of a process that has something to do every second: it was frozen."""
+PAUSE_S = 1.5
+"""Of a process that has something to do every second: it was frozen. A shorter pause is not noticed
+and delays the fence; ``LeaseTimes.wait_s`` has room for it with clocks 5 % off either way."""
+
+_REPORT_S = 2.0
+"""Until a stream whose silence was too long is reported as lost."""
 
 
 class Fence:
@@ -36,12 +40,12 @@ class Fence:
 
         To be called before anything that has come from outside is looked at, and every second.
         """
-        if now - self._awake > _PAUSE_S:
+        if now - self._awake > PAUSE_S:
             self._pause = (self._awake, now)
             if self._since is None and now - self._awake > self._silence_s:
                 self._since = self._awake  # the silence may have begun long before
                 self._is_guess = True
-        elif self._is_guess and now - self._pause[1] > self._silence_s + _PAUSE_S:
+        elif self._is_guess and now - self._pause[1] > self._silence_s + _REPORT_S:
             # Only this process was held up, not the threads that keep its stream.
             self._since, self._is_guess = None, False
         self._awake = now

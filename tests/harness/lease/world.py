@@ -29,7 +29,7 @@ from ft_run.rendezvous.group.events import (
 from ft_run.rendezvous.group.group import Group, GroupPhase
 from ft_run.rendezvous.group.takeover import TakeoverState
 from ft_run.rendezvous.lease.elector import Elector
-from ft_run.rendezvous.lease.fence import Fence
+from ft_run.rendezvous.lease.fence import PAUSE_S, Fence
 from ft_run.rendezvous.lease.search import Search
 from ft_run.rendezvous.lease.times import LeaseTimes
 from ft_run.rendezvous.protocol import bounds
@@ -685,7 +685,8 @@ class World:
         since = process.alone_since if link is None else link.bad_since
         if since is None or not process.runs or self.now - process.host.thawed_at <= 2 * KILL_S:
             return
-        longest = (self.times.silence_s + self.times.fence_s) / 0.95 + 2 * KILL_S + _LOOK_S
+        longest = (self.times.silence_s + PAUSE_S + self.times.fence_s) / 0.95
+        longest += 2 * KILL_S + _LOOK_S
         if self.now - since > longest:
             raise InvariantError(f"I10: workers of {process.name} outlive their leader")
 

@@ -452,6 +452,16 @@ def test_the_fence_counts_from_the_loss() -> None:
     assert not fence.tick(16.0)
 
 
+def test_a_short_pause_counts_as_silence() -> None:
+    """It hides that the silence was too long, and longer pauses would outlast the wait for it."""
+    fence = Fence(6.0, 4.0, now=0.0)
+    fence.found(0.0)
+    assert not fence.tick(3.9)
+    assert not fence.tick(5.6)
+    fence.lost(5.6)  # the silence began at 0.0
+    assert fence.tick(9.9)
+
+
 @pytest.mark.parametrize("slept_s", [6.1, 30.0])
 def test_a_host_that_thaws_kills_at_once(slept_s: float) -> None:
     fence = Fence(6.0, 4.0, now=0.0)
