@@ -456,9 +456,11 @@ def test_a_short_pause_counts_as_silence() -> None:
     """It hides that the silence was too long, and longer pauses would outlast the wait for it."""
     fence = Fence(6.0, 4.0, now=0.0)
     fence.found(0.0)
-    assert not fence.tick(3.9)
-    assert not fence.tick(5.6)
-    fence.lost(5.6)  # the silence began at 0.0
+    for now in (1.0, 2.0, 3.0, 3.9, 5.6):
+        assert not fence.tick(now)
+    fence.lost(5.6)  # it was frozen when the stream should have been lost, at 4.0
+    for now in (6.6, 7.6, 8.6, 9.6):
+        assert not fence.tick(now)
     assert fence.tick(9.9)
 
 
