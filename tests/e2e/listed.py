@@ -63,7 +63,7 @@ class Listed(Cluster):
     def leads(self, name: str) -> bool:
         """Return whether a host has said that it leads."""
         said = self._said(name) if name in self.agents else ""
-        return re.findall(r"this host (no longer )?leads", said)[-1:] == [""]
+        return re.findall(r"this host is (no longer )?the leader", said)[-1:] == [""]
 
     def status(self, name: str) -> dict[str, Any]:
         """Ask a host."""

@@ -340,9 +340,8 @@ def test_the_status_of_a_master_that_waits_for_a_node_again(ft: "Launcher", endp
     assert len(lines) == 5
     master.send(signal.SIGTERM)
     master.wait()
-    assert (
-        "ending; the workers keep running and their agents wait for a new master"
-    ) in master.stderr
+    told = "exiting; the workers keep running and their agents wait for a new master"
+    assert told in master.stderr
     agents[1].send(signal.SIGINT)
     agents[1].wait()
 
@@ -463,8 +462,8 @@ def test_strangers_do_not_disturb_a_running_job(ft: "Launcher", endpoint: str) -
         for changes, told in (
             ({}, "is already used by another node"),
             ({"protocol": 99}, "uses protocol 99"),
-            ({"job": pb.JobSpec(job_id="k")}, "another job"),
-            ({"job": pb.JobSpec(max_nodes=1)}, "cannot work"),
+            ({"job": pb.JobSpec(job_id="k")}, "is not the job of this master"),
+            ({"job": pb.JobSpec(max_nodes=1)}, "is invalid; expected"),
         ):
             assert told in _refusal(channel, _attend(job.id, node, **changes))
         unknown: Any = channel.unary_unary(f"/{SERVICE}/NoSuchMethod")

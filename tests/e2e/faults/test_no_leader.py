@@ -89,4 +89,4 @@ def test_listed_endpoints_that_are_one_host_count_as_one(ft, free_port):
     assert [agent.wait() for agent in agents] == [0, 0, 0]
     leads = [agent.stderr for agent in agents if "this host may lead" in agent.stderr]
     assert len(leads) == 1
-    assert "this host leads" in leads[0]
+    assert "this host is the leader" in leads[0]

@@ -136,7 +136,7 @@ def test_what_a_lost_node_had_is_saved_from_replicas(ft: "Launcher", free_port: 
     assert step >= 38
     assert kept(ft)[-1].name == f"step-{step:08}"
     check(ft, host)
-    assert "was not written" not in host.stderr + guest.stderr
+    assert "not saved" not in host.stderr + guest.stderr
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_a_storage_that_hangs_holds_nothing_up(odd: Odd) -> None:
     command.expect("step 102$")  # and snapshots are taken all the time, that of 100 is complete
     os.kill(pid_of(command), signal.SIGKILL)
     assert command.wait() == 1
-    (lost,) = command.expect(r"The snapshot of step (\d+) is lost, .*: not finished within --shut")
+    (lost,) = command.expect(r"snapshot of step (\d+) lost, .*: not finished within --shut")
     assert int(lost[1]) >= 100
 
 
@@ -259,5 +259,5 @@ def test_leaving_does_not_wait_for_a_storage_that_hangs(odd: Odd) -> None:
     command.expect("step 20$")
     odd.is_to("hang")
     leave(command)
-    command.expect(r"The snapshot of step \d+ is lost, .*: not finished within --shutdown-timeout")
+    command.expect(r"snapshot of step \d+ lost, .*: not finished within --shutdown-timeout")
     assert kept(odd.ft, odd.folder) == []
