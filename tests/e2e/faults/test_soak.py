@@ -154,7 +154,10 @@ class ListedSoak(Soak):
 
     def leader(self) -> str:
         """Return the host that has said last that it leads; any, if none does."""
-        said = [re.findall(r"this host is (no longer )?the leader", self.agents[n].stderr) for n in NAMES]
+        said = [
+            re.findall(r"this host is (no longer )?the leader", self.agents[n].stderr)
+            for n in NAMES
+        ]
         leads = [name for name, words in zip(NAMES, said, strict=True) if words[-1:] == [""]]
         return self.random.choice(leads or NAMES[:3])
 
